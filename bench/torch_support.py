@@ -1,0 +1,96 @@
+"""What the training benchmarks share: measured steps, and tables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn.torch as ct
+import torch
+from cairn.torch import memory
+from torch import nn
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """One thread, no garbage collection."""
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def release(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.grad = None
+
+
+def peak_of(model: nn.Module, method: Method, inputs: Any) -> int:
+    """Peak bytes of a step that creates its gradients, parameters, buffers and input included."""
+    release(model)
+    static = memory.unique_bytes([*model.parameters(), *model.buffers(), *inputs])
+    meter = memory.CpuMeter()
+    with method.on(model), meter:
+        first = meter.mark()
+        method.run()
+        last = meter.mark()
+        release(model)
+    return static + meter.peak(first, last) - meter.level(first)
+
+
+@dataclasses.dataclass
+class Method:
+    """One way to run a step; a plan is applied before the step is measured."""
+
+    run: Callable[[], Any]
+    plan: ct.Plan | None = None
+
+    def on(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.plan is None else ct.apply(model, self.plan)
+
+
+def seconds_of(model: nn.Module, method: Method) -> float:
+    release(model)
+    with method.on(model):
+        began = time.perf_counter()
+        method.run()
+        return time.perf_counter() - began
+
+
+def medians(model: nn.Module, methods: dict[str, Method], rounds: int) -> dict[str, float]:
+    """Seconds of a step of each method; they take turns, so that a busy machine slows all of them alike."""
+    taken: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(rounds + 1):
+        for name, method in methods.items():
+            taken[name].append(seconds_of(model, method))
+    return {name: statistics.median(values[1:]) for name, values in taken.items()}  # the first warms up
+
+
+def machine() -> dict[str, Any]:
+    return {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads(),
+            "processor": _processor()}  # fmt: skip
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def write(path: Path | None, data: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=1) + "\n")

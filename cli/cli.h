@@ -1,0 +1,142 @@
+/*
+ * The command line: what its files share.
+ *
+ * A command is one file, cmd_NAME.c, that ends in a cli_command; main.c lists them. arguments.c turns the words of the
+ * command line into a cli_call by the command's flags and the library's table of options, so that an option added there
+ * is a flag here. Commands use the library's public headers only, print through output.c and return an exit code.
+ */
+#ifndef CLI_H
+#define CLI_H
+
+#include <cairn/cairn.h>
+#include <jansson.h>
+
+typedef enum cli_exit {
+    CLI_FOUND = 0,     /* found, valid */
+    CLI_NOT_FOUND = 1, /* infeasible, unknown, invalid schedule */
+    CLI_BAD_INPUT = 2, /* usage or bad input */
+    CLI_INTERNAL = 3,
+    CLI_INTERRUPTED = 130
+} cli_exit;
+
+/* ---- commands ---- */
+
+/** What flags a command takes, in groups. */
+typedef enum cli_flags {
+    CLI_JSON = 1 << 0,
+    CLI_BUDGET = 1 << 1,
+    CLI_MACHINE = 1 << 2, /* --host-budget, --to-host, ... */
+    CLI_SOLVER = 1 << 3,  /* --solver */
+    CLI_SEARCH = 1 << 4,  /* --slots, --time-limit, ...: all other options of solvers */
+    CLI_GOAL = 1 << 5,    /* --minimize, --objective */
+    CLI_OUTPUT = 1 << 6,  /* -o */
+    CLI_TRACE = 1 << 7,
+    CLI_BUDGETS = 1 << 8, /* --budgets, --csv */
+} cli_flags;
+
+typedef struct cli_call cli_call;
+
+typedef struct cli_command {
+    const char *name;
+    const char *operands; /* as in "PROBLEM SCHEDULE" */
+    int operands_min, operands_max;
+    unsigned flags; /* cli_flags */
+    const char *summary;
+    const char *details; /* a paragraph or two for `cairn help NAME` */
+    cli_exit (*run)(cli_call *call);
+} cli_command;
+
+extern const cli_command *const cli_commands[]; /* ends in NULL */
+const cli_command *cli_command_find(const char *name);
+
+/* ---- a call ---- */
+
+enum { CLI_OPERANDS_MAX = 2 };
+
+struct cli_call {
+    const cli_command *command; /* NULL while it is not known */
+    const char *operands[CLI_OPERANDS_MAX];
+    int operand_count;
+    bool json, csv, wants_help;
+    const char *output, *trace, *budget, *budgets; /* NULL = not given */
+    bool has_machine_flag, minimizes_memory;
+    cairn_options *options;
+    cairn_problem *problem;
+    cairn_schedule *schedule;
+};
+
+/** Fills in a call from the words after the command. */
+cli_exit cli_parse(cli_call *call, int count, char **words);
+/** A flag that --help shows: "--slots N", and what it does. Calls show for each that the command takes. */
+void cli_list_flags(const cli_command *command, void (*show)(const char *flag, const char *help));
+/** --budget as a number: fallback where it was not given, CAIRN_NONE for "none". */
+cli_exit cli_budget(cli_call *call, int64_t fallback, int64_t *budget_bytes);
+
+/* ---- inputs ---- */
+
+/** Reads operand 0 into call->problem. */
+cli_exit cli_load_problem(cli_call *call);
+/** Reads operands 0 and 1; the machine that the flags ask for becomes the schedule's where it brings none. */
+cli_exit cli_load_schedule(cli_call *call);
+
+/* ---- output ---- */
+
+/** Reports a failure of the library, in a file or NULL, on standard error and under --json on standard output. */
+cli_exit cli_fail(const cli_call *call, const char *file, const cairn_error *error);
+/** Reports wrong usage. */
+cli_exit cli_misuse(const cli_call *call, const char *format, ...) __attribute__((__format__(__printf__, 2, 3)));
+/** A line on standard error. */
+void cli_note(const char *format, ...) __attribute__((__format__(__printf__, 1, 2)));
+
+/** Refuses outputs that contradict each other, and files that could not be written, before the work begins. */
+cli_exit cli_check_outputs(const cli_call *call);
+/** Whether standard output belongs to a file given as "-", so that nothing else may be printed there. */
+bool cli_stdout_is_taken(const cli_call *call);
+/** Writes the timeline of a valid schedule where --trace says; does nothing without it. */
+cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, int64_t budget_bytes);
+
+/** Prints one JSON value and a newline, and frees it; NULL is a failed allocation. */
+cli_exit cli_print_json(const cli_call *call, json_t *value);
+/** A sink of the library's reports that goes to standard output. */
+cairn_sink cli_stdout_sink(void);
+/** "label        value   note": a line of a table. note may be NULL. */
+void cli_row(const char *label, const char *value, const char *note);
+/** Whether all of standard output has arrived; reports it when not. Last call of a run. */
+cli_exit cli_close_stdout(cli_exit result);
+
+/* ---- JSON ---- */
+
+/** An object that is filled in member by member; failures of allocation are remembered. */
+typedef struct cli_object {
+    json_t *object;
+    bool failed;
+} cli_object;
+
+cli_object cli_object_new(void);
+void cli_add(cli_object *out, const char *key, json_t *value);
+void cli_add_text(cli_object *out, const char *key, const char *text); /* "" and NULL become null */
+void cli_add_int(cli_object *out, const char *key, int64_t value);     /* CAIRN_NONE becomes null */
+void cli_add_bool(cli_object *out, const char *key, bool value);
+json_t *cli_object_take(cli_object *out);
+
+/** The object of `cairn solve`. */
+json_t *cli_info_json(const cairn_info *info);
+/** Prints a replay as verify and simulate do. */
+cli_exit cli_print_replay(const cli_call *call, const cairn_replay *replay);
+
+/* ---- long runs ---- */
+
+/** An env that stops on Ctrl-C and shows progress on a terminal; in force until cli_watch_end. */
+const cairn_env *cli_watch_begin(const char *what);
+void cli_watch_end(void);
+/** Whether Ctrl-C was pressed meanwhile. */
+bool cli_was_interrupted(void);
+
+/* ---- suggestions ---- */
+
+/** The candidate that was probably meant by a word, or NULL. candidate(i): NULL past the end. */
+const char *cli_nearest(const char *word, const char *(*candidate)(int index));
+/** A text for a terminal or a JSON string: no control characters, valid UTF-8. */
+const char *cli_clean(const char *text, char *out, size_t size);
+
+#endif

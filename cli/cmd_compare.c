@@ -1,0 +1,200 @@
+/* cairn compare: every solver at several budgets. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { BUDGETS_DEFAULT = 10, BUDGETS_MAX = 1000 };
+
+typedef struct budgets {
+    int64_t bytes[BUDGETS_MAX];
+    int count;
+} budgets;
+
+/* ---- which budgets ---- */
+
+static bool is_count(const char *text)
+{
+    return *text && text[strspn(text, "0123456789")] == '\0';
+}
+
+/* Evenly spaced from the least to store-all, both included. */
+static cli_exit space_evenly(cli_call *call, budgets *out)
+{
+    cairn_limits limits;
+    cairn_error error;
+    const cairn_env *env = cli_watch_begin("finding the least memory");
+    cairn_status status = cairn_limits_of(env, call->problem, call->options, &limits, &error);
+    cli_watch_end();
+    if (status != CAIRN_OK)
+        return cli_fail(call, NULL, &error);
+    int64_t low = limits.least_bytes == CAIRN_NONE ? limits.store_all_bytes : limits.least_bytes;
+    int64_t span = limits.store_all_bytes > low ? limits.store_all_bytes - low : 0;
+    for (int i = 0; i < out->count; i++)
+        out->bytes[i] =
+            out->count == 1 ? low : low + span / (out->count - 1) * i + span % (out->count - 1) * i / (out->count - 1);
+    return CLI_FOUND;
+}
+
+static cli_exit take_size(const cli_call *call, const char *text, size_t length, budgets *out)
+{
+    char size[64];
+    cairn_error error;
+    snprintf(size, sizeof(size), "%.*s", length < sizeof(size) ? (int)length : (int)sizeof(size) - 1, text);
+    if (out->count == BUDGETS_MAX)
+        return cli_misuse(call, "--budgets: more than %d", BUDGETS_MAX);
+    int64_t *bytes = &out->bytes[out->count++];
+    *bytes = CAIRN_NONE;
+    if (strcmp(size, "none") != 0 && cairn_parse_size(size, bytes, &error) != CAIRN_OK)
+        return cli_misuse(call, "--budgets: %s", error.message);
+    return CLI_FOUND;
+}
+
+static cli_exit take_list(const cli_call *call, budgets *out)
+{
+    const char *text = call->budgets;
+    cli_exit result = CLI_FOUND;
+    while (result == CLI_FOUND && *text) {
+        size_t length = strcspn(text, ",");
+        result = take_size(call, text, length, out);
+        text += length + (text[length] == ',');
+    }
+    return result;
+}
+
+static cli_exit choose_budgets(cli_call *call, budgets *out)
+{
+    out->count = 0;
+    if (call->budgets && !is_count(call->budgets))
+        return take_list(call, out);
+    long long count = call->budgets ? strtoll(call->budgets, NULL, 10) : BUDGETS_DEFAULT;
+    if (count < 1 || count > BUDGETS_MAX)
+        return cli_misuse(call,
+                          "--budgets is a number of budgets from 1 to %d, or sizes: a single one in bytes is "
+                          "written with a comma, \"%s,\"",
+                          BUDGETS_MAX, call->budgets);
+    out->count = (int)count;
+    return space_evenly(call, out);
+}
+
+/* ---- solving ---- */
+
+typedef struct results {
+    cairn_info *infos; /* of the solvers that answered, one after the other */
+    int count;
+} results;
+
+static int solver_count(void)
+{
+    int count = 0;
+    while (cairn_solver_at(count))
+        count++;
+    return count;
+}
+
+static cli_exit print_lines(const cli_call *call, const cairn_info *infos, int count)
+{
+    cli_exit result = CLI_FOUND;
+    for (int i = 0; result == CLI_FOUND && i < count; i++)
+        result = cli_print_json(call, cli_info_json(&infos[i]));
+    (void)fflush(stdout); /* what fails to be written is found at the end */
+    return result;
+}
+
+static bool is_left_out(cairn_status status)
+{
+    return status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE || status == CAIRN_MEMORY_LIMIT;
+}
+
+/* An answer names the solver that it comes from; a table of solvers also names auto, which asked it. */
+static void show_who_was_asked(const cli_call *call, const cairn_solver_info *asked, cairn_info *infos, int count)
+{
+    char shown[sizeof(infos->solver) + 16];
+    for (int i = 0; i < count; i++) {
+        if (strcmp(infos[i].solver, asked->name) == 0)
+            continue;
+        snprintf(shown, sizeof(shown), call->csv ? "%s" : "%s: %s", asked->name, infos[i].solver);
+        shown[sizeof(infos->solver) - 1] = '\0';
+        memcpy(infos[i].solver, shown, sizeof(infos->solver));
+    }
+}
+
+/* Adds a solver's answers to the results, or says why it is left out. */
+static cli_exit ask(cli_call *call, const cairn_solver_info *solver, const budgets *at, results *out)
+{
+    cairn_error error;
+    cairn_info *infos = out->infos + out->count;
+    cairn_status status = cairn_options_set(call->options, "solver", solver->name, &error);
+    if (status == CAIRN_OK)
+        status = cairn_solver_accepts(solver->name, call->problem, call->options, &error);
+    if (status == CAIRN_OK) {
+        const cairn_env *env = cli_watch_begin(solver->name);
+        status = cairn_solve_many(env, call->problem, call->options, at->bytes, at->count, NULL, infos, &error);
+        cli_watch_end();
+    }
+    if (is_left_out(status)) {
+        cli_note("%s is left out: %s", solver->name, error.message);
+        return CLI_FOUND;
+    }
+    if (status != CAIRN_OK)
+        return cli_fail(call, NULL, &error);
+    out->count += at->count;
+    if (!call->json)
+        show_who_was_asked(call, solver, infos, at->count);
+    return call->json ? print_lines(call, infos, at->count) : CLI_FOUND;
+}
+
+static cli_exit print_results(const cli_call *call, const results *out)
+{
+    cairn_error error;
+    cairn_status status = CAIRN_OK;
+    if (call->csv)
+        status = cairn_report_csv(NULL, out->infos, out->count, cli_stdout_sink(), &error);
+    else if (!call->json)
+        status = cairn_report_comparison(NULL, out->infos, out->count, cli_stdout_sink(), &error);
+    return status == CAIRN_OK ? CLI_FOUND : cli_fail(call, NULL, &error);
+}
+
+static cli_exit ask_all(cli_call *call, const budgets *at)
+{
+    const cairn_solver_info *solver;
+    results out = {calloc((size_t)solver_count() * (size_t)at->count + 1, sizeof(cairn_info)), 0};
+    cli_exit result = CLI_FOUND;
+    if (!out.infos) {
+        const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
+        return cli_fail(call, NULL, &error);
+    }
+    for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
+        result = ask(call, solver, at, &out);
+    if (result == CLI_FOUND || result == CLI_INTERRUPTED)
+        print_results(call, &out);
+    for (int i = 0; i < out.count; i++)
+        cairn_info_clear(&out.infos[i]);
+    free(out.infos);
+    return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
+}
+
+static cli_exit run(cli_call *call)
+{
+    budgets at;
+    cli_exit result = cli_check_outputs(call);
+    if (result == CLI_FOUND)
+        result = cli_load_problem(call);
+    if (result == CLI_FOUND)
+        result = choose_budgets(call, &at);
+    return result == CLI_FOUND ? ask_all(call, &at) : result;
+}
+
+const cli_command cli_compare = {
+    .name = "compare",
+    .operands = "PROBLEM",
+    .operands_min = 1,
+    .operands_max = 1,
+    .flags = CLI_JSON | CLI_MACHINE | CLI_SEARCH | CLI_BUDGETS,
+    .summary = "every solver at several budgets",
+    .details =
+        "Asks every available solver that takes the problem, brute force only where it is small enough, and prints a\n"
+        "line for each answer; solvers that are left out are named on standard error with the reason.",
+    .run = run,
+};

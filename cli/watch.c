@@ -1,0 +1,87 @@
+/*
+ * What a long run needs: Ctrl-C asks the library to stop, and a terminal sees progress after the first second.
+ *
+ * The first Ctrl-C stops the solver, which answers with the best that it has; a second one ends the process, as it does
+ * outside of a run. The flag is the one global variable of the program: a signal handler can reach nothing else.
+ */
+#define _XOPEN_SOURCE 700
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+static volatile sig_atomic_t interrupted;
+
+typedef struct watch {
+    cairn_env env;
+    const char *what;
+    struct sigaction before;
+    bool terminal, shown;
+    double begun_s, printed_s;
+} watch;
+
+static watch current;
+
+static void on_interrupt(int signal_number)
+{
+    (void)signal_number;
+    interrupted = 1;
+}
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void show(watch *w, const cairn_progress *progress)
+{
+    char best[32];
+    double elapsed_s = now_s() - w->begun_s;
+    if (elapsed_s < 1 || now_s() - w->printed_s < 0.2)
+        return;
+    fprintf(stderr, "\r%s: %.0f s, %s", w->what, elapsed_s, progress->phase ? progress->phase : "");
+    if (progress->done >= 0 && progress->total > 0)
+        fprintf(stderr, " %.0f %%", 100 * (double)progress->done / (double)progress->total);
+    if (progress->best_ns != CAIRN_NONE)
+        fprintf(stderr, ", best %s", cairn_format_ns(progress->best_ns, best, sizeof(best)));
+    fprintf(stderr, "\033[K");
+    (void)fflush(stderr);
+    w->printed_s = now_s();
+    w->shown = true;
+}
+
+static int poll_watch(void *context, const cairn_progress *progress)
+{
+    watch *w = context;
+    if (w->terminal && progress)
+        show(w, progress);
+    return interrupted;
+}
+
+const cairn_env *cli_watch_begin(const char *what)
+{
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    current = (watch){.what = what, .terminal = isatty(STDERR_FILENO) != 0, .begun_s = now_s()};
+    current.env = (cairn_env){.poll = poll_watch, .poll_context = &current};
+    sigaction(SIGINT, &action, &current.before);
+    if (current.before.sa_handler == SIG_IGN) /* of a background job: stays ignored */
+        sigaction(SIGINT, &current.before, NULL);
+    return &current.env;
+}
+
+void cli_watch_end(void)
+{
+    sigaction(SIGINT, &current.before, NULL);
+    if (current.shown)
+        fprintf(stderr, "\r\033[K");
+}
+
+bool cli_was_interrupted(void)
+{
+    return interrupted != 0;
+}

@@ -1,0 +1,100 @@
+"""The demo: two real networks train in less memory than they need.
+
+    make demo        or        .venv/bin/python demo/run.py [--quick]
+
+Act 1: a residual network with 32 blocks on images of handwritten digits. The operating system caps the process; plain
+PyTorch dies, so does checkpointing every block, and the same script with Cairn finishes. Act 2: a small GPT on text,
+the same way. All losses are compared, bit by bit, with a plain run that nobody capped. Act 3: strategies side by side,
+peaks and times predicted and measured, a plot of the trade-off, and a timeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parent / "demo-out"
+
+
+@dataclass(frozen=True)
+class Act:
+    """A network, the memory that the system leaves it, and what is tried under the cap."""
+
+    title: str
+    workload: str
+    room_mib: int
+    capped: tuple[str, ...]
+
+
+ACTS = (
+    Act("a residual network of 32 blocks, digits, batch 32", "cnn", 130, ("plain", "blocks", "cairn")),
+    Act("a GPT of 16 layers, text, batch 16 x 256 characters", "gpt", 400, ("plain", "cairn")),
+)
+NAMES = {"plain": "plain PyTorch", "blocks": "checkpoint on every block", "cairn": "Cairn"}
+
+
+def run(workload: str, strategy: str, steps: int, room_mib: int | None = None) -> dict[str, Any]:
+    """One training process; its losses, or that it ran out of memory."""
+    command = [sys.executable, str(HERE / "train.py"), workload, strategy, "--steps", str(steps)]
+    if room_mib is not None:
+        command += ["--room", str(room_mib)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode not in (0, 3):
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def verdict(result: dict[str, Any], reference: dict[str, Any]) -> str:
+    """What became of a capped run, in a line."""
+    if "out_of_memory" in result:
+        return "out of memory"
+    seconds = sum(result["seconds"][1:]) / max(1, len(result["seconds"]) - 1)
+    equal = result["losses"] == reference["losses"]
+    how = "every loss equal to the uncapped run's, bit for bit" if equal else "LOSSES DIFFER"
+    return f"finished, {seconds:.1f} s a step; {how}"
+
+
+def play(act: Act, steps: int) -> bool:
+    """One act; true when it went as announced: Cairn alone, or with what leaves it room, finishes with equal losses."""
+    print(f"\n{act.title}: {act.room_mib} MiB for the step, enforced by the kernel (RLIMIT_DATA)")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        reference = pool.submit(run, act.workload, "plain", steps)
+        capped = {strategy: pool.submit(run, act.workload, strategy, steps, act.room_mib) for strategy in act.capped}
+        print(f"  {'plain PyTorch, no cap':32} finished, losses are the reference", flush=True)
+        results = {}
+        for strategy, future in capped.items():
+            results[strategy] = future.result()
+            print(f"  {NAMES[strategy]:32} {verdict(results[strategy], reference.result())}", flush=True)
+    died = all("out_of_memory" in results[strategy] for strategy in act.capped if strategy != "cairn")
+    return died and results["cairn"].get("losses") == reference.result()["losses"]
+
+
+def main() -> int:
+    """All acts."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer steps and budgets")
+    quick = parser.parse_args().quick
+    began = time.monotonic()
+    OUT.mkdir(exist_ok=True)
+    went_well = [play(act, steps=2 if quick else 3) for act in ACTS]
+    good = all(went_well)
+    from strategies import compare
+
+    compare(OUT, quick)
+    print(f"\n{time.monotonic() - began:.0f} seconds. " + ("" if good else "NOT everything went as it should."))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

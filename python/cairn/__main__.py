@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m cairn`."""
+
+from ._command import main
+
+main()

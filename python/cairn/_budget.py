@@ -1,0 +1,21 @@
+"""What a budget is, before any device is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """How much memory a training step may take.
+
+    Attributes:
+        total: device memory: bytes, a size such as "8GiB", a share of the device's memory such as "80%", or "auto"
+            (what is free on the device).
+        host: host memory for offloaded tensors, in the same forms; "auto" leaves it to the plan.
+        reserve: bytes of `total` that the plan leaves free; None lets the profile decide.
+    """
+
+    total: int | str = "auto"
+    host: int | str = "auto"
+    reserve: int | str | None = None

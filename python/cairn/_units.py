@@ -1,0 +1,122 @@
+"""Checked numbers, sizes, rates and durations."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from ._errors import BadInput, Overflow
+from ._library import lib
+
+#: Bytes: an int, or text such as "8GiB", "500MB" or "12000".
+Size = int | str
+
+INT64_MAX = 2**63 - 1
+
+
+def integer(value: Any, field: str, path: str | None = None, least: int | None = None) -> int:
+    """The value as an int that fits in 64 bits. field names it in the error, path says where it stands."""
+    where = f"{path}: {field}" if path and path != field else field
+    if isinstance(value, bool):
+        raise TypeError(f"{where} must be an integer, not a bool")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where} must be an integer, not {type(value).__name__} {value!r}") from None
+    if not -INT64_MAX <= number <= INT64_MAX:
+        raise Overflow(f"{field} is {number}; at most 2^63 - 1", path=path)
+    if least is not None and number < least:
+        raise BadInput(f"{field} is {number}; at least {least}", path=path)
+    return number
+
+
+def flag(value: Any, field: str) -> bool:
+    """The value as a bool, which it must be or equal."""
+    if isinstance(value, str) or value not in (True, False):
+        raise TypeError(f"{field} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def listed(values: Iterable[Any], field: str, of: str) -> list[Any]:
+    """The values as a list; text is not one."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{field} must be a list of {of}, not {type(values).__name__}")
+    return list(values)
+
+
+def json_bytes(text: Any) -> bytes:
+    """JSON text as bytes."""
+    if isinstance(text, str):
+        return text.encode(errors="surrogatepass")
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    raise TypeError(f"JSON text must be str or bytes, not {type(text).__name__}")
+
+
+def encoded(value: str, field: str) -> bytes:
+    """The value as zero-terminated UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"{field} must be text, not {type(value).__name__}")
+    if "\0" in value:
+        raise BadInput(f"{field} contains a zero byte")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{field} is not valid Unicode: {error.reason}") from None
+
+
+def _parse(function: Any, text: str, field: str) -> int:
+    result = ctypes.c_int64()
+    lib.check(function, encoded(text, field), ctypes.byref(result))
+    return result.value
+
+
+def size_bytes(size: Any, field: str) -> int:
+    """Bytes of a size that was given as this argument."""
+    if isinstance(size, str):
+        return _parse(lib.cairn_parse_size, size, field)
+    if isinstance(size, float):
+        raise TypeError(f"{field} is an integer number of bytes, or text such as '8GiB'; not the float {size!r}")
+    return integer(size, field, least=0)
+
+
+def parse_size(size: Size) -> int:
+    """Bytes of "8GiB", "1.5GB", "12000" or an int. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB of 1024.
+
+    Raises:
+        BadInput: not a size, or negative.
+        TypeError: neither text nor an integer.
+    """
+    return size_bytes(size, "size")
+
+
+def parse_rate(rate: int | str) -> int:
+    """Bytes per second of "12GB/s" or an int."""
+    if isinstance(rate, str):
+        return _parse(lib.cairn_parse_rate, rate, "rate")
+    return integer(rate, "rate", least=0)
+
+
+def parse_duration(duration: int | str) -> int:
+    """Nanoseconds of "500ms" (units ns, us, ms, s, m) or an int."""
+    if isinstance(duration, str):
+        return _parse(lib.cairn_parse_duration, duration, "duration")
+    return integer(duration, "duration", least=0)
+
+
+def _format(function: Any, value: int) -> str:
+    out = ctypes.create_string_buffer(64)
+    function(value, out, len(out))
+    return out.value.decode()
+
+
+def format_bytes(count: int) -> str:
+    """A size for people: "1.50 GiB"."""
+    return _format(lib.cairn_format_bytes, integer(count, "count"))
+
+
+def format_ns(ns: int) -> str:
+    """A time in nanoseconds for people: "12.3 ms"."""
+    return _format(lib.cairn_format_ns, integer(ns, "ns"))

@@ -1,0 +1,68 @@
+"""Training of PyTorch models inside a byte budget.
+
+    import cairn.torch as ct
+
+    model = ct.checkpoint(model, sample, budget="8GiB", loss_fn=...)   # then train as ever
+    print(ct.report(model))
+
+`profile` measures a step, `plan` finds its fastest schedule within the budget, `apply` runs the model that way;
+`checkpoint` does all three. Loss, gradients, buffers and random state stay bit for bit those of the plain model.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "cairn.torch needs PyTorch 2.6 or later: pip install torch (or pip install 'cairn[torch]')"
+    ) from error
+
+from .._budget import Budget
+from .callbacks import trainer_callback
+from .check import Verification, verify
+from .errors import (
+    BudgetExceeded,
+    InfeasibleBudget,
+    PlanMismatch,
+    RecomputationError,
+    TorchError,
+    Unsupported,
+    VerificationFailed,
+)
+from .front import budget, checkpoint, checkpoint_sequential, report
+from .handle import Handle, apply, handle
+from .plan import Plan, Point, plan, sweep
+from .profiler import Profile, profile
+from .report import Report, explain
+from .stages import StageRef
+
+__all__ = [
+    "Budget",
+    "BudgetExceeded",
+    "Handle",
+    "InfeasibleBudget",
+    "Plan",
+    "PlanMismatch",
+    "Point",
+    "Profile",
+    "RecomputationError",
+    "Report",
+    "StageRef",
+    "TorchError",
+    "Unsupported",
+    "Verification",
+    "VerificationFailed",
+    "apply",
+    "budget",
+    "checkpoint",
+    "checkpoint_sequential",
+    "explain",
+    "handle",
+    "plan",
+    "profile",
+    "report",
+    "sweep",
+    "trainer_callback",
+    "verify",
+]

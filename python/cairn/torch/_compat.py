@@ -1,0 +1,194 @@
+"""The only file that touches torch's private interfaces; each use is feature-detected and has a public fallback."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import operator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+
+
+# -- storages ------------------------------------------------------------------------------------------------
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that names the tensor's storage for as long as that storage lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+class StorageRef:
+    """A weak reference to a storage; while one exists, the storage's identity is not given to another."""
+
+    __slots__ = ("_storage", "key", "nbytes")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.key: int = int(storage._cdata)
+        self.nbytes: int = int(storage.nbytes())
+        self._storage = storage._weak_ref()
+
+    def alive(self) -> bool:
+        return not torch.UntypedStorage._expired(self._storage)
+
+    def __del__(self) -> None:
+        free = getattr(torch.UntypedStorage, "_free_weak_ref", None)
+        if free is not None:  # absent while the interpreter shuts down
+            free(self._storage)
+
+
+# -- allocator events of the CPU -----------------------------------------------------------------------------
+
+
+class AllocatorEvents:
+    """Records every allocation and release of the CPU allocator in this thread, and named marks between them.
+
+    The event-list profiler keeps the order of events exactly and costs microseconds to start. Where torch no longer has
+    it, the kineto profiler gives the same events with time stamps.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int | str] = []  # bytes allocated (positive) or released (negative); a string is a mark
+        self._kineto: Any = None
+        self._log_level: int | None = None
+
+    def start(self) -> None:
+        self._log_level = _set_log_level(LOG_ERRORS)  # else it warns of each release of what was there before
+        enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
+        if enable is None:
+            self._kineto = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+            self._kineto.__enter__()
+            return
+        from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+        enable(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+
+    def mark(self, name: str) -> None:
+        with torch.autograd.profiler.record_function(name):
+            pass
+
+    def stop(self, prefix: str) -> None:
+        """Ends the recording; marks are the events whose name begins with `prefix`."""
+        if self._log_level is not None:
+            _set_log_level(self._log_level)
+        if self._kineto is None:
+            self.events = _legacy_events(torch._C._autograd._disable_profiler_legacy(), prefix)
+            return
+        profiler, self._kineto = self._kineto, None
+        profiler.__exit__(None, None, None)
+        self.events = _kineto_events(profiler, prefix)
+
+
+LOG_ERRORS = 2
+
+
+def _set_log_level(level: int) -> int | None:
+    """Sets from where on torch's C++ side logs; returns what it was, None where it cannot be set."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        current = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+    before, current.value = current.value, level
+    return before
+
+
+def _legacy_events(threads: list[list[Any]], prefix: str) -> list[int | str]:
+    events: list[int | str] = []
+    for thread in threads:
+        for event in thread:
+            kind = event.kind()
+            if kind == "memory_alloc":
+                size = event.cpu_memory_usage()
+                if size:
+                    events.append(size)
+            elif kind == "push" and event.name().startswith(prefix):
+                events.append(event.name())
+    return events
+
+
+def _kineto_events(profiler: Any, prefix: str) -> list[int | str]:
+    timed: list[tuple[int, int | str]] = []
+    for event in profiler.profiler.kineto_results.events():
+        name = event.name()
+        if name == "[memory]":
+            timed.append((event.start_ns(), event.nbytes()))
+        elif name.startswith(prefix):
+            timed.append((event.start_ns(), name))
+    timed.sort(key=lambda pair: pair[0])
+    return [what for _, what in timed]
+
+
+# -- the executor's --------------------------------------------------------------------------------------------
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often the tensor's storage was written in place; 0 where torch does not count."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def backward_id() -> int:
+    """A number that tells apart the backwards that run one after the other in this thread; -1 outside of any."""
+    return int(_graph_task_id()) if _graph_task_id is not None else -1
+
+
+_graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
+
+#: `version` of a tensor that autograd saves, which is never an inference tensor; called for every one of them
+saved_version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+
+
+def saved_tensor_hooks_are_active() -> bool:
+    """Whether someone's saved-tensor hooks are in force in this thread."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that tells apart the storages of tensors that are alive at once; 0 where a tensor has none."""
+    if type(tensor) not in _PLAIN_CLASSES or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+
+
+def parameter_hooks(parameter: torch.Tensor) -> list[dict[Any, Any]]:
+    """The hooks that run when a parameter gets its gradient, each collection as it is, to be emptied and refilled."""
+    collections = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return [hooks for hooks in collections if hooks]
+
+
+@contextlib.contextmanager
+def outside_autocast() -> Iterator[None]:
+    """As after the outermost autocast region: its cache is empty, and that of a new region goes when this one ends."""
+    depth = 0
+    try:
+        while torch.autocast_decrement_nesting() >= 0:
+            depth += 1
+        torch.clear_autocast_cache()
+        torch.autocast_increment_nesting()
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
+def profiler_is_active() -> bool:
+    """Whether some profiler records in this thread, so that another cannot."""
+    enabled = getattr(torch.autograd, "_profiler_enabled", None) or getattr(
+        torch._C._autograd, "_profiler_enabled", None
+    )
+    return bool(enabled()) if enabled is not None else False
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls `function` when the backward that is running has ended; only from within that backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

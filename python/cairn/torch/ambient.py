@@ -1,0 +1,141 @@
+"""What surrounds a block's run beside its arguments, taken down at the first run and put back for the later ones.
+
+Random state, autocast and grad mode are those of the block's call; backend switches (`sdpa_kernel`, deterministic
+algorithms, default device and type) those of the model's call, for a backward usually runs outside the contexts in
+which the forward ran, and another kernel means other bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# -- random state --------------------------------------------------------------------------------------------
+
+
+class RandomState:
+    """The state of the default generators of the CPU and of some devices."""
+
+    __slots__ = ("_cpu", "_devices")
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._cpu = torch.default_generator.get_state()
+        self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+
+    def restore(self) -> None:
+        """Makes it the state of the generators."""
+        torch.default_generator.set_state(self._cpu)
+        for device, state in self._devices:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    def exchange(self) -> RandomState:
+        """Makes it the state of the generators; returns the one that they were in."""
+        current = RandomState(device for device, _ in self._devices)
+        self.restore()
+        return current
+
+
+def with_generator(device: torch.device) -> bool:
+    """Whether a device other than the CPU has a default generator of its own."""
+    return device.type not in ("cpu", "meta") and hasattr(torch.get_device_module(device), "get_rng_state")
+
+
+# -- autocast and grad mode ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Autocast and grad mode; `autocast` has an entry for each type of device."""
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype | None], ...]
+    cache: bool
+
+    @classmethod
+    def current(cls, device_types: tuple[str, ...]) -> Modes:
+        """The modes in force in this thread."""
+        autocast = tuple(_autocast(device_type) for device_type in device_types)
+        cache = any(enabled for _, enabled, _ in autocast) and torch.is_autocast_cache_enabled()
+        return cls(torch.is_grad_enabled(), autocast, cache)
+
+    def enter(self, surroundings: contextlib.ExitStack) -> None:
+        """Brings these modes into force for as long as `surroundings` are open."""
+        if torch.is_grad_enabled() != self.grad:
+            surroundings.enter_context(torch.enable_grad() if self.grad else torch.no_grad())
+        for device_type, enabled, dtype in self.autocast:
+            if _autocast(device_type) != (device_type, enabled, dtype):
+                surroundings.enter_context(
+                    torch.autocast(device_type, enabled=enabled, dtype=dtype, cache_enabled=self.cache)
+                )
+
+
+def _autocast(device_type: str) -> tuple[str, bool, torch.dtype | None]:
+    enabled = torch.is_autocast_enabled(device_type)
+    return device_type, enabled, torch.get_autocast_dtype(device_type) if enabled else None
+
+
+# -- backend switches ----------------------------------------------------------------------------------------
+
+_cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn
+
+
+def _setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)
+
+
+#: name, how to read it, how to set it
+_SWITCHES: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
+    ("flash attention", _cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    ("memory-efficient attention", _cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
+    ("plain attention", _cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    ("cuDNN attention", _cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+    (
+        "deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        lambda value: torch.use_deterministic_algorithms(
+            value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+        ),
+    ),
+    ("default type", torch.get_default_dtype, torch.set_default_dtype),
+    ("precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ("cuDNN", lambda: _cudnn.enabled, _setter(_cudnn, "enabled")),
+    ("cuDNN benchmark", lambda: _cudnn.benchmark, _setter(_cudnn, "benchmark")),
+    ("cuDNN deterministic", lambda: _cudnn.deterministic, _setter(_cudnn, "deterministic")),
+)
+
+
+class Switches:
+    """The backend switches as they are now."""
+
+    __slots__ = ("_device", "_values")
+
+    def __init__(self) -> None:
+        self._values = tuple(read() for _, read, _ in _SWITCHES)
+        self._device = torch.get_default_device()
+
+    def are_in_force(self) -> bool:
+        """Whether nothing has to be switched."""
+        return self._values == tuple(read() for _, read, _ in _SWITCHES) and self._device == torch.get_default_device()
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The body runs with these switches, and leaves them as they were."""
+        changed = []
+        for (_, read, write), wanted in zip(_SWITCHES, self._values, strict=True):
+            current = read()
+            if current != wanted:
+                changed.append((write, current))
+                write(wanted)
+        try:
+            if torch.get_default_device() == self._device:
+                yield
+            else:
+                with self._device:
+                    yield
+        finally:
+            for write, value in changed:
+                write(value)

@@ -1,0 +1,218 @@
+"""Measures one run of one block alone: saving everything and then backward, and once more saving nothing.
+
+The run that saves nothing comes last and gives the result that the model goes on with: what a block hands to the rest
+of the model in other ways than by returning it (a loss of its own, left in an attribute) then has a graph that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _compat, isolate, memory
+from .blocks import Block
+from .stage_measure import CHANGES_INPUT, SLACK_BYTES, StageMeasure
+from .tree import tensors_in
+from .untouched import Buffers, RandomState
+
+Created = list[tuple[int, int]]  # (mark, bytes) of each gradient that a parameter gets
+
+
+class BlockMeter:
+    """See the top of this file. Readings are taken by `read`, once the meter was left."""
+
+    def __init__(self, meter: memory.Meter, stage: StageMeasure, block: Block, device: torch.device) -> None:
+        self._meter, self._stage, self._block, self._device = meter, stage, block, device
+        self._marks: dict[str, int] = {}
+        self._created: Created = []
+        self.grads: dict[int, int] = {}  # bytes of the inputs' gradients, by storage of the input
+        self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
+        self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
+        self._handed_bytes = 0
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        arguments: isolate.Arguments,
+        hooks: isolate.Hooks,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+    ) -> Any:
+        """Runs the block both ways; returns its output with a bridge for history.
+
+        `waiting` are parameters that have a gradient already when the block's backward begins, `created` is where the
+        gradients are noted that parameters get.
+        """
+        replay = _Replay(self._block, self._device)
+        versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
+        with isolate.capturing_nothing():
+            prints = self._run_saving(function, arguments, waiting, created)
+        replay.note_first_run(self._stage)
+        if any(t._version != version for t, version in versions):
+            self._stage.keep_reason = CHANGES_INPUT
+        replay.rewind()
+        output = self._run_plainly(function, arguments, hooks)
+        if prints != [fingerprint(t) for t in tensors_in(output)]:
+            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is run again"
+        replay.finish()
+        return output
+
+    def saved_outputs(self, output: Any) -> set[int]:
+        """The storages of the output that autograd saves."""
+        tensors = enumerate(tensors_in(output))
+        return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
+
+    # saving everything
+
+    def _run_saving(
+        self,
+        function: Callable[..., Any],
+        arguments: isolate.Arguments,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+    ) -> list[int]:
+        """Forward and backward; returns fingerprints of the output."""
+        saved = isolate.SavedTensors()
+        self._mark("base")
+        with saved.recording():
+            args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
+            result = function(*args, **kwargs)
+        del args, kwargs
+        self._mark("forward")
+        torch.clear_autocast_cache()
+        self._mark("saved")
+        self._stage.saved_count = saved.count
+        tensors = list(tensors_in(result))
+        self._saved_outputs = {
+            i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in saved.storages
+        }
+        prints = [fingerprint(t) for t in tensors]
+        made = isolate.differentiable(result)
+        self._handed_bytes = memory.dense_bytes([*made, *waiting])
+        root = isolate.sink([*made, *waiting], isolate.Hooks(begun=lambda: self._mark("begun"))) if made else None
+        del result, made, tensors
+        first = len(created)
+        if root is not None:
+            with isolate.as_in_backward(self._device):
+                root.backward()
+        del root
+        self._mark("end")
+        self._created = created[first:]
+        del created[first:]
+        for parameter in parameters_of(self._block):
+            if parameter.grad is not None:
+                self.weight_grads.append((parameter, memory.storage_bytes(parameter.grad)))
+                parameter.grad = None
+        return prints
+
+    def _mark(self, name: str) -> None:
+        self._marks[name] = self._meter.mark()
+
+    def _noting(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            for tensor, grad in zip(inputs, grads, strict=True):
+                if grad is not None and memory.has_storage(tensor):
+                    self.grads[_compat.storage_id(tensor)] = memory.storage_bytes(grad)
+
+        return arrived
+
+    # saving nothing
+
+    def _run_plainly(self, function: Callable[..., Any], arguments: isolate.Arguments, hooks: isolate.Hooks) -> Any:
+        self._mark("plain base")
+        with isolate.saving_nothing():
+            args, kwargs = arguments.source(isolate.Hooks())
+            result = function(*args, **kwargs)
+        del args, kwargs
+        self._mark("plain end")
+        torch.clear_autocast_cache()
+        self._mark("plain cleared")
+        output = isolate.bridge(result, arguments.differentiable, hooks)
+        self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
+        return output
+
+    # readings
+
+    def read(self) -> None:
+        """Fills the stage; its output's bytes must be known."""
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["base"])
+        stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
+        stage.forward_rise_bytes = meter.peak(at["base"], at["forward"]) - base
+        if "begun" in at:
+            full = base + stage.saved_bytes + self._handed_bytes
+            stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
+            accumulated = peak_without(meter, at["begun"], at["end"], self._created)
+            stage.accumulated_backward_rise_bytes = accumulated - full
+        base = meter.level(at["plain base"])
+        stage.cast_bytes = meter.level(at["plain end"]) - meter.level(at["plain cleared"])
+        stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes
+        if hidden > SLACK_BYTES:
+            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+
+
+def parameters_of(block: Block) -> list[nn.Parameter]:
+    """The parameters of a block's modules, each once."""
+    return list({id(p): p for module in block.modules for p in module.parameters()}.values())
+
+
+def peak_without(meter: memory.Meter, first: int, last: int, created: Created, fresh: bool = False) -> int:
+    """The peak if each gradient were released as soon as it was added to one that exists."""
+    peaks, start, gone = [], first, 0
+    for mark, size in created:
+        peaks.append(meter.peak(start, mark, fresh) - gone)
+        start, gone, fresh = mark, gone + size, False
+    return max([*peaks, meter.peak(start, last, fresh) - gone])
+
+
+# -- running twice -------------------------------------------------------------------------------------------
+
+
+class _Replay:
+    """Sees to it that a second run of a block repeats the first, and notes what keeps it from that."""
+
+    def __init__(self, block: Block, device: torch.device) -> None:
+        self._device = device
+        self._before = RandomState(device)
+        self._buffers = [Buffers(module) for module in block.modules]
+
+    def note_first_run(self, stage: StageMeasure) -> None:
+        self._after = RandomState(self._device)
+        stage.random = self._before.torch_differs(self._after)
+        stage.writes_buffers = [name for buffers in self._buffers for name in buffers.changed()]
+        foreign = self._before.foreign_differs(self._after)
+        if foreign:
+            stage.keep_reason = f"draws from {' and '.join(foreign)}, which is not replayed"
+
+    def rewind(self) -> None:
+        self._before.restore_torch()
+        for buffers in self._buffers:
+            buffers.restore()
+
+    def finish(self) -> None:
+        self._after.restore_torch()
+
+
+_CHUNK = 2**18  # elements at a time, so that little memory is needed
+
+
+@torch.no_grad()
+def fingerprint(tensor: torch.Tensor) -> int:
+    """A number that almost surely differs where two tensors of one shape do, by a bit or more."""
+    if not memory.has_storage(tensor):
+        return 0
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat = real.detach().contiguous().view(-1)
+    if flat.dtype is torch.bool:
+        flat = flat.view(torch.uint8)
+    bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    weights = torch.arange(1, min(_CHUNK, bits.numel()) + 1, device=bits.device)
+    total = 0
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].to(torch.int64)
+        total = (total * 31 + int((part * weights[: part.numel()]).sum())) % 2**64
+    return total

@@ -1,0 +1,122 @@
+"""Blocks: the pieces of a model that run as one stage each, and how their calls are taken over.
+
+A block is one module, or several consecutive children of an `nn.Sequential` that cannot be told apart by what they
+hold (an activation in place after the layer that it changes). Taking over a call leaves the module's hooks, names and
+parameters as they are: only `forward` is set on the instance, and removed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from .errors import Unsupported
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+    """One module, or the children [start, stop) of a Sequential."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+    container: nn.Sequential | None = None  # None: `modules` is the one module itself
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.modules)
+
+    @property
+    def class_name(self) -> str:
+        return "+".join(type(module).__name__ for module in self.modules)
+
+
+def resolve(model: nn.Module, name: str) -> Block:
+    """The block that a stage's name stands for.
+
+    "" is the model itself, "features.3-5" the children 3 to 5 of the Sequential `features`.
+    """
+    prefix, _, last = name.rpartition(".")
+    first, dash, end = last.partition("-")
+    if not (dash and first.isdigit() and end.isdigit()):
+        return Block(name, (model.get_submodule(name),))
+    container = model.get_submodule(prefix)
+    if not isinstance(container, nn.Sequential) or int(end) >= len(container):
+        raise AttributeError(f"{prefix or 'the model'} is no Sequential with children {last}")
+    return Block(name, tuple(container)[int(first) : int(end) + 1], container, int(first))
+
+
+#: Called instead of a block: (block, what the block would have run, its arguments) -> the block's output.
+Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+@contextlib.contextmanager
+def intercepted(blocks: Sequence[Block], handler: Handler) -> Iterator[None]:
+    """While active, every call of a block goes to `handler`."""
+    patched: list[nn.Module] = []
+    try:
+        for module, forward in _replacements(blocks, handler):
+            if "forward" in vars(module):
+                raise Unsupported(
+                    f"the forward of a {type(module).__name__} is replaced on the instance: "
+                    "if a plan is at work on the model, remove it first"
+                )
+            module.forward = forward
+            patched.append(module)
+        yield
+    finally:
+        for module in patched:
+            del module.forward
+
+
+def _replacements(blocks: Sequence[Block], handler: Handler) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    slices: dict[int, list[Block]] = {}
+    for block in blocks:
+        if block.container is None:
+            yield block.modules[0], _taken_over(block, block.modules[0].forward, handler)
+        else:
+            slices.setdefault(id(block.container), []).append(block)
+    for group in slices.values():
+        container = group[0].container
+        assert container is not None
+        yield container, _sequential_forward(container, group, handler)
+
+
+def _taken_over(block: Block, function: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return handler(block, function, args, kwargs)
+
+    return forward
+
+
+def _sequential_forward(container: nn.Sequential, blocks: Sequence[Block], handler: Handler) -> Callable[[Any], Any]:
+    """A Sequential's forward in which each block is one call and the other children run as ever."""
+    by_start = {block.start: block for block in blocks}
+
+    def forward(input: Any) -> Any:
+        position = 0
+        children = list(container)
+        while position < len(children):
+            block = by_start.get(position)
+            if block is None:
+                input = children[position](input)
+                position += 1
+            else:
+                input = handler(block, _chain_of(block.modules), (input,), {})
+                position = block.stop
+        return input
+
+    return forward
+
+
+def _chain_of(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
+    def run(input: Any) -> Any:
+        for module in modules:
+            input = module(input)
+        return input
+
+    return run

@@ -1,0 +1,123 @@
+"""Turns what a user gives as a budget into bytes on a device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+
+from .._budget import Budget
+
+AUTO_RESERVE = 0.05  # of the free memory: the allocator's fragments, and what else the process will want
+
+_RATIO_HINT = (
+    "a budget is bytes or a size such as '8GiB', not a ratio; torch's own activation_memory_budget is a ratio of saved "
+    "activations. For a share of the device's memory write '{percent:g}%'"
+)
+
+
+def resolve(budget: Any, device: torch.device, resident_bytes: int = 0) -> int:
+    """The total in bytes. `resident_bytes` of "auto" are what the step already has on the device.
+
+    Raises TypeError for what is not a size, ValueError for a size that makes no sense.
+    """
+    value = budget.total if isinstance(budget, Budget) else budget
+    if isinstance(value, str):
+        return _from_text(value, device, resident_bytes)
+    return size_bytes(value, "budget")
+
+
+def size_bytes(value: Any, name: str) -> int:
+    """Bytes from an int or a size such as "8GiB"."""
+    if isinstance(value, str):
+        value = cairn.parse_size(value)
+    elif isinstance(value, float):
+        return _from_float(value, name)
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be bytes or a size such as '8GiB', not {type(value).__name__}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, not {value}")
+    return int(value)
+
+
+def _from_float(value: float, name: str) -> int:
+    if math.isnan(value) or value < 0:
+        raise ValueError(f"{name} must be positive, not {value}")
+    if value <= 1:
+        raise TypeError(f"{name}={value}: " + _RATIO_HINT.format(percent=100 * value))
+    if math.isinf(value) or value != int(value):
+        raise TypeError(f"{name}={value}: bytes are a whole number")
+    return int(value)
+
+
+def _from_text(text: str, device: torch.device, resident_bytes: int) -> int:
+    if text == "auto":
+        free = free_bytes(device)
+        return int(free * (1 - AUTO_RESERVE)) + resident_bytes
+    if text.endswith("%"):
+        try:
+            share = float(text[:-1])
+        except ValueError:
+            raise ValueError(f"budget {text!r} is no percentage") from None
+        if not 0 < share <= 100:
+            raise ValueError(f"budget {text!r}: a share of the device's memory lies above 0% and up to 100%")
+        return int(total_bytes(device) * share / 100)
+    return size_bytes(text, "budget")
+
+
+# -- what a device has ---------------------------------------------------------------------------------------
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of the device; on the CPU within the limits that the system sets for this process."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    cgroup = _cgroup("memory.max")
+    limits = [limit for limit, _ in _process_limits()] + ([] if cgroup is None else [cgroup])
+    return min([_physical_bytes(), *limits])
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be allocated now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + cached)
+    room = [_status("/proc/meminfo", "MemAvailable") or _physical_bytes()]
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is not None and used is not None:
+        room.append(limit - used)
+    room += [limit - (_status("/proc/self/status", field) or 0) for limit, field in _process_limits()]
+    return max(0, min(room))
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _status(path: str, field: str) -> int | None:
+    """A field of one of the kernel's tables, given there in KiB."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup(name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/sys/fs/cgroup", name).read_text())
+    return None
+
+
+def _process_limits() -> list[tuple[int, str]]:
+    """Limits set for this process, each with the field that says what counts against it."""
+    limits = [(resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")]
+    soft = [(resource.getrlimit(what)[0], field) for what, field in limits]
+    return [(limit, field) for limit, field in soft if limit != resource.RLIM_INFINITY]

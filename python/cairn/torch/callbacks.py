@@ -1,0 +1,68 @@
+"""For training loops that are not one's own: a callback for the Trainer of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import Unsupported
+from .front import checkpoint
+from .handle import handle
+from .untouched import RandomState
+
+
+def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
+    """A TrainerCallback under which a Hugging Face Trainer trains within a budget.
+
+    The first batch of its data is the sample: give the largest that there will be, or pad to a fixed length. Options as
+    for `cairn.torch.checkpoint`. The plan is removed when training ends.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError:
+        raise ImportError("trainer_callback needs transformers: pip install transformers") from None
+
+    class Budgeted(TrainerCallback):
+        """Plans when training begins."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            _begin(args, given["model"], given["train_dataloader"], given.get("optimizer"), budget, options)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            applied = handle(given["model"])
+            if applied is not None:
+                applied.remove()
+
+    return Budgeted()
+
+
+def _begin(args: Any, model: nn.Module, batches: Any, optimizer: Any, budget: Any, options: dict[str, Any]) -> None:
+    if args.gradient_checkpointing:
+        raise Unsupported(
+            "TrainingArguments(gradient_checkpointing=True) recomputes every layer by itself; leave it out, "
+            "and the budget decides which layers are recomputed"
+        )
+    device = next(model.parameters()).device
+    state = RandomState(device)
+    batch = {
+        key: value.to(device) if isinstance(value, torch.Tensor) else value
+        for key, value in next(iter(batches)).items()
+    }
+    state.restore()  # the data that training sees is as without this
+    model.train()
+    with _precision(args, device):
+        checkpoint(model, (), batch, budget=budget, optimizer=_plain(optimizer), **options)
+
+
+def _plain(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The optimizer inside wrappers such as accelerate's."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
+
+
+def _precision(args: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)

@@ -1,0 +1,353 @@
+"""Measures real steps: once for `verify`, which compares plain and planned; and during training for the first steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from cairn import format_bytes
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import _compat, memory
+from .errors import BudgetExceeded, VerificationFailed
+from .handle import apply, set_aside
+from .plan import Plan
+from .profiler import ACCUMULATED, STATE
+from .report import Measured
+from .sample import Sample, backward_of
+from .tree import tensors_in
+from .untouched import Buffers, RandomState, untouched
+
+
+def resident_of(plan: Plan, gradient_bytes: int) -> int:
+    """What of a plan's memory is there before the step begins, with gradients of so many bytes."""
+    if plan.scope == "activations":
+        return int(plan.problem["input_bytes"])
+    state = sum(size for name, size in plan.resident.items() if name in STATE)
+    return state + gradient_bytes + int(plan.problem["input_bytes"])
+
+
+def gradient_bytes_of(model: nn.Module) -> int:
+    """Bytes of the gradients that exist now."""
+    return memory.unique_bytes(p.grad for p in model.parameters() if p.grad is not None)
+
+
+# -- verify --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What `verify` found. Peaks are of whole steps, in bytes; `accumulated` of a step onto existing gradients."""
+
+    differences: tuple[str, ...]
+    compared: bool
+    created: Measured
+    accumulated: Measured
+    plain: Measured | None
+    plan: Plan
+
+    @property
+    def ok(self) -> bool:
+        """Bit for bit the plain result, within the budget."""
+        return not self.problems()
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        found = list(self.differences)
+        runs = [("", self.created)]
+        if self.plan.gradients == ACCUMULATED:
+            runs.append((" onto existing gradients", self.accumulated))
+        for name, measured in runs:
+            if measured.peak_bytes > self.plan.budget_bytes:
+                found.append(
+                    f"the step{name} took {format_bytes(measured.peak_bytes)}, which is "
+                    f"{format_bytes(measured.peak_bytes - self.plan.budget_bytes)} over the budget"
+                )
+        return found
+
+
+def verify(
+    model: nn.Module,
+    plan: Plan,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    compare: bool = True,
+    strict: bool = True,
+) -> Verification:
+    """Runs the sample step plain and planned, from the same state, and compares.
+
+    Loss, gradients, buffers and random state must be equal bit for bit, and the peak within the budget. The model is
+    left as it was. With compare=False only the planned step runs, for models that do not fit plainly.
+    Raises VerificationFailed unless strict is false.
+    """
+    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    device = torch.device(plan.device)
+    plan.check_fits(model, arguments, sample.kwargs)
+    with set_aside(model), untouched(model, device):
+        runs = _Runs(sample, plan, device)
+        with runs.meter:  # one meter for all: what is allocated under it must be released under it
+            plain = runs.step(existing=False) if compare else None
+            with apply(model, plan):
+                runs.step(existing=False)  # what is allocated once, at the first step
+                created = runs.step(existing=False)
+                again = runs.step(existing=True)
+            differences = _differences(plain, created, plan) if plain is not None else []
+            runs.release()
+        result = Verification(
+            tuple(differences),
+            compare,
+            runs.measured(created),
+            runs.measured(again),
+            None if plain is None else runs.measured(plain),
+            plan,
+        )
+    if strict and not result.ok:
+        raise VerificationFailed("; ".join(result.problems()))
+    return result
+
+
+@dataclasses.dataclass
+class _Outcome:
+    """A step's results, copied, and the marks around it."""
+
+    loss: torch.Tensor | None
+    grads: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    random: RandomState | None
+    resident_bytes: int
+    first: int
+    last: int
+    step_ns: int
+    existing: bool
+
+
+class _Runs:
+    """Steps from one state, under one meter."""
+
+    def __init__(self, sample: Sample, plan: Plan, device: torch.device) -> None:
+        self._sample, self._plan, self._device = sample, plan, device
+        self._start, self._buffers = RandomState(device), Buffers(sample.model)
+        self._outcomes: list[_Outcome] = []
+        self.meter = memory.meter_for(device)
+
+    def step(self, existing: bool) -> _Outcome:
+        """One step, onto gradients that exist already or creating them."""
+        model, meter = self._sample.model, self.meter
+        self._start.restore()
+        self._buffers.restore()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
+        resident = resident_of(self._plan, gradient_bytes_of(model))
+        first = meter.mark()
+        began = time.perf_counter_ns()
+        output, loss = self._sample.forward()
+        backward_of(output, loss)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        took = time.perf_counter_ns() - began
+        last = meter.mark()
+        outcome = _Outcome(
+            None if loss is None else loss.detach().clone(),
+            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
+            {name: b.clone() for name, b in model.named_buffers()},
+            RandomState(self._device),
+            resident,
+            first,
+            last,
+            took,
+            existing,
+        )
+        del output, loss
+        for p in model.parameters():
+            p.grad = None
+        self._outcomes.append(outcome)
+        return outcome
+
+    def release(self) -> None:
+        """Lets go of the copies."""
+        for outcome in self._outcomes:
+            outcome.loss, outcome.random = None, None
+            outcome.grads.clear()
+            outcome.buffers.clear()
+
+    def measured(self, outcome: _Outcome) -> Measured:
+        """Once the meter was left."""
+        rise = self.meter.peak(outcome.first, outcome.last) - self.meter.level(outcome.first)
+        return Measured(outcome.resident_bytes + rise, outcome.step_ns, outcome.existing)
+
+
+def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> list[str]:
+    found = []
+    if not _same(plain.loss, planned.loss):
+        found.append("the loss differs from the plain step's")
+    for name in _first(_differing(plain.grads, planned.grads)):
+        found.append(f"the gradient of {name}{_block_of(name, plan)} differs from the plain step's")
+    for name in _first(_differing(plain.buffers, planned.buffers)):
+        found.append(f"the buffer {name}{_block_of(name, plan)} differs from the plain step's")
+    if plain.random is None or planned.random is None or plain.random.torch_differs(planned.random):
+        found.append("the random state after the step differs from the plain step's")
+    return found
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _differing(plain: Mapping[str, torch.Tensor], planned: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    for name in {**plain, **planned}:
+        if not _same(plain.get(name), planned.get(name)):
+            yield name
+
+
+def _first(names: Iterator[str]) -> list[str]:
+    return list(names)[:1]
+
+
+def _block_of(parameter: str, plan: Plan) -> str:
+    """The block that a parameter belongs to, for messages."""
+    inside = [ref.name for ref in plan.stages if ref.is_block and parameter.startswith(ref.name + ".")]
+    return f" (block {max(inside, key=len)})" if inside else ""
+
+
+# -- the first steps of training -----------------------------------------------------------------------------
+
+
+class Watch:
+    """Measures the first training steps of a planned model, where nothing else is measuring.
+
+    A step begins with the model's forward and ends with the backward; it is judged when the optimizer steps or the next
+    forward begins. A peak over the budget warns, or raises BudgetExceeded if strict.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        steps: int = 0,
+        strict: bool = False,
+        on_miss: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._plan, self._left, self._strict = plan, steps, strict
+        self._on_miss = on_miss  # called with measured and predicted bytes, once no forward is running
+        self._miss: tuple[int, int] | None = None
+        self._worst: Measured | None = None
+        self._meter: memory.Meter | None = None
+        self._last: int | None = None  # mark of the backward's end
+        self._handles: list[Any] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Begins with the model's next training step."""
+        watch = weakref.ref(self)
+
+        def judge(*_: Any) -> None:
+            watching = watch()
+            if watching is not None:
+                watching._finish()
+                watching._correct()
+
+        self._handles = [
+            model.register_forward_pre_hook(self._begin),
+            model.register_forward_hook(self._forward_done, always_call=True),
+            register_optimizer_step_pre_hook(judge),
+        ]
+
+    def __reduce__(self) -> Any:
+        return Watch, ()  # in a copy of the model the hooks watch nothing
+
+    @property
+    def measured(self) -> Measured | None:
+        """The worst step so far."""
+        self._finish()
+        return self._worst
+
+    def remove(self) -> None:
+        """Stops watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._stop()
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._finish()
+        if self._plan is None or self._left <= 0 or not (module.training and torch.is_grad_enabled()):
+            return
+        if _compat.profiler_is_active():
+            return
+        grads = gradient_bytes_of(module)
+        self._existed = grads > 0
+        self._resident = resident_of(self._plan, grads)
+        self._meter, self._last = memory.meter_for(torch.device(self._plan.device), interruptible=True), None
+        self._meter.__enter__()
+        self._first = self._meter.mark()
+        self._began = time.perf_counter_ns()
+
+    def _forward_done(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._meter is None:
+            return
+        roots = [t for t in tensors_in(output) if t.requires_grad]
+        waiting = [True]  # one of the roots' gradients comes first
+
+        def backward_begins(grad: torch.Tensor) -> None:
+            if waiting:
+                waiting.clear()
+                _compat.at_end_of_backward(self._backward_done)
+
+        for root in roots:
+            root.register_hook(backward_begins)
+
+    def _backward_done(self) -> None:
+        if self._meter is not None:
+            self._took = time.perf_counter_ns() - self._began
+            self._last = self._meter.mark()
+
+    def _stop(self) -> memory.Meter | None:
+        """Ends the measurement; never within a backward, which runs in a state of its own."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.__exit__(None, None, None)
+        return meter
+
+    def _finish(self) -> None:
+        """Judges the step that was measured, if its backward has ended."""
+        meter, last = self._stop(), self._last
+        if meter is None or last is None or self._plan is None or meter.was_interrupted:
+            return
+        peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
+        if self._worst is None or peak >= self._worst.peak_bytes:
+            self._worst = Measured(peak, self._took, self._existed)
+        self._left -= 1
+        self._judge(self._plan, peak)
+        if self._left <= 0 and self._miss is None:
+            self.remove()
+
+    def _correct(self) -> None:
+        miss, self._miss = self._miss, None
+        if miss is not None and self._on_miss is not None:
+            self.remove()
+            self._on_miss(*miss)
+
+    def _judge(self, plan: Plan, peak: int) -> None:
+        if peak <= plan.budget_bytes:
+            return
+        predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
+        text = (
+            f"the step took {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
+            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): is it called with larger "
+            "inputs, or is something held that the profile did not see? Plan again, with Budget(reserve=) or a new "
+            "profile"
+        )
+        if self._strict:
+            raise BudgetExceeded(text)
+        warnings.warn(text, stacklevel=2)
+        if self._on_miss is not None:
+            self._miss = (peak, predicted)

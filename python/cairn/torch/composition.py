@@ -1,0 +1,198 @@
+"""What makes up the memory of a schedule at its peak, by name.
+
+A plain replay of the operations, one after the other: it explains what the simulator of the C library judged, and
+judges nothing itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Op = Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One share of the memory at a moment."""
+
+    name: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """One operation of a schedule and the most memory while it runs, in bytes."""
+
+    op: int
+    text: str
+    stage: int  # numbered from 1
+    bytes: int
+    parts: tuple[Part, ...]  # what was there before it, and what it takes itself
+
+
+class _Replay:
+    def __init__(self, chain: Mapping[str, Any]) -> None:
+        self.chain = chain
+        self.stages = chain["stages"]
+        self.outputs: set[int] = set()
+        self.saved: dict[int, int] = {}  # option by stage
+        self.gradient = len(self.stages)
+        self.done: list[int] = []  # stages whose backward ran
+
+    def output_bytes(self, stage: int) -> int:
+        return int(self.stages[stage - 1]["output_bytes"]) if stage else int(self.chain["input_bytes"])
+
+    def gradient_bytes(self, stage: int) -> int:
+        return int(self.stages[stage - 1]["grad_bytes"]) if stage else int(self.chain["input_grad_bytes"])
+
+    def option(self, stage: int, option: int) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.stages[stage - 1]["options"][option]
+        return found
+
+    def level(self) -> int:
+        total = int(self.chain["fixed_bytes"]) + self.output_bytes(0) + self.gradient_bytes(self.gradient)
+        total += sum(self.output_bytes(stage) for stage in self.outputs)
+        total += sum(int(self.option(stage, option)["saved_bytes"]) for stage, option in self.saved.items())
+        return total + sum(int(self.stages[stage - 1]["weight_grad_bytes"]) for stage in self.done)
+
+    def run(self, op: Op) -> tuple[int, int]:
+        """Performs an operation; returns what it adds as a result, and its workspace."""
+        name, *rest = op
+        if name == "drop":
+            kind, stage = rest
+            (self.outputs.discard if kind == "output" else self.saved.pop)(stage)
+            return 0, 0
+        if name not in ("forward_save", "forward_keep", "forward_drop", "backward"):
+            return 0, 0  # transfers: what is on the device is explained without them
+        stage = rest[0]
+        described = self.stages[stage - 1]
+        if name == "forward_save":
+            chosen = rest[1] if len(rest) > 1 else 0
+            self.saved[stage] = chosen
+            option = self.option(stage, chosen)
+            return int(option["saved_bytes"]), int(option["forward_workspace_bytes"])
+        if name == "backward":
+            option = self.option(stage, self.saved.pop(stage))
+            self.outputs.discard(stage - 1)
+            self.gradient = stage - 1
+            self.done.append(stage)
+            result = self.gradient_bytes(stage - 1) + int(described["weight_grad_bytes"])
+            return result, int(option["backward_workspace_bytes"])
+        self.outputs.add(stage)
+        if name == "forward_drop":
+            self.outputs.discard(stage - 1)
+        return self.output_bytes(stage), int(described["forward_only_workspace_bytes"])
+
+    def parts(self, held: Mapping[str, int]) -> list[Part]:
+        """What is resident now, beside what is fixed. `held` by the caller is shown apart from its stage."""
+        name = {stage: str(self.stages[stage - 1]["name"]) for stage in range(1, len(self.stages) + 1)}
+        parts = [Part("input", self.output_bytes(0))]
+        parts += [
+            Part(f"saved by {name[stage]}", int(self.option(stage, option)["saved_bytes"]))
+            for stage, option in sorted(self.saved.items())
+        ]
+        parts += [
+            Part(f"checkpoint: output of {name[stage]}", self.output_bytes(stage)) for stage in sorted(self.outputs)
+        ]
+        parts.append(Part("gradient on its way back", self.gradient_bytes(self.gradient)))
+        parts += [
+            Part(f"left by the backward of {name[stage]}", int(self.stages[stage - 1]["weight_grad_bytes"]))
+            for stage in self.done
+        ]
+        there = {name[stage] for stage in [*self.saved, *self.done]}
+        kept = {name: size for name, size in held.items() if name in there}
+        parts = [Part(part.name, part.bytes - kept.get(_stage_of(part.name), 0)) for part in parts]
+        parts.append(Part("held by the caller: the model's output and loss", sum(kept.values())))
+        return [part for part in parts if part.bytes]
+
+
+def _stage_of(part: str) -> str:
+    """The stage that saved a part or left it."""
+    for prefix in ("saved by ", "left by the backward of "):
+        if part.startswith(prefix):
+            return part[len(prefix) :]
+    return ""
+
+
+def first_over(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> str:
+    """What the first operation that takes more than a budget does."""
+    replay = _Replay(chain)
+    for op in ops:
+        before = replay.level()
+        result, workspace = replay.run(op)
+        if max(before, replay.level(), before + result + workspace) > budget:
+            return _describe(chain, op)[0]
+    return ""
+
+
+def peak_moment(
+    chain: Mapping[str, Any],
+    ops: Sequence[Op],
+    resident: Mapping[str, int] | None = None,
+    held: Mapping[str, int] | None = None,
+) -> Moment:
+    """The first moment of the largest memory.
+
+    `resident` names what the chain's fixed bytes are, `held` what the caller keeps of which stage's results.
+    """
+    index, peak = _peak_of(chain, ops)
+    replay = _Replay(chain)
+    for op in ops[:index]:
+        replay.run(op)
+    parts = replay.parts(held or {})
+    named = dict(resident or {})
+    unnamed = int(chain["fixed_bytes"]) - sum(named.values())
+    parts = (
+        [Part(name, size) for name, size in named.items()] + ([Part("resident", unnamed)] if unnamed else []) + parts
+    )
+    text, stage = _describe(chain, ops[index])
+    own = peak - sum(part.bytes for part in parts)
+    parts.append(Part(f"taken by the {text}", own))
+    return Moment(index, text, stage, peak, tuple(part for part in parts if part.bytes))
+
+
+def _peak_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[int, int]:
+    replay = _Replay(chain)
+    best = (0, replay.level())
+    for index, op in enumerate(ops):
+        before = replay.level()
+        result, workspace = replay.run(op)
+        peak = max(before, replay.level(), before + result + workspace)
+        if peak > best[1]:
+            best = (index, peak)
+    return best
+
+
+def _describe(chain: Mapping[str, Any], op: Op) -> tuple[str, int]:
+    stage = int(op[-1] if op[0] in ("drop", "offload", "prefetch", "discard") else op[1])
+    name = chain["stages"][stage - 1]["name"] if stage else "the input"
+    words = {
+        "forward_save": "forward of",
+        "forward_keep": "forward (not saving) of",
+        "forward_drop": "forward (not saving) of",
+        "backward": "backward of",
+    }
+    return f"{words.get(op[0], op[0])} {name}", stage
+
+
+def grouped(parts: Sequence[Part], blocks: Sequence[str]) -> list[Part]:
+    """Parts with those of blocks added up, the largest first."""
+    totals: dict[str, int] = {}
+    known = set(blocks)
+    for part in parts:
+        for prefix, group in _GROUPS.items():
+            if part.name.startswith(prefix) and part.name[len(prefix) :] in known:
+                totals[group] = totals.get(group, 0) + part.bytes
+                break
+        else:
+            totals[part.name] = totals.get(part.name, 0) + part.bytes
+    return sorted((Part(name, size) for name, size in totals.items()), key=lambda part: -part.bytes)
+
+
+_GROUPS = {
+    "saved by ": "saved by blocks",
+    "checkpoint: output of ": "checkpoints: outputs of blocks",
+    "left by the backward of ": "gradients left by the backwards of blocks",
+}

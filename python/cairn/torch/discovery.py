@@ -1,0 +1,301 @@
+"""Which pieces of a model become stages: what the sample step really calls, in the order in which it calls it.
+
+The model runs once on the sample while nothing is saved for a backward. Every module call is recorded with the
+storages that it read and returned, so that layers which are skipped, shared or called twice are seen as they are.
+Then blocks are chosen: what the user names; gradient-checkpointing layers of Hugging Face; children of `Sequential`
+and `ModuleList`; the model's own children as they were called; the whole model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _compat, memory
+from .blocks import Block
+from .tree import tensors_in
+
+
+@dataclasses.dataclass
+class Call:
+    """One observed call of a module."""
+
+    name: str
+    module: nn.Module
+    depth: int
+    reads: frozenset[int]  # storages of the tensors in its arguments
+    returns: frozenset[int] = frozenset()
+    saves: set[int] = dataclasses.field(default_factory=set)  # storages that autograd saves while it runs
+    wrote_input: bool = False
+    output_requires_grad: bool = False
+
+
+@dataclasses.dataclass
+class Trace:
+    """All module calls of one forward, in order of their beginning."""
+
+    calls: list[Call]
+    storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
+
+    def calls_of(self, module: nn.Module) -> list[Call]:
+        return [call for call in self.calls if call.module is module]
+
+
+def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
+    """Runs a forward and records its module calls; saves nothing for the backward."""
+    recorder = _Recorder()
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, _never_unpacked):
+            run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Trace(recorder.calls, recorder.storages)
+
+
+def _never_unpacked(packed: Any) -> torch.Tensor:
+    raise AssertionError("a traced forward has no backward")
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.storages: list[_compat.StorageRef] = []
+        self._known: set[int] = set()
+        self._open: list[tuple[Call, list[tuple[torch.Tensor, int]]]] = []
+
+    def enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
+            call = Call(name, module, len(self._open), self._keys(inputs))
+            self.calls.append(call)
+            self._open.append((call, [(t, t._version) for t in inputs if not t.is_inference()]))
+
+        return hook
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._open:
+            return
+        call, versions = self._open.pop()
+        outputs = [t for t in tensors_in(output) if memory.has_storage(t)]
+        call.returns = self._keys(outputs)
+        call.wrote_input = any(t._version != version for t, version in versions)
+        call.output_requires_grad = any(t.requires_grad for t in outputs)
+
+    def note_saved(self, tensor: torch.Tensor) -> None:
+        """Called with each tensor that autograd would save."""
+        if memory.has_storage(tensor):
+            for call, _ in self._open:
+                call.saves.add(_compat.storage_id(tensor))
+
+    def _keys(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+        refs = [_compat.StorageRef(t) for t in tensors]
+        for ref in refs:
+            if ref.key not in self._known:
+                self._known.add(ref.key)
+                self.storages.append(ref)
+        return frozenset(ref.key for ref in refs)
+
+
+# -- choosing ------------------------------------------------------------------------------------------------
+
+
+def find_blocks(model: nn.Module, observed: Trace, wanted: Any = "auto") -> list[Block]:
+    """The blocks of a model, in the order of their first calls. `wanted` is described at `cairn.torch.profile`."""
+    if wanted == "auto":
+        modules = _automatic(model, observed)
+    else:
+        modules = named_by_user(model, wanted)
+        if not modules:
+            raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
+    return _in_call_order(model, observed, modules)
+
+
+def named_by_user(model: nn.Module, wanted: Any) -> list[nn.Module]:
+    """The modules that name patterns, classes, modules, or lists of these, stand for.
+
+    In a pattern, `*` stays within one part of a name. A container given by itself stands for its children.
+    """
+    if isinstance(wanted, (nn.ModuleList, nn.Sequential)):
+        return list(wanted)
+    if isinstance(wanted, str):
+        found = [m for name, m in model.named_modules() if _matches(name, wanted)]
+    elif isinstance(wanted, type):
+        found = [m for m in model.modules() if isinstance(m, wanted)]
+    elif isinstance(wanted, nn.Module):
+        found = [wanted]
+    elif isinstance(wanted, Iterable):
+        items = [[item] if isinstance(item, nn.Sequential) else named_by_user(model, item) for item in wanted]
+        found = [module for item in items for module in item]
+    else:
+        raise TypeError(
+            "blocks must be 'auto', a name pattern, a module class, modules or a list of these, "
+            f"not {type(wanted).__name__}"
+        )
+    return [part for m in found for part in (m if isinstance(m, nn.ModuleList) else [m])]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _automatic(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    for strategy in (_hugging_face_layers, _container_children, _top_level_calls):
+        modules = _outermost(model, strategy(model, observed))
+        if modules:
+            return modules
+    return [model]
+
+
+def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    layers = sys.modules.get("transformers.modeling_layers")
+    layer_class = getattr(layers, "GradientCheckpointingLayer", None)
+    if layer_class is None:
+        return []
+    called = {id(call.module) for call in observed.calls}
+    return [m for m in model.modules() if isinstance(m, layer_class) and id(m) in called]
+
+
+def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    """Children of the outermost containers; a child that is little else than a container is opened as well."""
+    called = {id(call.module) for call in observed.calls}
+    found: list[nn.Module] = []
+
+    def open_container(container: nn.Module) -> None:
+        for child in container.children():
+            inner = child if _is_container(child) else _all_but(child, observed)
+            if inner is not None and len([part for part in inner.children() if id(part) in called]) > 1:
+                open_container(inner)
+            elif id(child) in called:
+                found.append(child)
+
+    def search(module: nn.Module) -> None:
+        if _is_container(module):
+            open_container(module)
+            return
+        for child in module.children():
+            search(child)
+
+    search(model)
+    return found if len(found) > 1 else []
+
+
+def _is_container(module: nn.Module) -> bool:
+    """A list of several children; a Sequential with a forward of its own may do more than call them in order."""
+    if isinstance(module, nn.Sequential):
+        return len(module) > 1 and _is_plain(module)
+    return isinstance(module, nn.ModuleList) and len(module) > 1
+
+
+def _is_plain(container: nn.Sequential) -> bool:
+    return type(container).forward is nn.Sequential.forward
+
+
+ALL_BUT = 0.9  # of a module's parameters
+
+
+def _all_but(module: nn.Module, observed: Trace) -> nn.Module | None:
+    """The container that a module is little else than: it has nearly all of the parameters, and what its last child
+    returns is what the module returns.
+    """
+    total = sum(p.numel() for p in module.parameters())
+    for part in module.modules():
+        if part is not module and _is_container(part):
+            share = sum(p.numel() for p in part.parameters())
+            last = observed.calls_of(list(part.children())[-1])
+            calls = list(zip(observed.calls_of(module), last, strict=False))
+            hands_on = bool(calls) and all(outer.returns & inner.returns for outer, inner in calls)
+            return part if total and share >= ALL_BUT * total and hands_on else None
+    return None
+
+
+def _top_level_calls(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    """The calls at the first depth at which there are several."""
+    for depth in range(1, max((call.depth for call in observed.calls), default=0) + 1):
+        modules = [call.module for call in observed.calls if call.depth == depth and call.output_requires_grad]
+        if len(modules) > 1:
+            return modules
+    return []
+
+
+def _outermost(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Leaves out modules that lie inside another of the list."""
+    chosen = {id(m) for m in modules}
+    inner = {id(part) for m in modules for part in m.modules() if part is not m}
+    return [m for m in dict.fromkeys(modules) if id(m) in chosen - inner]
+
+
+def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Module]) -> list[Block]:
+    outermost = {id(m): m for m in _outermost(model, modules)}
+    merged = _merged_children(model, observed, outermost)
+    blocks: list[Block] = []
+    seen: set[int] = set()
+    for call in observed.calls:
+        if id(call.module) not in outermost or id(call.module) in seen:
+            continue
+        block = merged.get(id(call.module)) or Block(call.name, (call.module,))
+        seen.update(id(m) for m in block.modules)
+        if _can_be_stage(observed, block):
+            blocks.append(block)
+    return blocks
+
+
+def _can_be_stage(observed: Trace, block: Block) -> bool:
+    """Not without a backward, and not where a caller's tensor is changed in place or only looked at differently."""
+    first = observed.calls_of(block.modules[0])
+    last = observed.calls_of(block.modules[-1])
+    return all(
+        end.output_requires_grad and not begin.wrote_input and not (end.returns and end.returns <= begin.reads)
+        for begin, end in zip(first, last, strict=True)
+    )
+
+
+def _merged_children(model: nn.Module, observed: Trace, chosen: dict[int, nn.Module]) -> dict[int, Block]:
+    """Children of a Sequential that belong to their predecessor, merged with it; by id of each module."""
+    blocks: dict[int, Block] = {}
+    for prefix, container in model.named_modules():
+        if not (isinstance(container, nn.Sequential) and _is_plain(container)):
+            continue
+        for start, group in _runs(observed, list(container), chosen):
+            if len(group) > 1:
+                name = f"{prefix}.{start}" if prefix else str(start)
+                block = Block(f"{name}-{start + len(group) - 1}", tuple(group), container, start)
+                blocks.update((id(module), block) for module in group)
+    return blocks
+
+
+def _runs(
+    observed: Trace, children: Sequence[nn.Module], chosen: dict[int, nn.Module]
+) -> Iterator[tuple[int, list[nn.Module]]]:
+    start, group = 0, [children[0]] if children else []
+    for position, child in enumerate(children[1:], 1):
+        if id(child) in chosen and id(group[-1]) in chosen and _belongs_to(observed, group[-1], child):
+            group.append(child)
+        else:
+            yield start, group
+            start, group = position, [child]
+    if group:
+        yield start, group
+
+
+def _belongs_to(observed: Trace, before: nn.Module, module: nn.Module) -> bool:
+    """Whether a child works on its predecessor's output, or is all that keeps that output from being let go.
+
+    The first cannot be run apart from it. In the second case neither saves what lies between them, and a stage that
+    ended there would count it as saved.
+    """
+    calls = list(zip(observed.calls_of(before), observed.calls_of(module), strict=False))
+    return any(call.wrote_input or call.returns & call.reads for _, call in calls) or all(
+        not first.returns & (first.saves | second.saves) for first, second in calls
+    )

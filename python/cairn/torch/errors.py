@@ -1,0 +1,69 @@
+"""What can go wrong, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import cairn
+from cairn import format_bytes
+
+
+class TorchError(cairn.Error):
+    """Base of the errors of `cairn.torch`."""
+
+
+class Unsupported(TorchError, cairn.Unsupported):
+    """The model or the step does something that cannot be made safe; the message names it."""
+
+
+class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
+    """No plan fits in the budget.
+
+    Attributes:
+        budget_bytes: the budget that was asked for.
+        least_bytes: the least budget that works, the reserve included.
+        reserve_bytes: what of it a plan leaves free.
+        composition: what makes up the peak at the least budget, bytes by name.
+        peak_at: when that peak is.
+        blocking: what the first operation does that does not fit in the budget that was asked for.
+    """
+
+    reserve_bytes: int
+    composition: Mapping[str, int]
+    peak_at: str
+    blocking: str
+
+    @classmethod
+    def make(
+        cls, budget: int, least: int, reserve: int, parts: Mapping[str, int], peak_at: str, blocking: str
+    ) -> InfeasibleBudget:
+        """The error with its text."""
+        largest = sorted(parts.items(), key=lambda part: -part[1])[:6]
+        listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in largest)
+        error = cls(
+            f"no plan fits in {format_bytes(budget)}; the least budget that works is {format_bytes(least)} "
+            f"({least} bytes, {format_bytes(reserve)} of them in reserve). Its peak is during the {peak_at}: {listed}. "
+            f"The first thing that does not fit is the {blocking}. Smaller batches need less, and so may blocks= that "
+            "cut the model finer",
+            budget_bytes=budget,
+            least_bytes=least,
+        )
+        error.reserve_bytes, error.composition = reserve, dict(parts)
+        error.peak_at, error.blocking = peak_at, blocking
+        return error
+
+
+class BudgetExceeded(TorchError):
+    """A measured step took more memory than its plan's budget."""
+
+
+class PlanMismatch(TorchError):
+    """A plan was made for something else: another model, other shapes, another version."""
+
+
+class VerificationFailed(TorchError):
+    """The planned step's result or peak is not what it must be."""
+
+
+class RecomputationError(TorchError):
+    """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice."""

@@ -1,0 +1,243 @@
+"""The calls that most people need: one that does everything, and its relatives."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from .check import Watch
+from .errors import InfeasibleBudget
+from .handle import Handle, apply, handle
+from .plan import Plan, plan
+from .profiler import profile
+from .report import Report, explain
+
+_PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes")
+_PLAN_OPTIONS = ("host_budget", "allow", "solver", "scope", "gradients", "time_limit")
+
+
+def checkpoint(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Any = "auto",
+    check_steps: int = 2,
+    strict: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Makes a model train within a budget: profile, plan and apply in one call. Returns the same module.
+
+    args, kwargs: a sample of what the training loop calls the model with (a tensor may stand for a tuple of one).
+    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
+    check_steps: so many training steps are measured. One over the budget warns, and the plan is made again with a
+        larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
+    options: loss_fn, optimizer, blocks, keep, passes as for `profile`; solver, scope, gradients, allow as for `plan`;
+        preserve_rng_state, determinism_check as for `apply`.
+
+    A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
+    of, and then leaves the model, and the old plan, alone.
+    """
+    _applied(model, args, kwargs, budget, check_steps, strict, options)
+    return model
+
+
+def _applied(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    budget: Any,
+    check_steps: int,
+    strict: bool,
+    options: Mapping[str, Any],
+) -> Handle:
+    to_profile, to_plan, left = _sorted_options(options)
+    watch(model, None, steps=0)
+    measured = profile(model, args, kwargs, **to_profile)
+    made = plan(measured, budget, **to_plan)
+    old = handle(model)
+    if old is not None:
+        old.remove()
+    applied = apply(model, made, **left)
+    target = weakref.ref(model)
+
+    def plan_again(measured_bytes: int, predicted_bytes: int) -> None:
+        nonlocal measured
+        model = target()
+        current = None if model is None else handle(model)
+        if model is None or current is None:
+            return
+        measured = measured.corrected(measured_bytes - predicted_bytes)
+        try:
+            corrected = plan(measured, budget, **to_plan)
+        except InfeasibleBudget as error:
+            warnings.warn(f"the plan stays as it is: {error}", stacklevel=2)
+            return
+        current.remove()
+        apply(model, corrected, **left)
+        watch(model, corrected, check_steps, strict, plan_again)
+
+    watch(model, made, check_steps, strict, plan_again)
+    return applied
+
+
+def _sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Those of `profile`, of `plan`, and the rest."""
+    to_profile = {name: value for name, value in options.items() if name in _PROFILE_OPTIONS}
+    to_plan = {name: value for name, value in options.items() if name in _PLAN_OPTIONS}
+    return to_profile, to_plan, {n: v for n, v in options.items() if n not in to_profile and n not in to_plan}
+
+
+def watch(
+    model: nn.Module,
+    made: Plan | None,
+    steps: int = 2,
+    strict: bool = False,
+    on_miss: Callable[[int, int], None] | None = None,
+) -> None:
+    """Measures the next training steps of a planned model; `report` shows the worst of them."""
+    old = _watches.pop(model, None)
+    if old is not None:
+        old.remove()
+    if steps > 0 and made is not None:
+        _watches[model] = Watch(made, steps, strict, on_miss)
+        _watches[model].attach(model)
+
+
+_watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
+
+
+def report(model: nn.Module) -> Report:
+    """What is planned for a model on which `checkpoint` or `apply` works, and what was measured."""
+    applied = handle(model)
+    if applied is None:
+        raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
+    found = _watches.get(model)
+    return explain(applied.plan, found.measured if found is not None else None)
+
+
+@contextlib.contextmanager
+def budget(
+    model: nn.Module, total: Any, sample_args: Any = (), sample_kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Handle]:
+    """`checkpoint` for the body of a with statement; the model is as it was afterwards."""
+    check_steps, strict = options.pop("check_steps", 0), options.pop("strict", False)
+    applied = _applied(model, sample_args, sample_kwargs, total, check_steps, strict, options)
+    try:
+        yield applied
+    finally:
+        watch(model, applied.plan, steps=0)
+        applied.remove()
+
+
+# -- checkpoint_sequential -----------------------------------------------------------------------------------
+
+
+class _Chained(nn.Module):
+    """Functions called one after the other; a tuple is handed on as several arguments."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.links = nn.ModuleList(f if isinstance(f, nn.Module) else _Function(f) for f in functions)
+        self.constant = dict(kwargs)
+
+    def forward(self, *value: Any) -> Any:
+        return _run_chain(list(self.links), value if len(value) != 1 else value[0], self.constant)
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _run_chain(functions: Sequence[Callable[..., Any]], value: Any, kwargs: Mapping[str, Any]) -> Any:
+    for function in functions:
+        value = function(*value, **kwargs) if isinstance(value, tuple) else function(value, **kwargs)
+    return value
+
+
+_chains: OrderedDict[tuple[Any, ...], tuple[_Chained, Plan]] = OrderedDict()  # the last few that were planned
+_CHAINS_KEPT = 4
+
+
+def checkpoint_sequential(
+    functions: nn.Sequential | Sequence[Callable[..., Any]],
+    segments: int | None = None,
+    input: Any = None,
+    *,
+    budget: Any = None,
+    preserve_rng_state: bool = True,
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """As `torch.utils.checkpoint.checkpoint_sequential`, and with a budget instead of a number of segments.
+
+    segments: the functions are cut into so many of equal count; all but the last are run again in the backward.
+    budget: bytes or a size such as "2GiB" for the activations of these functions (parameters and gradients are not
+        counted): what is run again is then chosen by measurement, at the first call and for every new input shape.
+    input: a tensor, or a tuple that is passed as several arguments. kwargs go to every function.
+    """
+    chain = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
+    if (segments is None) == (budget is None):
+        raise ValueError("give either segments or budget=")
+    if segments is not None:
+        return _in_segments(chain, segments, input, preserve_rng_state, kwargs or {})
+    arguments = input if isinstance(input, tuple) else (input,)
+    if not torch.is_grad_enabled():
+        return _run_chain(chain, input, kwargs or {})
+    planned, made = _planned_chain(chain, budget, arguments, kwargs or {}, options)
+    with apply(planned, made, preserve_rng_state=preserve_rng_state):  # the backward needs it no more
+        return planned(*arguments)
+
+
+def _in_segments(
+    chain: Sequence[Callable[..., Any]], segments: int, value: Any, preserve_rng_state: bool, kwargs: Mapping[str, Any]
+) -> Any:
+    if not 1 <= segments <= len(chain):
+        raise ValueError(f"segments must lie between 1 and the number of functions, {len(chain)}; it is {segments}")
+    length = len(chain) // segments
+    for start in range(0, length * (segments - 1), length):
+        part = chain[start : start + length]
+        arguments = value if isinstance(value, tuple) else (value,)
+        value = torch_checkpoint(
+            lambda *inputs, part=part: _run_chain(part, inputs if len(inputs) != 1 else inputs[0], kwargs),
+            *arguments,
+            use_reentrant=False,
+            preserve_rng_state=preserve_rng_state,
+        )
+    return _run_chain(chain[length * (segments - 1) :], value, kwargs)
+
+
+def _planned_chain(
+    chain: Sequence[Callable[..., Any]],
+    budget: Any,
+    arguments: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> tuple[_Chained, Plan]:
+    shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in arguments if isinstance(t, torch.Tensor))
+    constants = tuple(sorted((name, id(value)) for name, value in kwargs.items()))
+    training = tuple(f.training for f in chain if isinstance(f, nn.Module))
+    key = (tuple(map(id, chain)), str(budget), shapes, constants, training, str(sorted(options.items())))
+    if key not in _chains:
+        made = _Chained(chain, kwargs)
+        to_profile, to_plan, unknown = _sorted_options({"scope": "activations", "blocks": made.links, **options})
+        if unknown:
+            raise TypeError(f"checkpoint_sequential has no option {', '.join(unknown)}")
+        _chains[key] = made, plan(profile(made, arguments, **to_profile), budget, **to_plan)
+        while len(_chains) > _CHAINS_KEPT:
+            _chains.popitem(last=False)
+    _chains.move_to_end(key)
+    return _chains[key]

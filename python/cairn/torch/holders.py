@@ -1,0 +1,234 @@
+"""What autograd's graph keeps in place of a block's saved tensors, and the hooks that fill it.
+
+A first run puts one `Holder` into the graph for every tensor that autograd saves: full, or empty if the schedule drops
+what the block saves. A later run refills the holders, matched by the order in which tensors are packed; the backward
+only reads. The graph owns the holders; the executor knows them by weak references, so that what autograd is done with
+is gone. A holder of a tensor that is one of the block's arguments (or a view of one) holds nothing: it asks for the
+argument, which the executor keeps once for all its readers.
+
+All holders of a block's run share one `Lease`. When the last of them goes, the block's backward is over and its graph
+freed, and what was kept for running the block again is freed with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _compat
+from .errors import RecomputationError, Unsupported
+
+if TYPE_CHECKING:
+    from .replay import Run
+
+Meta = tuple[torch.Size, torch.dtype, torch.device]
+View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
+
+
+class Lease:
+    """Alive as long as autograd may still need what one run of a block saved."""
+
+    __slots__ = ("__weakref__", "run", "stage")
+
+    def __init__(self, run: Run, stage: int) -> None:
+        self.run, self.stage = run, stage
+
+
+class Holder:
+    """Stands for one saved tensor in the graph. Empty: its tensor is None."""
+
+    __slots__ = ("__weakref__", "lease", "tensor", "version")
+
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None) -> None:
+        self.lease = lease
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+        if tensor is not None:
+            self.fill(tensor)
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Keeps the tensor: its storage, not its place in the graph, which would be a cycle."""
+        self.tensor = tensor.detach()
+        self.version = _compat.saved_version(tensor)
+
+    def empty(self) -> None:
+        """Lets go of the tensor."""
+        self.tensor = None
+
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor, for autograd. What is not there is brought by the schedule, or is an error."""
+        tensor = self.tensor
+        if tensor is None:
+            tensor = self.lease.run.missing(self)
+        if _compat.saved_version(tensor) != self.version:
+            raise RuntimeError(
+                f"one of the tensors that '{self.lease.run.name(self.lease.stage)}' saved for its backward "
+                f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"
+            )
+        return tensor
+
+
+class ArgumentHolder(Holder):
+    """Stands for a saved tensor that is an argument of the block, or a view of one: the executor has it."""
+
+    __slots__ = ("_index", "_view")
+
+    def __init__(self, lease: Lease, index: int, view: View | None) -> None:
+        super().__init__(lease, None)
+        self._index, self._view = index, view
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: the executor has the argument of the later run as well."""
+
+    def unpack(self) -> torch.Tensor:
+        """The argument as it is in memory now."""
+        return self.lease.run.argument_of(self.lease.stage, self._index, self._view)
+
+
+class FirstRun:
+    """Pack hooks of a block's first run."""
+
+    def __init__(
+        self, lease: Lease, arguments: Sequence[torch.Tensor], keep: bool, digest: Callable[[torch.Tensor], Any] | None
+    ) -> None:
+        self.holders: list[weakref.ref[Holder]] = []
+        self.metas: list[Meta] = []
+        self.digests: list[Any] = []
+        self._lease, self._keep, self.digest = lease, keep, digest
+        self._arguments = {key: i for i, t in reversed(list(enumerate(arguments))) if (key := _compat.storage_key(t))}
+        self._leaves = list(arguments)
+        self._versions = [_compat.version(t) for t in arguments]
+
+    def pack(self, tensor: torch.Tensor) -> Holder:
+        """Called by autograd with each tensor that it saves."""
+        key = _compat.storage_key(tensor) if self._arguments else 0
+        holder = self._referring(tensor, self._arguments[key]) if key in self._arguments else None
+        if holder is None:
+            holder = Holder(self._lease, tensor if self._keep else None)
+        self.holders.append(weakref.ref(holder))
+        self.metas.append((tensor.shape, tensor.dtype, tensor.device))
+        if self.digest is not None:
+            self.digests.append(self.digest(tensor))
+        return holder
+
+    def close(self) -> bool:
+        """To be called after the run: lets go of all but weak references. True if no holder is alive."""
+        self._leaves, self._arguments, self._versions = [], {}, []
+        del self._lease
+        return not any(True for _ in self.alive())
+
+    def alive(self) -> Iterator[Holder]:
+        """The holders that the graph still has."""
+        for reference in self.holders:
+            holder = reference()
+            if holder is not None:
+                yield holder
+
+    def _referring(self, tensor: torch.Tensor, index: int) -> Holder | None:
+        """A holder that refers to an argument, if the tensor can be made from it."""
+        argument = self._leaves[index]
+        if (
+            tensor.dtype != argument.dtype
+            or tensor.is_conj() != argument.is_conj()
+            or tensor.is_neg() != argument.is_neg()
+            or _compat.version(tensor) != self._versions[index]
+        ):
+            return None
+        view = geometry(tensor)
+        return ArgumentHolder(self._lease, index, None if view == geometry(argument) else view)
+
+
+class LaterRun:
+    """Pack hooks of a later run of a block: they refill the holders, or only count."""
+
+    def __init__(self, name: str, first: FirstRun, keep: bool, check: bool) -> None:
+        self._name, self._first, self._keep, self._check = name, first, keep, check
+        self._count = 0
+
+    def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
+        """Called by autograd with each tensor that it would save."""
+        index = self._count
+        self._count += 1
+        if index >= len(self._first.holders):
+            return None  # `finish` says so
+        if self._check and (tensor.shape, tensor.dtype, tensor.device) != self._first.metas[index]:
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: its saved tensor {index} was "
+                f"{_describe(self._first.metas[index])} and is {_describe(_meta(tensor))} when run again; keep this "
+                "block, or make what it depends on part of its arguments"
+            )
+        if self._first.digest is not None and self._first.digest(tensor) != self._first.digests[index]:
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: the values of its saved tensor "
+                f"{index} ({_describe(_meta(tensor))}) differ when run again"
+            )
+        holder = self._first.holders[index]()
+        if not self._keep:
+            return holder
+        if holder is None:
+            return _Passing(tensor.detach())
+        holder.fill(tensor)
+        return holder
+
+    def finish(self) -> None:
+        """To be called after the run."""
+        if self._count != len(self._first.holders):
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: it saved {len(self._first.holders)} tensors for its "
+                f"backward and {self._count} when run again; keep this block, or make what it depends on part of its "
+                "arguments"
+            )
+
+
+def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which autograd saves through the recorder."""
+    return torch.autograd.graph.saved_tensors_hooks(recorder.pack, _unpack_any)
+
+
+def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
+    if holder is None:
+        raise Unsupported("a block computes gradients inside its own forward; keep this block")
+    return holder.unpack()
+
+
+class _Passing:
+    """Stands, in the graph of a later run, for a tensor whose first holder is gone: the block itself used it."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def unpack(self) -> torch.Tensor:
+        return self._tensor
+
+
+def geometry(tensor: torch.Tensor) -> View:
+    """How a tensor lies in its storage."""
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _meta(tensor: torch.Tensor) -> Meta:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _describe(meta: Meta) -> str:
+    return f"{tuple(meta[0])} {str(meta[1]).removeprefix('torch.')} on {meta[2]}"
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A number that almost surely differs where two tensors of one shape do, by a bit or more."""
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().view(-1)
+        if flat.numel() == 0:
+            return 0
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).reshape(-1)
+        if flat.dtype is torch.bool:
+            flat = flat.view(torch.uint8)
+        bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+        weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
+        return int((bits.to(torch.int64) * weights).sum().item())

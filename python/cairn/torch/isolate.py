@@ -1,0 +1,226 @@
+"""Running one block alone, with a backward whose memory is that of the real step.
+
+How the backward is begun decides what is measured: `y.backward(d)` keeps y and d alive for the whole backward, which
+no training step does. So the block stands between two functions that save nothing: `_Source` hands over the inputs and
+is where their gradients end; `_Sink` takes the outputs, and in the backward makes their gradients and hands them over
+as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import _compat, memory
+from .caches import own_caches
+from .tree import Tree, tensors_in
+
+
+@dataclasses.dataclass
+class Hooks:
+    """What a handler is told while autograd runs."""
+
+    begun: Callable[[], None] = lambda: None  # the gradients of the outputs exist
+    arrived: Callable[[Sequence[torch.Tensor | None]], None] = lambda grads: None  # so do those of the inputs
+
+
+class _Source(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, inputs: list[torch.Tensor], hooks: Hooks) -> Any:
+        ctx.hooks = hooks
+        ctx.set_materialize_grads(False)
+        return tuple(detached(t) for t in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        ctx.hooks.arrived(grads)
+        return None, None, None
+
+
+class _Sink(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hooks: Hooks, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.hooks = hooks
+        ctx.shapes = [_Like(t) for t in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grads = [like.tensor() for like in ctx.shapes]
+        ctx.hooks.begun()
+        return None, *grads
+
+
+class _Bridge(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, hooks: Hooks, outputs: list[torch.Tensor], *inputs: torch.Tensor
+    ) -> Any:
+        ctx.hooks = hooks
+        ctx.shapes = [_Like(t) for t in inputs]
+        ctx.set_materialize_grads(False)
+        taken = tuple(outputs)
+        outputs.clear()
+        return taken
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        ctx.hooks.arrived(grads)
+        result = [like.tensor() for like in ctx.shapes]
+        ctx.hooks.begun()
+        return None, None, None, *result
+
+
+class _Like:
+    """Shape, strides, type and device of a tensor, without holding it."""
+
+    __slots__ = ("_device", "_dtype", "_shape", "_strides")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        self._strides = tensor.stride() if tensor.layout is torch.strided else None
+
+    def tensor(self) -> torch.Tensor:
+        """A new one; all its values are normal numbers, for denormal ones take their own time."""
+        if self._strides is None:
+            return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
+        example = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device="meta")
+        return torch.full_like(example, 1e-3, device=self._device)
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """The same storage without history and without being a view to autograd, so that it may be changed in place."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not memory.has_storage(tensor):
+        return tensor.detach()
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+class Arguments:
+    """The arguments of one call of a block, which can be passed on with fresh graph inputs."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._value = (args, kwargs)
+        self._tree = Tree.of(self._value)
+        self.tensors = self._tree.leaves
+        self.differentiable = [t for t in self.tensors if t.requires_grad]
+
+    def source(self, hooks: Hooks) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the differentiable tensors coming out of a `_Source`."""
+        if not self.differentiable:
+            return own_caches(*self._value)
+        fresh = iter(_Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks))
+        args, kwargs = self._tree.build([next(fresh) if t.requires_grad else t for t in self.tensors])
+        return own_caches(args, kwargs)
+
+
+def differentiable(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value that have a backward, each once."""
+    return list({id(t): t for t in tensors_in(value) if t.requires_grad}.values())
+
+
+def sink(outputs: Sequence[torch.Tensor], hooks: Hooks) -> torch.Tensor:
+    """The root from which the backward of outputs (and of tied parameters, which get a gradient first) begins."""
+    return _Sink.apply(hooks, *outputs)
+
+
+def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks) -> Any:
+    """`output` as the result of a function of `inputs` that saves nothing; inputs passed through stay themselves."""
+    same = {identity(t): t for t in inputs}
+    tree = Tree.of(output)
+    made = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
+    taken = [detached(t) for t in made]
+    fresh = iter(_Bridge.apply(_anchor(made[0].device), hooks, taken, *inputs) if made else ())
+    return tree.build([_replaced(t, same, fresh) for t in tree.leaves])
+
+
+def _replaced(tensor: torch.Tensor, same: dict[Any, torch.Tensor], fresh: Iterator[torch.Tensor]) -> torch.Tensor:
+    if not tensor.requires_grad:
+        return tensor
+    passed_through = same.get(identity(tensor))
+    return next(fresh) if passed_through is None else passed_through
+
+
+@functools.lru_cache
+def _anchor(device: torch.device) -> torch.Tensor:
+    """Something to differentiate with respect to, so that what comes out of a function has a backward."""
+    return torch.zeros((), requires_grad=True, device=device)
+
+
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that show the same storage in the same way."""
+    if not memory.has_storage(tensor):
+        return (id(tensor),)
+    return (_compat.storage_id(tensor), tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride()))
+
+
+@contextlib.contextmanager
+def as_in_backward(device: torch.device) -> Iterator[None]:
+    """A backward runs outside the autocast region of its forward, whose copies of parameters are gone by then."""
+    if not torch.is_autocast_enabled(device.type):
+        yield
+        return
+    with torch.autocast(device.type, enabled=False), _compat.outside_autocast():
+        yield
+
+
+# -- what autograd saves -------------------------------------------------------------------------------------
+
+
+class _Holder:
+    """What the graph keeps for one saved tensor."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class SavedTensors:
+    """Pack hooks that keep everything, as the executor does for a block that saves; counts what is saved."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.storages: set[int] = set()
+
+    def recording(self) -> contextlib.AbstractContextManager[None]:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
+
+    def _pack(self, tensor: torch.Tensor) -> _Holder:
+        self.count += 1
+        if memory.has_storage(tensor):
+            self.storages.add(_compat.storage_id(tensor))
+        return _Holder(tensor.detach())
+
+
+def saving_nothing() -> contextlib.AbstractContextManager[None]:
+    """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
+
+    A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(_Like, _Like.tensor)
+
+
+@contextlib.contextmanager
+def capturing_nothing() -> Iterator[None]:
+    """Whoever collects what modules return (transformers, for `output_hidden_states` and the like) does not see it."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = getattr(capturing, "_active_collector", None)
+    if collector is None:
+        yield
+        return
+    token = collector.set(None)
+    try:
+        yield
+    finally:
+        collector.reset(token)

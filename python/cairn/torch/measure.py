@@ -1,0 +1,385 @@
+"""Measures a training step stage by stage, in one forward and one backward in which the blocks save nothing.
+
+The model runs as ever, but every block that is reached is run alone (`block_meter.py`), and then a function that saves
+nothing takes its place in the graph. So no more memory is needed than for the blocks' outputs, one block's saved
+tensors and what lies outside blocks, and the surroundings are measured in the graph in which they really run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _compat, isolate, memory
+from .block_meter import BlockMeter, Created, parameters_of, peak_without
+from .blocks import Block, intercepted
+from .sample import Sample, backward_of
+from .stage_measure import SLACK_BYTES, StageMeasure
+from .tree import tensors_in
+
+LOSS_BYTES = 4
+
+
+@dataclasses.dataclass
+class StepMeasure:
+    """All stages in order, and what is resident beside them."""
+
+    stages: list[StageMeasure]
+    pinned: dict[str, int]  # outputs of blocks that are read or held later on, by name
+    blocks: list[StageMeasure]  # the stages that are blocks
+    input_grad_bytes: int  # gradients of the step's input
+    surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
+
+
+# -- the pass that measures memory ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Moment:
+    """A mark, with what blocks' outputs and gradients handed to or by blocks take at it."""
+
+    mark: int
+    outputs_bytes: int
+    grads_bytes: int = 0
+
+
+@dataclasses.dataclass
+class _Segment:
+    """What runs outside blocks before the first, between two, or after the last of them."""
+
+    begin: _Moment
+    end: _Moment | None = None
+    backward_begin: _Moment | None = None
+    backward_end: _Moment | None = None
+
+
+@dataclasses.dataclass
+class _Run:
+    """One call of a block."""
+
+    stage: StageMeasure
+    alone: BlockMeter
+    inputs: dict[int, int]  # bytes by storage of the inputs that have a gradient
+    chained: bool  # it reads exactly what the block before it returned
+    handed_bytes: int  # gradients that are made in its place for its inputs
+    chained_to: bool = False  # so does the next block of this one
+    outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
+    tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
+    pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
+    unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
+    saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
+    alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
+    arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
+    arrived: _Moment | None = None
+
+    def returned(self, tensor: torch.Tensor) -> bool:
+        """True for a tensor that this run returned and nobody changed."""
+        identity = isolate.identity(tensor)
+        return any(identity == known and tensor._version == version for _, known, version in self.tensors)
+
+
+class MemoryPass:
+    """One forward and backward under a meter; see the top of this file."""
+
+    def __init__(self, sample: Sample, blocks: Sequence[Block], owners: Owners, device: torch.device) -> None:
+        self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
+        self._meter = memory.meter_for(device)
+        self._static = _static_storages(sample)
+        self._runs: list[_Run] = []
+        self._segments: list[_Segment] = []
+        self._calls: dict[int, int] = {}
+        self._created: Created = []
+        self._held: dict[int, int] = {}
+
+    def run(self) -> StepMeasure:
+        handles = [
+            p.register_post_accumulate_grad_hook(self._accumulated)
+            for p in self._sample.model.parameters()
+            if p.requires_grad and p.is_leaf
+        ]
+        torch.clear_autocast_cache()
+        try:
+            with self._meter:
+                self._step()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return self._evaluate()
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not self._owners.is_shared(parameter):
+            self._created.append((self._meter.mark(), memory.storage_bytes(parameter.grad)))
+
+    def _step(self) -> None:
+        self._segments.append(_Segment(self._moment()))
+        with intercepted(self._blocks, self._handle):
+            output, loss = self._sample.forward()
+        self._segments[-1].end = self._moment()
+        for run in self._runs:
+            if run.chained_to:
+                run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
+        self._held = memory.storages(tensors_in((output, loss)))
+        self._segments[-1].backward_begin = self._moment()
+        backward_of(output, loss)
+        self._segments[0].backward_end = self._moment()
+        del output, loss
+        for parameter in self._sample.model.parameters():
+            parameter.grad = None
+
+    def _moment(self, grads_bytes: int = 0) -> _Moment:
+        alive = sum(ref.nbytes for run in self._runs for ref in run.outputs if ref.alive())
+        return _Moment(self._meter.mark(), alive, grads_bytes)
+
+    # blocks
+
+    def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._segments[-1].end = self._moment()
+        call = self._calls.get(id(block), 0)
+        self._calls[id(block)] = call + 1
+        arguments = isolate.Arguments(args, kwargs)
+        stage = StageMeasure(block.name, "block", block.class_name, call)
+        run = _Run(
+            stage,
+            BlockMeter(self._meter, stage, block, self._device),
+            memory.storages(arguments.differentiable),
+            self._is_chained(arguments),
+            memory.dense_bytes(arguments.differentiable),
+        )
+        self._note_readings(run, arguments)
+        hooks, waiting = isolate.Hooks(), self._owners.waiting(block, call)
+        output = run.alone.run(function, arguments, hooks, waiting, self._created)
+        self._note_weight_grads(run, waiting)
+        self._remember_outputs(run, output, arguments)
+        self._runs.append(run)
+        self._segments.append(_Segment(self._moment()))
+        self._join(len(self._runs) - 1, hooks)
+        return output
+
+    def _is_chained(self, arguments: isolate.Arguments) -> bool:
+        """The gradient's way leads to the block before and to nothing else that was made since then."""
+        if not self._runs:
+            return False
+        last = self._runs[-1]
+        older = {key for run in self._runs[:-1] for key in run.inputs} | set(last.inputs)
+        older |= {ref.key for run in self._runs[:-1] for ref in run.outputs}
+        from_last = [t for t in arguments.differentiable if last.returned(t)]
+        others = [t for t in arguments.differentiable if not last.returned(t)]
+        return bool(from_last) and all(_compat.storage_id(t) in older for t in others if memory.has_storage(t))
+
+    def _note_readings(self, run: _Run, arguments: isolate.Arguments) -> None:
+        """What earlier blocks returned and is still there: read here, or held by the caller."""
+        read = {_compat.storage_id(t) for t in arguments.tensors if memory.has_storage(t)}
+        for earlier in self._runs:
+            alive = {ref.key: ref.nbytes for ref in earlier.outputs if ref.alive()}
+            if run.chained and earlier is self._runs[-1]:
+                earlier.unread = {ref.key for ref in earlier.outputs} - read
+                run.alive |= {key: size for key, size in alive.items() if key not in read}
+                continue
+            earlier.pinned |= read & set(alive)
+            if earlier.chained_to:
+                run.alive |= alive
+        if run.chained:
+            self._runs[-1].chained_to = True
+        returned = {ref.key for earlier in self._runs for ref in earlier.outputs}
+        run.arguments = [
+            t
+            for t in arguments.tensors
+            if memory.has_storage(t) and _compat.storage_id(t) not in returned | self._static
+        ]
+
+    def _note_weight_grads(self, run: _Run, waiting: Sequence[nn.Parameter]) -> None:
+        """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
+        stage, there = run.stage, {id(p) for p in waiting}
+        for parameter, size in run.alone.weight_grads:
+            if id(parameter) in there:
+                continue
+            stage.weight_grad_bytes += size
+            if self._owners.is_shared(parameter):
+                stage.accumulated_weight_grad_bytes += size
+
+    def _remember_outputs(self, run: _Run, output: Any, arguments: isolate.Arguments) -> None:
+        read = set(memory.storages(arguments.tensors))
+        returned = memory.storages(tensors_in(output))
+        run.stage.output_bytes = sum(size for key, size in returned.items() if key not in self._static | read)
+        run.saved_outputs = run.alone.saved_outputs(output)
+        fresh = [t for t in tensors_in(output) if memory.has_storage(t)]
+        refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
+        known = self._static | set(run.inputs) | {ref.key for r in self._runs for ref in r.outputs}
+        run.outputs = [ref for key, ref in refs.items() if key not in known]
+        run.tensors = [(weakref.ref(t), isolate.identity(t), t._version) for t in fresh]
+
+    def _join(self, index: int, hooks: isolate.Hooks) -> None:
+        """Takes the readings at a block's place in the backward."""
+        run, before, after = self._runs[index], self._segments[index], self._segments[index + 1]
+
+        def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            present = [g for g in grads if g is not None]
+            run.stage.grad_bytes = memory.unique_bytes(present)
+            run.arrived = after.backward_end = self._moment(run.stage.grad_bytes)
+            run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
+
+        def begun() -> None:
+            run.arguments.clear()
+            # what arrived is released as soon as this returns
+            before.backward_begin = self._moment(run.handed_bytes + run.stage.grad_bytes)
+
+        hooks.arrived, hooks.begun = arrived, begun
+
+    # what it all means
+
+    def _evaluate(self) -> StepMeasure:
+        for measured in self._runs:
+            measured.alone.read()
+        readers = self._readers()
+        stages: list[StageMeasure] = []
+        surroundings: list[StageMeasure | None] = []
+        self._made_between = 0
+        for index, segment in enumerate(self._segments):
+            run = self._runs[index] if index < len(self._runs) else None
+            main = self._main_inputs(run, readers) if run is not None else {}
+            is_stage = self._is_stage(index, segment, main)
+            surroundings.append(self._outside_stage(index, segment, main) if is_stage else None)
+            stages += [stage for stage in surroundings[-1:] if stage is not None]
+            if run is not None:
+                self._finish_block(index, run, main, readers)
+                stages.append(run.stage)
+        pinned = {f"output of {run.stage.name}": size for run in self._runs if (size := _bytes_of(run, run.pinned))}
+        if self._made_between > SLACK_BYTES:
+            pinned["made between blocks"] = self._made_between
+        first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}
+        input_grad = sum(size for key, size in first.items() if key in self._static)
+        return StepMeasure(stages, pinned, [run.stage for run in self._runs], input_grad, surroundings)
+
+    def _readers(self) -> dict[int, list[int]]:
+        readers: dict[int, list[int]] = {}
+        for index, run in enumerate(self._runs):
+            for key in run.inputs:
+                readers.setdefault(key, []).append(index)
+        return readers
+
+    def _main_inputs(self, run: _Run, readers: dict[int, list[int]]) -> dict[int, int]:
+        """Inputs on the chain: those that no other block reads."""
+        index = self._runs.index(run)
+        return {key: size for key, size in run.inputs.items() if readers[key] == [index]}
+
+    def _outside_bytes(self, moment: _Moment) -> int:
+        return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
+
+    def _is_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> bool:
+        if index == len(self._runs):
+            return True
+        assert segment.end is not None
+        growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
+        if index and self._runs[index].chained:
+            self._made_between += max(0, growth)
+            return False
+        return bool(index) or growth > SLACK_BYTES or not set(main) <= self._static
+
+    def _outside_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> StageMeasure:
+        assert segment.end is not None
+        stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
+        blocks_outputs = {ref.key for run in self._runs[:index] for ref in run.outputs}
+        stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
+        growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
+        stage.saved_bytes = max(growth, stage.output_bytes, 0)
+        base = self._meter.level(segment.begin.mark)
+        stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
+        stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
+        if index < len(self._runs):
+            stage.grad_bytes = sum(self._runs[index].alone.grads.get(key, 0) for key in main)
+        else:
+            stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
+            stage.output_bytes = stage.grad_bytes = LOSS_BYTES
+        self._read_outside_backward(segment, stage)
+        return stage
+
+    def _read_outside_backward(self, segment: _Segment, stage: StageMeasure) -> None:
+        begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
+        if begin is None or end is None or end.mark < begin.mark:
+            return
+        base = self._outside_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
+        stage.backward_rise_bytes = meter.peak(begin.mark, end.mark, fresh=True) - base
+        created = [pair for pair in self._created if begin.mark < pair[0] <= end.mark]
+        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, created, True) - base
+        left = self._outside_bytes(end) - self._outside_bytes(begin) + stage.saved_bytes
+        stage.weight_grad_bytes = max(left, 0)
+        stage.accumulated_weight_grad_bytes = max(left - sum(size for _, size in created), 0)
+
+    def _outside_name(self, index: int) -> str:
+        if not self._runs:
+            return "the model"
+        if index == 0:
+            return f"before {self._runs[0].stage.name}"
+        if index == len(self._runs):
+            return f"after {self._runs[-1].stage.name}"
+        return f"between {self._runs[index - 1].stage.name} and {self._runs[index].stage.name}"
+
+    def _finish_block(self, index: int, run: _Run, main: dict[int, int], readers: dict[int, list[int]]) -> None:
+        stage = run.stage
+        stage.input_bytes = sum(run.inputs.values())
+        pinned = {key for other in self._runs for key in other.pinned}
+        held = sum(size for key, size in run.alive.items() if key not in pinned)
+        stage.forward_rise_bytes += held
+        stage.forward_only_rise_bytes += held
+        apart = run.pinned | run.unread  # not the chain's to keep
+        stage.output_bytes -= _bytes_of(run, apart)
+        stage.saved_bytes -= _bytes_of(run, apart - run.saved_outputs)
+        if run.chained_to:
+            following = self._runs[index + 1]
+            mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
+            stage.grad_bytes = sum(following.alone.grads.get(key, 0) for key in mine)
+        for key in set(run.inputs) - set(main):
+            if readers[key][-1] == index:  # first in the backward: this gradient waits for the others
+                stage.weight_grad_bytes += run.alone.grads.get(key, 0)
+                stage.accumulated_weight_grad_bytes += run.alone.grads.get(key, 0)
+        if run.arrived is None:
+            stage.keep_reason = stage.keep_reason or "the loss does not depend on it"
+
+
+def _bytes_of(run: _Run, keys: set[int]) -> int:
+    return sum(ref.nbytes for ref in run.outputs if ref.key in keys)
+
+
+def _static_storages(sample: Sample) -> set[int]:
+    tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
+    return set(memory.storages(tensors))
+
+
+# -- what several stages share -------------------------------------------------------------------------------
+
+
+class Owners:
+    """Which parameters several stages use: their gradients wait for each other in the engine."""
+
+    def __init__(self, model: nn.Module, order: Sequence[Block]) -> None:
+        inside = {id(m) for block in order for top in block.modules for m in top.modules()}
+        outside = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
+        self._users: dict[int, list[tuple[int, int]]] = {}
+        calls: dict[int, int] = {}
+        for block in order:
+            call = calls.get(id(block), 0)
+            calls[id(block)] = call + 1
+            for p in parameters_of(block):
+                self._users.setdefault(id(p), []).append((id(block), call))
+        self._outside = {id(p) for p in outside}
+
+    def is_shared(self, parameter: torch.Tensor) -> bool:
+        users = self._users.get(id(parameter), [])
+        return len(users) + (id(parameter) in self._outside) > 1
+
+    def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
+        """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives.
+
+        Where the other user lies outside blocks it may be earlier or later: the worse is assumed.
+        """
+
+        def used_later(p: nn.Parameter) -> bool:
+            users = self._users.get(id(p), [])
+            return p.requires_grad and (id(p) in self._outside or (id(block), call) != users[-1])
+
+        return [p for p in parameters_of(block) if self.is_shared(p) and used_later(p)]

@@ -1,0 +1,180 @@
+"""How much memory a piece of a training step takes: levels and peaks of the allocator, and sizes by unique storage.
+
+On the CPU the allocator's own events are read (scratch of kernels included); on CUDA the caching allocator's counters.
+All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+
+from . import _compat
+
+MARK_PREFIX = "cairn.mark."
+CUDA_GRANULE_BYTES = 512  # the caching allocator rounds every block up to a multiple of this
+
+
+# -- sizes by unique storage ---------------------------------------------------------------------------------
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """False for layouts without one storage of their own (sparse and the like)."""
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the storage behind a tensor, as the device's allocator counts them."""
+    if not has_storage(tensor):
+        return tensor.numel() * tensor.element_size()
+    return allocated_bytes(tensor.untyped_storage().nbytes(), tensor.device)
+
+
+def allocated_bytes(nbytes: int, device: torch.device) -> int:
+    """What the allocator of a device takes for a request."""
+    if device.type == "cuda":
+        return -(-nbytes // CUDA_GRANULE_BYTES) * CUDA_GRANULE_BYTES
+    return nbytes
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes by storage, each storage once."""
+    return {_compat.storage_id(t): storage_bytes(t) for t in tensors if has_storage(t)}
+
+
+def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -> int:
+    """Bytes of the storages behind the tensors, each once, those named in `without` left out."""
+    left_out = set(without)
+    return sum(size for key, size in storages(tensors).items() if key not in left_out)
+
+
+def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of new tensors of the same shapes."""
+    return sum(allocated_bytes(t.numel() * t.element_size(), t.device) for t in tensors)
+
+
+# -- meters --------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    """Levels and peaks of allocated memory between marks, relative to where the meter was entered.
+
+    Used as a context manager around everything that it measures: what is allocated inside must be released inside,
+    else later readings of the CPU's allocator are wrong. Readings are available after it was left.
+    """
+
+    def __enter__(self) -> Meter:
+        raise NotImplementedError
+
+    def __exit__(self, *exc: object) -> None:
+        raise NotImplementedError
+
+    def mark(self) -> int:
+        """Marks this moment; returns the number by which readings refer to it."""
+        raise NotImplementedError
+
+    def level(self, mark: int) -> int:
+        """Bytes allocated at a mark."""
+        return self._levels[mark]
+
+    def peak(self, first: int, last: int, fresh: bool = False) -> int:
+        """Most bytes allocated from mark `first` to mark `last`.
+
+        With `fresh`, releases right after `first` come before the first reading.
+        """
+        if first == last:
+            return self._levels[first]
+        opening = self._fresh_peaks[first] if fresh else self._peaks[first]
+        return max([opening, *self._peaks[first + 1 : last]])
+
+    was_interrupted = False
+
+    _levels: list[int]
+    _peaks: list[int]  # from each mark to the next
+    _fresh_peaks: list[int]
+
+
+class CpuMeter(Meter):
+    """Adds up the events of the CPU's allocator, scratch of kernels included."""
+
+    _running: ClassVar[CpuMeter | None] = None  # there can be but one
+
+    def __init__(self, interruptible: bool = False) -> None:
+        self._recorder = _compat.AllocatorEvents()
+        self._marks = 0
+        self._interruptible = interruptible
+
+    def __enter__(self) -> CpuMeter:
+        running = CpuMeter._running
+        if running is not None and running._interruptible:
+            running.__exit__()
+            running.was_interrupted = True
+        if _compat.profiler_is_active():
+            raise RuntimeError("memory cannot be measured while a profiler is active")
+        self._recorder.start()
+        CpuMeter._running = self
+        return self
+
+    def mark(self) -> int:
+        self._recorder.mark(f"{MARK_PREFIX}{self._marks}")
+        self._marks += 1
+        return self._marks - 1
+
+    def __exit__(self, *exc: object) -> None:
+        if CpuMeter._running is not self:
+            return
+        CpuMeter._running = None
+        self._recorder.stop(MARK_PREFIX)
+        self._levels, self._peaks, self._fresh_peaks = [], [], []
+        level = 0
+        fresh = True  # nothing was allocated since the mark
+        for event in self._recorder.events:
+            if isinstance(event, str):
+                self._levels.append(level)
+                self._peaks.append(level)
+                self._fresh_peaks.append(level)
+                fresh = True
+                continue
+            level += event
+            if not self._levels:
+                continue
+            if event < 0 and fresh:
+                self._fresh_peaks[-1] = level
+            else:
+                fresh = False
+            self._peaks[-1] = max(self._peaks[-1], level)
+            self._fresh_peaks[-1] = max(self._fresh_peaks[-1], level)
+
+
+class CudaMeter(Meter):
+    """Reads the caching allocator's counters; they are kept on the host, so no synchronisation is needed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> CudaMeter:
+        self._levels, self._peaks = [], []
+        self._fresh_peaks = self._peaks
+        self._start = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def mark(self) -> int:
+        self._close_section()
+        self._levels.append(torch.cuda.memory_allocated(self._device) - self._start)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return len(self._levels) - 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._close_section()
+
+    def _close_section(self) -> None:
+        if self._levels:
+            self._peaks.append(torch.cuda.max_memory_allocated(self._device) - self._start)
+
+
+def meter_for(device: torch.device, interruptible: bool = False) -> Meter:
+    """A meter of the device's allocator; an interruptible one gives way when another is wanted."""
+    return CudaMeter(device) if device.type == "cuda" else CpuMeter(interruptible)

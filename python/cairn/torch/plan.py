@@ -1,0 +1,376 @@
+"""`plan`: from a profile and a budget to a verified schedule; plans are data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+
+from .._budget import Budget
+from . import budgets
+from .composition import Moment, first_over, grouped, peak_moment
+from .errors import InfeasibleBudget, PlanMismatch, Unsupported
+from .profiler import ACCUMULATED, CREATED, Profile, fingerprint_of
+from .stages import StageRef
+
+PLAN_VERSION = 1
+SCOPES = ("step", "activations")
+
+#: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
+UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.02, 2 * 1024 * 1024)}
+AUTOCAST_UNCERTAINTY = 0.02  # its copies of parameters live as long as regions of the caller's code do
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A schedule for one training step, with the problem that it solves. Sizes in bytes, times in nanoseconds.
+
+    budget_bytes: what the step may take; reserve_bytes of it are left free for what the profile cannot know.
+    gradients: "accumulated" if the steps it is made for may add to existing gradients, "created" if all create theirs.
+    accumulated_peak_bytes, created_peak_bytes: predicted for either kind of step.
+    least_budget_bytes: the least budget for which there is a plan, the reserve included.
+    """
+
+    model_name: str
+    device: str
+    scope: str
+    budget_bytes: int
+    reserve_bytes: int
+    gradients: str
+    accumulated_peak_bytes: int
+    created_peak_bytes: int
+    plain_peak_bytes: int
+    least_budget_bytes: int
+    optimizer_peak_bytes: int
+    step_ns: int
+    plain_ns: int
+    lower_bound_ns: int | None
+    solver: str
+    outcome: str
+    problem: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    stages: tuple[StageRef, ...]
+    resident: Mapping[str, int]
+    held: Mapping[str, int]
+    kept_because: Mapping[str, str]
+    fingerprint: Mapping[str, Any]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted for the worst step that the plan is made for."""
+        return self.created_peak_bytes if self.gradients == CREATED else self.accumulated_peak_bytes
+
+    @property
+    def ops(self) -> list[list[Any]]:
+        """The schedule's operations, as in a cairn-schedule file."""
+        return list(self.schedule["ops"])
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is recomputed: the step runs as it would without a plan."""
+        forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
+        return bool(forwards == len(self.stages))
+
+    @property
+    def overhead(self) -> float:
+        """Predicted extra time, as a share of the plain step's."""
+        return self.step_ns / self.plain_ns - 1 if self.plain_ns else 0.0
+
+    @functools.cached_property
+    def verified(self) -> cairn.Verified:
+        """The schedule, judged by the simulator under the budget less the reserve: what executors take."""
+        problem = _chain_of(self.problem)
+        schedule = cairn.Schedule.from_json(problem, json.dumps(self.schedule))
+        return cairn.verify(problem, schedule, self.budget_bytes - self.reserve_bytes)
+
+    def peak_moment(self) -> Moment:
+        """The moment of the predicted peak and what makes it up."""
+        return peak_moment(self.problem, self.ops, self.resident, self.held)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 over the plan's content: equal on every rank that runs the same plan."""
+        text = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+    def _content(self) -> dict[str, Any]:
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["stages"] = [ref.to_json() for ref in self.stages]
+        return data
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; `problem` and `schedule` in it are files of the command line."""
+        return {"format": "cairn-torch-plan", "version": PLAN_VERSION, "hash": self.hash, **self._content()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Reads what `to_json` wrote; refuses another version and changed content."""
+        if data.get("format") != "cairn-torch-plan" or data.get("version") != PLAN_VERSION:
+            raise PlanMismatch(f"this is not a cairn-torch-plan of version {PLAN_VERSION}; make the plan again")
+        fields = {key: value for key, value in data.items() if key not in ("format", "version", "hash")}
+        fields["stages"] = tuple(StageRef.from_json(ref) for ref in fields["stages"])
+        plan = cls(**fields)
+        if plan.hash != data.get("hash"):
+            raise PlanMismatch("the plan's content does not match its hash: it was changed after it was written")
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON."""
+        target = Path(path)
+        unfinished = target.with_name(target.name + ".unfinished")
+        unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        unfinished.replace(target)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads a plan that `save` wrote. Raises PlanMismatch if it is another version, or was changed."""
+        return cls.from_json(json.loads(Path(path).read_text()))
+
+    def check_fits(self, model: torch.nn.Module, args: Any = None, kwargs: Mapping[str, Any] | None = None) -> None:
+        """Raises PlanMismatch if the plan is of another model or other input shapes; warns of other versions."""
+        arguments = args if isinstance(args, (tuple, list)) else () if args is None else (args,)
+        now = fingerprint_of(model, tuple(arguments), kwargs or {})
+        hard = ["model", "parameters", "dtype", "training"] + (["inputs"] if arguments or kwargs else [])
+        for field in hard:
+            if now[field] != self.fingerprint[field]:
+                raise PlanMismatch(
+                    f"the plan was made for {field} {self.fingerprint[field]!r}, this is {now[field]!r}: "
+                    "profile and plan again"
+                )
+        for field in ("torch", "device"):
+            if now[field] != self.fingerprint[field]:
+                warnings.warn(
+                    f"the plan was made with {field} {self.fingerprint[field]!r}, this is {now[field]!r}: "
+                    "sizes and times may differ",
+                    stacklevel=2,
+                )
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+def plan(
+    profile: Profile,
+    budget: Any = "auto",
+    *,
+    host_budget: Any = "auto",
+    allow: Iterable[str] = ("recompute",),
+    solver: str = "auto",
+    scope: str = "step",
+    gradients: str = ACCUMULATED,
+    **options: Any,
+) -> Plan:
+    """The fastest schedule of the profiled step within a budget.
+
+    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
+    scope: "step" counts all that the step has on the device; "activations" leaves out parameters, buffers, gradients
+        and optimizer state.
+    gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
+        loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
+    allow: what may be done to save memory; this version recomputes.
+    solver, options: as for `cairn.solve`.
+
+    Raises InfeasibleBudget with the least budget that works and what it is made of.
+    """
+    _check_options(allow, host_budget, scope, gradients)
+    options.setdefault("slots", _slots(len(profile.stages)))
+    task = _Task(profile, scope, gradients, budget, solver, options)
+    if task.optimizer_peak + task.reserve > task.total:
+        raise task.infeasible()
+    solution = cairn.solve(task.chain, task.total - task.reserve, solver=solver, **options)
+    return task.plan_of(solution)
+
+
+def _slots(stages: int) -> int:
+    """Memory slots of the slotted programs: rounding costs less with more of them, and models have few blocks."""
+    return max(500, min(8000, 2 * 10**9 // stages**3))
+
+
+def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
+    return cairn.Chain.from_json(json.dumps(problem))
+
+
+def _check_options(allow: Iterable[str], host_budget: Any, scope: str, gradients: str) -> None:
+    unknown = set(allow) - {"recompute"}
+    if unknown:
+        raise ValueError(f"allow={sorted(unknown)}: this version can only 'recompute'")
+    if host_budget != "auto":
+        raise ValueError("host_budget: this version does not offload")
+    if scope not in SCOPES:
+        raise ValueError(f"scope must be one of {SCOPES}, not {scope!r}")
+    if gradients not in (ACCUMULATED, CREATED):
+        raise ValueError(f"gradients must be {ACCUMULATED!r} or {CREATED!r}, not {gradients!r}")
+
+
+class _Task:
+    """One profile, one budget: what `plan` works on."""
+
+    def __init__(
+        self, profile: Profile, scope: str, gradients: str, budget: Any, solver: str, options: Mapping[str, Any]
+    ) -> None:
+        self.profile, self.scope, self.gradients = profile, scope, gradients
+        self.solver, self.options = solver, options
+        is_step = scope == "step"
+        self.total = budgets.resolve(budget, torch.device(profile.device), profile.present_bytes if is_step else 0)
+        self.problem = profile.chain(scope, gradients)
+        self.chain = _chain_of(self.problem)
+        self.reserve = self._reserve(budget)
+        self.optimizer_peak = _optimizer_peak(profile) if is_step else 0
+
+    def _reserve(self, budget: Any) -> int:
+        if isinstance(budget, Budget) and budget.reserve is not None:
+            return budgets.size_bytes(budget.reserve, "reserve") if budget.reserve != 0 else 0
+        share, least = UNCERTAINTY[torch.device(self.profile.device).type]
+        if self.profile.fingerprint["autocast"]:
+            share += AUTOCAST_UNCERTAINTY
+        everything = _number(cairn.limits(self.chain, solver="store-all").store_all_bytes)
+        return least + int(share * (everything - self.problem["fixed_bytes"])) + self.profile.miss_bytes
+
+    def plan_of(self, solution: cairn.Solution) -> Plan:
+        """The plan of an answer; raises InfeasibleBudget if it has no schedule."""
+        if solution.schedule is None:
+            raise self.infeasible()
+        profile, scope, ops = self.profile, self.scope, solution.schedule.ops
+        return Plan(
+            model_name=profile.model_name,
+            device=profile.device,
+            scope=scope,
+            budget_bytes=self.total,
+            reserve_bytes=self.reserve,
+            gradients=self.gradients,
+            accumulated_peak_bytes=self._peak(ops, ACCUMULATED),
+            created_peak_bytes=self._peak(ops, CREATED),
+            plain_peak_bytes=max(_number(solution.store_all_bytes), self.optimizer_peak),
+            least_budget_bytes=max(_number(solution.least_bytes), self.optimizer_peak) + self.reserve,
+            optimizer_peak_bytes=self.optimizer_peak,
+            step_ns=_number(solution.makespan_ns),
+            plain_ns=_number(solution.store_all_ns),
+            lower_bound_ns=solution.lower_bound_ns,
+            solver=solution.solver,
+            outcome=str(solution.outcome),
+            problem=self.problem,
+            schedule=json.loads(solution.schedule.to_json()),
+            stages=profile.refs,
+            resident=self._resident(),
+            held=profile.held_by_name,
+            kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
+            fingerprint=dict(profile.fingerprint),
+        )
+
+    def _resident(self) -> dict[str, int]:
+        return self.profile.resident_by_name(self.scope, self.gradients)
+
+    def _peak(self, ops: Sequence[cairn.Op], gradients: str) -> int:
+        """Of a schedule in either kind of step."""
+        chain = _chain_of(self.profile.chain(self.scope, gradients))
+        replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, ops), None)
+        return max(_number(replayed.peak_bytes), self.optimizer_peak)
+
+    def infeasible(self) -> InfeasibleBudget:
+        """Says what the least budget is, what it consists of, and what stands in the way."""
+        limits = cairn.limits(self.chain, solver=self.solver)
+        if limits.least_bytes is None:
+            raise Unsupported(
+                f"solver {self.solver!r} finds no schedule of this model at any budget; leave solver= out"
+            )
+        if self.optimizer_peak > limits.least_bytes:
+            return self._optimizer_needs_more()
+        profile = self.profile
+        solution = cairn.solve(self.chain, limits.least_bytes, solver=self.solver, **self.options)
+        ops = [] if solution.schedule is None else list(solution.schedule.ops)
+        moment = peak_moment(self.problem, ops, self._resident(), profile.held_by_name)
+        blocking = first_over(self.problem, ops, max(self.total - self.reserve, 0))
+        names = [str(ref) for ref in profile.refs if ref.is_block]
+        parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
+        least = limits.least_bytes + self.reserve
+        return InfeasibleBudget.make(self.total, least, self.reserve, parts, moment.text, blocking)
+
+    def _optimizer_needs_more(self) -> InfeasibleBudget:
+        profile, name = self.profile, "step of the optimizer"
+        parts = {
+            **profile.resident_by_name(self.scope),
+            "input": profile.input_bytes,
+            "held by the caller": profile.held_bytes,
+            "temporaries of the optimizer": profile.optimizer_step_bytes,
+        }
+        return InfeasibleBudget.make(self.total, self.optimizer_peak + self.reserve, self.reserve, parts, name, name)
+
+
+def _number(value: int | None) -> int:
+    """A number that every answer with a schedule has."""
+    assert value is not None
+    return value
+
+
+def _optimizer_peak(profile: Profile) -> int:
+    """Memory while the optimizer steps: everything resident, what the caller holds, and its temporaries."""
+    resident = profile.resident_bytes("step", ACCUMULATED) + profile.input_bytes
+    return resident + profile.held_bytes + profile.optimizer_step_bytes
+
+
+# -- several budgets -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One point of the trade-off curve; None where no plan exists."""
+
+    budget_bytes: int
+    peak_bytes: int | None
+    step_ns: int | None
+    overhead: float | None
+
+
+def sweep(
+    profile: Profile, budgets_or_count: int | Sequence[Any] = 10, *, plot: str | Path | None = None, **options: Any
+) -> list[Point]:
+    """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
+
+    plot: path of a picture to draw (needs matplotlib). options: as for `plan`.
+    """
+    wanted = budgets_or_count
+    if isinstance(wanted, int):
+        wanted = _even_budgets(profile, wanted, **options)
+    points = [_point(profile, item, options) for item in wanted]
+    if plot is not None:
+        _draw(points, Path(plot), profile.model_name)
+    return points
+
+
+def _even_budgets(profile: Profile, count: int, **options: Any) -> list[int]:
+    everything = plan(profile, UNLIMITED, **options)
+    low, high = everything.least_budget_bytes, everything.plain_peak_bytes + everything.reserve_bytes
+    return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
+
+
+UNLIMITED = 2**62
+
+
+def _point(profile: Profile, budget: Any, options: Mapping[str, Any]) -> Point:
+    try:
+        made = plan(profile, budget, **options)
+    except InfeasibleBudget as error:
+        return Point(error.budget_bytes or 0, None, None, None)
+    return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
+
+
+def _draw(points: Sequence[Point], path: Path, title: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
+    axes.plot([peak / 2**20 for peak, _ in found], [100 * overhead for _, overhead in found], marker="o")
+    axes.set(xlabel="peak memory of the step, MiB", ylabel="extra time, %", title=title)
+    axes.grid(alpha=0.3)
+    figure.savefig(path)

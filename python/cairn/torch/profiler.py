@@ -1,0 +1,318 @@
+"""`profile`: measures a model's training step and returns it as data from which plans are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import discovery, measure, memory, timing
+from .blocks import Block, resolve
+from .errors import Unsupported
+from .handle import set_aside
+from .optimizer import OptimizerMemory, measure_optimizer
+from .sample import Sample
+from .stage_measure import CHANGES_INPUT, StageMeasure
+from .stages import StageRef
+from .tree import tensors_in
+from .untouched import untouched
+
+PROFILE_VERSION = 1
+RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
+CREATED, ACCUMULATED = "created", "accumulated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """One training step, measured. Sizes in bytes, times in nanoseconds.
+
+    `resident` names what is there during the whole step: parameters, buffers, optimizer state, input and so on.
+    `gradient_bytes` are those of all parameters; a step either creates them or adds to ones that exist.
+    """
+
+    model_name: str
+    device: str
+    stages: tuple[StageMeasure, ...]
+    resident: Mapping[str, int]
+    input_bytes: int
+    input_grad_bytes: int
+    gradient_bytes: int
+    optimizer_step_bytes: int
+    fingerprint: Mapping[str, Any]
+    present_bytes: int = 0  # what of all this was on the device when it was profiled
+    miss_bytes: int = 0  # by how much a measured step passed its predicted peak
+    notes: tuple[str, ...] = ()
+
+    @property
+    def refs(self) -> tuple[StageRef, ...]:
+        """What each stage is in the model."""
+        return tuple(StageRef(stage.kind, stage.name, stage.call) for stage in self.stages)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the caller keeps until the step ends: the model's output, the loss."""
+        return sum(stage.held_bytes for stage in self.stages)
+
+    @property
+    def held_by_name(self) -> dict[str, int]:
+        """The same by stage."""
+        return {stage.name: stage.held_bytes for stage in self.stages if stage.held_bytes}
+
+    def resident_by_name(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, int]:
+        """What is resident from the step's beginning to its end, the input apart."""
+        if scope == "activations":
+            return {name: size for name, size in self.resident.items() if name not in STATE}
+        if gradients == CREATED:
+            return dict(self.resident)
+        return {**self.resident, "gradients of parameters": self.gradient_bytes}
+
+    def resident_bytes(self, scope: str = "step", gradients: str = ACCUMULATED) -> int:
+        """The same in total."""
+        return sum(self.resident_by_name(scope, gradients).values())
+
+    def chain(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, Any]:
+        """The step as a cairn-chain.
+
+        `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
+        optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
+        """
+        created = gradients == CREATED and scope == "step"
+        stages = []
+        before = self.input_grad_bytes  # the gradient that the stage's backward returns
+        for stage in self.stages:
+            stages.append(_chain_stage(stage, before, created))
+            before = stage.grad_bytes
+        # autocast's copies of parameters exist together when the last stage begins, recomputed or not
+        last = stages[-1]["options"][0]
+        last["forward_workspace_bytes"] += sum(stage.cast_bytes for stage in self.stages)
+        return {
+            "format": "cairn-chain",
+            "version": 1,
+            "name": self.model_name,
+            "provenance": dict(self.fingerprint),
+            "fixed_bytes": self.resident_bytes(scope, gradients),
+            "input_bytes": self.input_bytes,
+            "input_grad_bytes": self.input_grad_bytes,
+            "stages": stages,
+        }
+
+    def corrected(self, miss_bytes: int) -> Profile:
+        """The profile after a step took so much more than predicted: plans leave that much more free."""
+        return dataclasses.replace(self, miss_bytes=max(self.miss_bytes, miss_bytes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; `from_json` reads it back."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["stages"] = [dataclasses.asdict(stage) for stage in self.stages]
+        data["resident"], data["fingerprint"] = dict(self.resident), dict(self.fingerprint)
+        return {"format": "cairn-torch-profile", "version": PROFILE_VERSION, **data, "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Reads what `to_json` wrote."""
+        if data.get("format") != "cairn-torch-profile" or data.get("version") != PROFILE_VERSION:
+            raise ValueError(f"this is not a cairn-torch-profile of version {PROFILE_VERSION}")
+        fields = {key: value for key, value in data.items() if key not in ("format", "version")}
+        fields["stages"] = tuple(StageMeasure(**stage) for stage in fields["stages"])
+        return cls(**{**fields, "notes": tuple(fields["notes"])})
+
+
+STATE = ("parameters", "buffers", "optimizer state")
+
+
+def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
+    """A stage's workspaces are what its measured peaks have beyond the results that the chain itself counts."""
+    saved = max(stage.saved_bytes, stage.output_bytes)
+    weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
+    rise = stage.backward_rise_bytes if created else stage.accumulated_backward_rise_bytes
+    return {
+        "name": stage.name if stage.call == 0 else f"{stage.name} (call {stage.call})",
+        "output_bytes": stage.output_bytes,
+        "grad_bytes": stage.grad_bytes,
+        "weight_grad_bytes": weight_grad,
+        "no_recompute": bool(stage.keep_reason),
+        "forward_only_ns": stage.forward_only_ns,
+        "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
+        "options": [
+            {
+                "name": "keep",
+                "saved_bytes": saved,
+                "forward_ns": stage.forward_ns,
+                "backward_ns": stage.backward_ns,
+                "forward_workspace_bytes": stage.forward_rise_bytes - saved,
+                "backward_workspace_bytes": rise - grad_before - weight_grad,
+            }
+        ],
+    }
+
+
+def profile(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    blocks: Any = "auto",
+    passes: int = 3,
+    keep: Any = (),
+) -> Profile:
+    """Measures one plain training step of `model` on sample arguments, without changing the model.
+
+    A plan that is at work on the model is set aside meanwhile.
+
+    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
+    loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+    optimizer: its state and its step are counted; it is not stepped.
+    blocks: which modules may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
+        ModuleList, or a list of these.
+    passes: how often the times are taken (the median counts).
+    keep: blocks (as in `blocks`) that must never be recomputed.
+
+    Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
+    """
+    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    device = _device_of(sample)
+    _check(model)
+    with set_aside(model), untouched(model, device):
+        observed = discovery.trace(model, sample.forward)
+        found = discovery.find_blocks(model, observed, blocks)
+        measured, found = _measure(sample, found, observed, device)
+        _keep_named(model, measured, keep)
+        timing.TimePasses(sample, found, measured, device).run(passes)
+        notes = _notes(sample, measured)
+    taken = measure_optimizer(optimizer)
+    return Profile(
+        model_name=type(model).__name__,
+        device=str(device),
+        stages=tuple(measured.stages),
+        resident=_resident(sample, measured, taken),
+        input_bytes=memory.unique_bytes(sample.static_tensors(), memory.storages([*model.parameters()])),
+        input_grad_bytes=measured.input_grad_bytes,
+        gradient_bytes=memory.unique_bytes(p for p in model.parameters() if p.requires_grad),
+        optimizer_step_bytes=taken.step_bytes,
+        fingerprint=fingerprint_of(model, arguments, sample.kwargs),
+        present_bytes=_present_bytes(sample, optimizer),
+        notes=tuple(notes),
+    )
+
+
+def _device_of(sample: Sample) -> torch.device:
+    tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
+    devices = {t.device for t in tensors if t.device.type != "cpu" or t.dim() > 0}
+    if len(devices) > 1:
+        raise Unsupported(
+            f"the model and its sample lie on several devices ({', '.join(map(str, devices))}); "
+            "plan each device's part by itself"
+        )
+    device = devices.pop() if devices else torch.device("cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"memory on {device.type!r} cannot be measured; profile on the CPU or on CUDA")
+    return device
+
+
+def _check(model: nn.Module) -> None:
+    name = type(model).__name__
+    if name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        raise Unsupported(f"profile the module inside {name}, before it is wrapped")
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise Unsupported(
+            "gradient checkpointing is enabled in the model, which recomputes every layer by itself; call "
+            "model.gradient_checkpointing_disable(), and the budget decides which layers are recomputed"
+        )
+    if not model.training:
+        warnings.warn(
+            "the model is in evaluation mode; its training step may take more: call model.train() first", stacklevel=3
+        )
+
+
+def _measure(
+    sample: Sample, blocks: list[Block], observed: discovery.Trace, device: torch.device
+) -> tuple[measure.StepMeasure, list[Block]]:
+    """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings."""
+    while True:
+        order = _call_order(blocks, observed)
+        measured = measure.MemoryPass(sample, blocks, measure.Owners(sample.model, order), device).run()
+        bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
+        if not bad:
+            return measured, blocks
+        blocks = [block for block in blocks if block.name not in bad]
+
+
+def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:
+    first = {id(block.modules[0]): block for block in blocks}
+    return [first[id(call.module)] for call in observed.calls if id(call.module) in first]
+
+
+def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> None:
+    if not keep:
+        return
+    kept = {id(part) for module in discovery.named_by_user(model, keep) for part in module.modules()}
+    for stage in measured.blocks:
+        if any(id(module) in kept for module in resolve(model, stage.name).modules):
+            stage.keep_reason = stage.keep_reason or "is listed in keep="
+
+
+def _resident(sample: Sample, measured: measure.StepMeasure, optimizer: OptimizerMemory) -> dict[str, int]:
+    """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
+    parameters = memory.storages(sample.model.parameters())
+    # one for each run to come, and the present one while a block runs again
+    states = [stage for stage in measured.blocks if not stage.keep_reason]
+    buffers = sum(
+        memory.unique_bytes(b for m in resolve(sample.model, s.name).modules for b in m.buffers())
+        for s in states
+        if s.writes_buffers
+    )
+    named = {
+        "parameters": sum(parameters.values()),
+        "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
+        "optimizer state": optimizer.state_bytes,
+        "random states and buffers to replay": RANDOM_STATE_BYTES * (len(states) + 1) + buffers,
+        **measured.pinned,
+    }
+    return {name: size for name, size in named.items() if size}
+
+
+def _present_bytes(sample: Sample, optimizer: torch.optim.Optimizer | None) -> int:
+    parameters = list(sample.model.parameters())
+    state = [] if optimizer is None else list(tensors_in(list(optimizer.state.values())))
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return memory.unique_bytes([*parameters, *sample.model.buffers(), *sample.static_tensors(), *grads, *state])
+
+
+def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
+    notes = [f"{stage.name} is always kept: it {stage.keep_reason}" for stage in measured.blocks if stage.keep_reason]
+    if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
+        notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
+    if sample.has_no_loss:
+        notes.append(
+            "the loss is computed outside the model and loss_fn was not given: "
+            "what the loss itself takes is not counted"
+        )
+    return notes
+
+
+def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan holds for: versions, device, types and shapes."""
+    shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in((args, dict(kwargs)))]
+    described = [(name, str(p.dtype), list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
+    tensor = next(iter(model.parameters()), torch.empty(0))
+    return {
+        "torch": torch.__version__,
+        "model": type(model).__name__,
+        "parameters": hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16],
+        "training": model.training,
+        "device": torch.cuda.get_device_name(tensor.device) if tensor.is_cuda else tensor.device.type,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "autocast": str(torch.get_autocast_dtype(tensor.device.type)).removeprefix("torch.")
+        if torch.is_autocast_enabled(tensor.device.type)
+        else "",
+        "inputs": shapes,
+    }

@@ -1,0 +1,299 @@
+"""A schedule's list of operations, prepared for replay: what each operation reads, and what may be let go after it.
+
+Problem. The executor walks the list once per training step, moved on by the model's own forward and by autograd's
+backward. Everything that can be known from the list alone is worked out here, once: where an operation's input comes
+from, which stages autograd can keep by itself, and when a value has been read for the last time.
+
+Values. a[l] is the output of stage l on its own, A[l] what its saving forward leaves behind, its output included
+(`docs/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
+
+Native stages. A stage whose saving forward is its only forward, whose A[l] is never dropped, and whose input is still
+the same copy when its backward comes, needs no machinery: autograd keeps what it keeps anyway.
+
+A list of operations that contradicts itself is refused here; sizes, times and budgets are the simulator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import Unsupported
+from .stages import StageRef
+
+FORWARD_SAVE = "forward_save"
+FORWARD_KEEP = "forward_keep"
+FORWARD_DROP = "forward_drop"
+BACKWARD = "backward"
+DROP = "drop"
+FORWARDS = (FORWARD_SAVE, FORWARD_KEEP, FORWARD_DROP)
+TRANSFERS = ("offload", "prefetch", "discard")
+
+OUTPUT = "output"  # a[l]
+SAVED = "saved"  # A[l]
+
+Value = tuple[str, int]  # (OUTPUT or SAVED, stage)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. `value` is what a drop names; `source` is where a forward or a backward finds its input."""
+
+    kind: str
+    stage: int
+    value: str = ""
+    option: int = 0
+    source: Value | None = None  # None: the chain's own input, or nothing to read
+
+    @property
+    def is_forward(self) -> bool:
+        return self.kind in FORWARDS
+
+    @property
+    def product(self) -> Value | None:
+        """What a forward leaves behind."""
+        if not self.is_forward:
+            return None
+        return (SAVED if self.kind == FORWARD_SAVE else OUTPUT, self.stage)
+
+
+@dataclass
+class Program:
+    """The prepared list; see the top of this file. Stages are numbered from 1; index 0 of the lists is not used."""
+
+    stages: tuple[StageRef, ...]
+    ops: tuple[Op, ...]
+    first_forward: list[int]  # position of each stage's first forward
+    backward: list[int]  # position of each stage's backward
+    native: list[bool]
+    replayed: list[bool]  # blocks that are not native; one entry more, for the stage after the last
+    watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
+    releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
+
+    @property
+    def stage_count(self) -> int:
+        return len(self.stages)
+
+    def ref(self, stage: int) -> StageRef:
+        return self.stages[stage - 1]
+
+    def is_block(self, stage: int) -> bool:
+        return 1 <= stage <= len(self.stages) and self.stages[stage - 1].is_block
+
+    def is_replayed(self, stage: int) -> bool:
+        """Whether the executor looks after what the stage saves and reads."""
+        return self.replayed[stage]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether autograd alone does what the list says."""
+        return not any(self.replayed)
+
+    def needed(self, begin: int, wanted: Iterable[int]) -> frozenset[int]:
+        """The forwards from position `begin` on without which the backwards of the stages `wanted` cannot run."""
+        wanted, chosen = set(wanted), set()
+        missing: set[Value] = set()
+        for position in range(len(self.ops) - 1, begin - 1, -1):
+            op = self.ops[position]
+            if op.kind == BACKWARD and op.stage in wanted:
+                missing.add((SAVED, op.stage))
+            elif op.is_forward and op.product in missing:
+                missing.remove(op.product)
+                chosen.add(position)
+            else:
+                continue
+            if op.source is not None:
+                missing.add(op.source)
+        return frozenset(chosen)
+
+
+def compile_program(stages: Sequence[StageRef], ops: Iterable[Sequence[Any]]) -> Program:
+    """Prepares a list of operations; raises ValueError where it contradicts itself, Unsupported where it asks for more
+    than the executor can do.
+    """
+    refs = tuple(stages)
+    parsed = [_parse(position, raw, refs) for position, raw in enumerate(ops)]
+    compiled = _Residency(refs).trace(parsed)
+    first_forward, backward = _positions(refs, compiled)
+    native = _native_stages(refs, compiled, first_forward, backward)
+    watched = _watched_stages(refs, compiled, first_forward, native)
+    replayed = [False, *(ref.is_block and not native[i] for i, ref in enumerate(refs, 1)), False]
+    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, watched)
+    program.releases = _last_reads(program)
+    return program
+
+
+def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef]) -> Op:
+    kind, rest = raw[0], list(raw[1:])
+    if kind in TRANSFERS:
+        # The one place where transfers will enter: they need a tier to go to (a host pool, a file).
+        raise Unsupported(
+            f"operation {position} is '{kind}': this version executes schedules that recompute, not ones "
+            "that offload; solve the chain without a machine"
+        )
+    if kind == DROP:
+        op = Op(kind, int(rest[1]), value=rest[0])
+        if op.value not in (OUTPUT, SAVED):
+            raise ValueError(f"operation {position} drops '{op.value}', which is neither 'output' nor 'saved'")
+    elif kind in FORWARDS or kind == BACKWARD:
+        op = Op(kind, int(rest[0]), option=int(rest[1]) if len(rest) > 1 else 0)
+    else:
+        raise ValueError(f"operation {position} is '{kind}', which is not an operation of a chain")
+    if not 1 <= op.stage <= len(stages):
+        raise ValueError(f"operation {position} is about stage {op.stage}; there are {len(stages)}")
+    if op.option != 0:
+        raise Unsupported(
+            f"operation {position} saves stage {op.stage} by option {op.option}; this version knows "
+            "option 0 (keep everything)"
+        )
+    if op.is_forward and op.kind != FORWARD_SAVE and not stages[op.stage - 1].is_block:
+        raise ValueError(f"operation {position} is '{kind}' of '{stages[op.stage - 1]}', which is always kept")
+    return op
+
+
+class _Residency:
+    """Which values are resident along the list; finds what each operation reads."""
+
+    def __init__(self, stages: Sequence[StageRef]) -> None:
+        self._stages = stages
+        self._resident: set[Value] = set()
+        self._done = {len(stages) + 1}  # stages whose backward was issued; that of the loss counts
+
+    def trace(self, ops: Sequence[Op]) -> list[Op]:
+        return [self._step(position, op) for position, op in enumerate(ops)]
+
+    def _step(self, position: int, op: Op) -> Op:
+        if op.kind == DROP:
+            self._remove(position, (op.value, op.stage))
+            return op
+        op = Op(op.kind, op.stage, op.value, op.option, self._source(position, op.stage))
+        if op.kind == BACKWARD:
+            self._backward(position, op)
+            return op
+        product = op.product
+        assert product is not None
+        if product in self._resident:
+            raise ValueError(f"operation {position} computes {_text(product)}, which is resident")
+        if op.stage in self._done:
+            raise Unsupported(f"operation {position} runs stage {op.stage} forward after its backward")
+        self._resident.add(product)
+        if op.kind == FORWARD_DROP:
+            self._remove(position, (OUTPUT, op.stage - 1))
+        return op
+
+    def _source(self, position: int, stage: int) -> Value | None:
+        if stage == 1:
+            return None
+        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
+            if value in self._resident:
+                return value
+        raise ValueError(f"operation {position} reads the output of stage {stage - 1}, which is not resident")
+
+    def _backward(self, position: int, op: Op) -> None:
+        if op.stage + 1 not in self._done or op.stage in self._done:
+            raise ValueError(f"operation {position} is the backward of stage {op.stage} out of order")
+        self._done.add(op.stage)
+        self._remove(position, (SAVED, op.stage))
+        self._resident.discard((OUTPUT, op.stage - 1))
+
+    def _remove(self, position: int, value: Value) -> None:
+        if value not in self._resident:
+            raise ValueError(f"operation {position} removes {_text(value)}, which is not resident")
+        self._resident.remove(value)
+
+
+def _text(value: Value) -> str:
+    return f"{'a' if value[0] == OUTPUT else 'A'}[{value[1]}]"
+
+
+def _positions(stages: Sequence[StageRef], ops: Sequence[Op]) -> tuple[list[int], list[int]]:
+    first_forward, backward = [-1] * (len(stages) + 1), [-1] * (len(stages) + 1)
+    for position, op in enumerate(ops):
+        if op.is_forward and first_forward[op.stage] < 0:
+            first_forward[op.stage] = position
+        elif op.kind == BACKWARD:
+            backward[op.stage] = position
+    for stage in range(1, len(stages) + 1):
+        if backward[stage] < 0:
+            raise ValueError(f"the list has no backward of stage {stage} ('{stages[stage - 1]}')")
+    return first_forward, backward
+
+
+def _native_stages(
+    stages: Sequence[StageRef], ops: Sequence[Op], first_forward: list[int], backward: list[int]
+) -> list[bool]:
+    forwards = [0] * (len(stages) + 1)
+    native = [True] * (len(stages) + 1)
+    made: dict[Value, int] = {}  # where the resident copy of a value was made
+    read: dict[int, tuple[Value | None, int]] = {}  # by stage: the copy that its only forward read
+    for position, op in enumerate(ops):
+        if op.is_forward:
+            forwards[op.stage] += 1
+            native[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
+            read[op.stage] = _copy(op.source, made)
+            assert op.product is not None
+            made[op.product] = position
+            if op.kind == FORWARD_DROP:
+                made.pop((OUTPUT, op.stage - 1), None)
+        elif op.kind == DROP:
+            native[op.stage] &= op.value != SAVED
+            made.pop((op.value, op.stage), None)
+        else:
+            kept, kept_at = read[op.stage]
+            native[op.stage] &= kept is None or made.get(kept) == kept_at
+            made.pop((SAVED, op.stage), None)
+            made.pop((OUTPUT, op.stage - 1), None)
+    return native
+
+
+def _copy(value: Value | None, made: dict[Value, int]) -> tuple[Value | None, int]:
+    return value, -1 if value is None else made[value]
+
+
+def _watched_stages(
+    stages: Sequence[StageRef], ops: Sequence[Op], first_forward: list[int], native: list[bool]
+) -> list[bool]:
+    """The blocks at which the list has to be moved on when the gradient of their output is ready.
+
+    Not where there is nothing to do: no operation since the last block's backward, and nothing of that block to clear.
+    """
+    watched = [False] * (len(stages) + 1)
+    pending = False
+    for op in ops[max(first_forward) + 1 :]:
+        if op.kind != BACKWARD:
+            pending = True
+        elif stages[op.stage - 1].is_block:
+            watched[op.stage] = pending or not native[op.stage]
+            pending = not native[op.stage]
+    return watched
+
+
+def _last_reads(program: Program) -> list[tuple[Value, ...]]:
+    """By op: the values that no later stage reads after it, although they are resident still.
+
+    So what a schedule removes later than it could is removed as soon as it can be. Of A[l] this means the output alone,
+    for the rest is read by the backward of stage l.
+    """
+    releases: list[list[Value]] = [[] for _ in program.ops]
+    reader: dict[Value, int] = {}
+    for position, op in enumerate(program.ops):
+        if op.product is not None:
+            reader[op.product] = position
+        if op.source is not None:
+            reader[op.source] = position
+        for value in _removed_by(op):
+            last = reader.pop(value, None)
+            if last is not None and last < position:
+                releases[last].append(value)
+    return [tuple(values) for values in releases]
+
+
+def _removed_by(op: Op) -> tuple[Value, ...]:
+    if op.kind == DROP:
+        return ((op.value, op.stage),)
+    if op.kind == FORWARD_DROP:
+        return ((OUTPUT, op.stage - 1),)
+    if op.kind == BACKWARD:
+        return ((SAVED, op.stage), (OUTPUT, op.stage - 1))
+    return ()

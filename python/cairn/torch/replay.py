@@ -1,0 +1,584 @@
+"""One training step under a schedule: from the model's forward to the end of its backward.
+
+A `Run` is made when the model's forward begins and walks the list of operations once:
+
+* *Forward.* Each planned block calls `block`. Operations before the block's first forward are performed, then the block
+  itself runs, in the model's own forward, with pack hooks that keep or drop what autograd saves. Drops that follow are
+  performed at once.
+* *Backward.* A tensor hook on a block's outputs calls `boundary` when their gradients are ready: the operations up to
+  the block's backward are performed; autograd then runs that backward by itself. A block with several outputs needs no
+  more: autograd runs nodes in the reverse order of their creation, so when the first of the block's nodes is about to
+  run, everything above the block has run, and the gradients of all its outputs are there.
+* *Again.* A later run of a block works on detached inputs under recording hooks; its temporary graph is thrown away.
+  Autograd's original graph stays the one that is differentiated, so gradients add up in the order of plain training.
+
+What is out of the ordinary is handled by the same list. Backwards that do not come (an output that the loss does not
+use, frozen blocks, `autograd.grad` of a part) are stepped over, and forwards that only they need are left out
+(`Program.needed`). A backward that comes again (`retain_graph`, two losses, double backward) starts the list over:
+what is not resident is computed from what is.
+
+Ownership. Autograd's graph owns holders and hooks, these own the `Run`, the `Run` owns detached tensors; nothing points
+back, so there are no cycles, and a graph that is dropped takes everything with it. What a block's later runs need is
+released when the last of the block's holders goes, without waiting for the list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import _compat
+from .ambient import Modes, RandomState, Switches, with_generator
+from .errors import RecomputationError, Unsupported
+from .holders import FirstRun, Holder, LaterRun, Lease, View, digest, geometry, hooks
+from .program import BACKWARD, DROP, FORWARD_DROP, FORWARD_SAVE, OUTPUT, SAVED, Op, Program, Value
+from .state import BlockState, Record
+from .tree import Tree, tensors_inside, unique_tensors_in
+
+DETERMINISM_CHECKS = ("default", "values", "none")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all steps of an executor have in common."""
+
+    program: Program
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+    devices: tuple[torch.device, ...] = ()  # those with a generator of their own
+    device_types: tuple[str, ...] = ("cpu",)
+
+
+@dataclass
+class Site:
+    """A planned block as a step sees it."""
+
+    name: str
+    state: BlockState
+
+
+class Outputs:
+    """The tensors that a block returned, for the stage that reads them: storages without history."""
+
+    __slots__ = ("_versions", "tensors")
+
+    def __init__(self, value: Any, wanted: frozenset[int] | None = None) -> None:
+        tensors = dict(enumerate(unique_tensors_in(value)))
+        self.tensors = {i: t.detach() for i, t in tensors.items() if wanted is None or i in wanted}
+        self._versions = {i: _compat.version(tensors[i]) for i in self.tensors}
+
+    def keep_only(self, wanted: frozenset[int]) -> None:
+        """Lets go of what the next stage does not read."""
+        self.tensors = {i: t for i, t in self.tensors.items() if i in wanted}
+
+    def is_intact(self, index: int) -> bool:
+        """Whether a tensor was not written since."""
+        return _compat.version(self.tensors[index]) == self._versions[index]
+
+
+@dataclass
+class Argument:
+    """A tensor among a block's arguments: kept here, or found among the outputs of the stage before."""
+
+    requires_grad: bool
+    tensor: torch.Tensor | None = None
+    version: int = 0
+    output: int = -1
+    view: View | None = None  # how it looks at that output's storage, if differently
+
+
+@dataclass
+class BlockRun:
+    """What is remembered of a block's first run for its later ones."""
+
+    forward: Callable[..., Any]
+    tree: Tree
+    arguments: list[Argument]
+    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed
+    modes: Modes
+    random_state: RandomState | None
+    found: Record | None = None
+    first: FirstRun | None = None
+
+
+@dataclass
+class _Returned:
+    """A tensor that a block returned to the model."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    requires_grad: bool
+
+
+@dataclass
+class Trace:
+    """What a step did, in order: runs of blocks as (operation, stage), and what was not as planned."""
+
+    runs: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One step; see the top of this file."""
+
+    def __init__(self, settings: Settings, sites: dict[int, Site], trace: Trace) -> None:
+        self._settings, self._program, self._sites = settings, settings.program, sites
+        self._trace = trace
+        self._switches = Switches()
+        self._switched = False  # they differ in the backward that was looked at last
+        self._compared_in = -1  # that backward
+        self._position = 0  # in the list of operations: the next one
+        self._ready = 0  # the stage whose backward may run
+        self._running = 0  # the block that the model is running
+        self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
+        self._failure: BaseException | None = None
+        self._blocks: dict[int, BlockRun] = {}
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
+        self._outputs: dict[Value, Outputs] = {}
+        self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
+        self._returned: dict[int, list[_Returned]] = {}
+        self._watched: list[int] = []  # stages whose outputs have hooks, ascending
+        self._coming: list[int] = []  # those of them whose backward is still to come
+        self._in_forward = True
+        self._partial = False  # some backwards that the list has will not come
+        self._calls: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._settle()
+
+    def name(self, stage: int) -> str:
+        """The name of a stage, for people."""
+        return str(self._program.ref(stage))
+
+    @property
+    def is_inside_block(self) -> bool:
+        """Whether the model is running a planned block."""
+        return self._running != 0
+
+    def next_call(self, name: str) -> int:
+        """Counts the calls of a block."""
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        return call
+
+    # -- forward ---------------------------------------------------------------------------------------------
+
+    def block(self, stage: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a planned block for the first time, in the model's forward."""
+        position = self._program.first_forward[stage]
+        if position < self._position:
+            self._trace.notes.append(f"'{self.name(stage)}' ran after blocks that the plan has behind it, and was kept")
+            return forward(*args, **kwargs)
+        self._advance(position)
+        op = self._program.ops[position]
+        self._running = stage
+        try:
+            if self._program.native[stage]:
+                output = forward(*args, **kwargs)
+            else:
+                output = self._first_run(op, forward, args, kwargs)
+        finally:
+            self._running = 0
+        self._trace.runs.append((op.kind, stage))
+        self._returns(op, output, unique_tensors_in((args, kwargs)))
+        self._position = position + 1
+        self._settle()
+        return output
+
+    def forward_ended(self) -> None:
+        """To be called when the model's forward has returned."""
+        self._returned.clear()
+        self._in_forward = False
+        self._coming = list(self._watched)
+        watched = set(self._watched)
+        self._partial = any(self._program.is_replayed(s) and s not in watched for s in self._sites)
+        for stage in list(self._idle):
+            self._release_idle(stage)
+        missing = [s for s in self._sites if self._program.first_forward[s] >= self._position]
+        if missing:
+            self._trace.notes.append(f"planned blocks did not run: {', '.join(self.name(s) for s in missing)}")
+
+    def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stage, site = op.stage, self._sites[op.stage]
+        tree = Tree.of((args, kwargs))
+        lease = self._lease(stage)
+        block = self._blocks[stage] = BlockRun(
+            forward,
+            tree,
+            self._arguments(stage, tree.leaves),
+            self._hidden(stage, tree.opaque),
+            Modes.current(self._settings.device_types),
+            self._random_state(tree.leaves),
+        )
+        checking = self._settings.determinism_check == "values"
+        first = block.first = FirstRun(lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None)
+        versions = [_compat.version(t) for t in tree.leaves]
+        before = site.state.before()
+        try:
+            with hooks(first):
+                output = forward(*args, **kwargs)
+            self._refuse_written(stage, tree, versions, block.hidden)
+        except BaseException:
+            self._forget(stage)
+            raise
+        block.found = site.state.after(before)
+        tree.leaves, tree.opaque = [], []
+        if first.close():
+            self._idle[stage] = lease
+        return output
+
+    def _lease(self, stage: int) -> Lease:
+        lease = Lease(self, stage)
+        self._leases[stage] = weakref.ref(lease, functools.partial(_lease_ended, weakref.ref(self), stage))
+        return lease
+
+    def _random_state(self, leaves: Sequence[torch.Tensor]) -> RandomState | None:
+        if not self._settings.preserve_rng_state:
+            return None
+        known = self._settings.devices
+        moved = {leaf.device for leaf in leaves if leaf.device.type != "cpu"}.difference(known)
+        return RandomState((*known, *filter(with_generator, moved)))
+
+    def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
+        """Where each tensor argument of a block will be found when it runs again."""
+        returned = self._returned.pop(stage - 1, [])
+        outputs = self._outputs_before(stage)
+        by_storage: dict[int, int] = {}
+        for index, tensor in outputs.tensors.items() if outputs else ():
+            by_storage.setdefault(_compat.storage_key(tensor), index)
+        arguments = [self._argument(leaf, returned, outputs, by_storage) for leaf in leaves]
+        self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
+        if outputs is not None:
+            outputs.keep_only(self._wanted[stage - 1])
+        return arguments
+
+    def _argument(
+        self, leaf: torch.Tensor, returned: Sequence[_Returned], outputs: Outputs | None, by_storage: dict[int, int]
+    ) -> Argument:
+        for index, old in enumerate(returned):
+            if old.tensor() is leaf and _compat.version(leaf) == old.version:
+                return Argument(leaf.requires_grad, output=index)
+        key = _compat.storage_key(leaf)
+        index = by_storage.get(key, -1) if key else -1
+        if outputs is not None and 0 <= index < len(returned):
+            detached = leaf.requires_grad != returned[index].requires_grad
+            if not detached and _is_view_of(leaf, outputs, index):
+                return Argument(leaf.requires_grad, output=index, view=geometry(leaf))
+        kept = leaf if leaf.grad_fn is None else leaf.detach()
+        return Argument(leaf.requires_grad, kept, _compat.version(leaf))
+
+    def _hidden(self, stage: int, objects: Iterable[Any]) -> list[tuple[str, torch.Tensor, int]]:
+        """The tensors inside objects that a block is passed, with their versions."""
+        found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
+        for name, tensor, _ in found:
+            if tensor.requires_grad:
+                raise Unsupported(
+                    f"'{self.name(stage)}' is passed an object that holds a tensor with gradients, {name}: it cannot "
+                    "be run again from that; keep this block, or pass the tensor itself"
+                )
+        return found
+
+    def _refuse_written(
+        self, stage: int, tree: Tree, versions: Sequence[int], hidden: list[tuple[str, torch.Tensor, int]]
+    ) -> None:
+        for index, (leaf, version) in enumerate(zip(tree.leaves, versions, strict=True)):
+            if _compat.version(leaf) != version:
+                raise Unsupported(
+                    f"'{self.name(stage)}' modifies its argument {_argument_name(tree, index)} in place, so it cannot "
+                    "be run again from it; keep this block, or merge it with the one before"
+                )
+        for value in tree.opaque:
+            now = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
+            before = [(id(tensor), version) for _, tensor, version in hidden]
+            if not set(now) <= set(before):
+                raise Unsupported(
+                    f"'{self.name(stage)}' puts tensors into an object that it is passed ({type(value).__name__}), and "
+                    "would do so again when it is run again; keep this block"
+                )
+
+    def _returns(self, op: Op, output: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Keeps a block's output where the schedule wants it, and sets hooks for the backward."""
+        stage, tensors = op.stage, unique_tensors_in(output)
+        if self._program.is_replayed(stage + 1):
+            self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in tensors]
+        self._produce(op, output)
+        self._after(self._program.first_forward[stage])
+        if not self._program.watched[stage]:
+            return
+        passed_through = {id(t) for t in inputs}
+        for tensor in tensors:
+            if tensor.requires_grad and tensor.grad_fn is not None and id(tensor) not in passed_through:
+                tensor.register_hook(functools.partial(_gradient_ready, self, stage))
+                if stage not in self._watched[-1:]:
+                    self._watched.append(stage)
+
+    # -- the list --------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Performs the drops that come next, past what the model and autograd do by themselves."""
+        ops = self._program.ops
+        while self._position < len(ops):
+            op = ops[self._position]
+            if op.kind == DROP:
+                self._perform(self._position)
+            elif self._program.is_block(op.stage):
+                return
+            self._position += 1
+
+    def _advance(self, position: int) -> None:
+        while self._position < position:
+            self._perform(self._position)
+            self._position += 1
+
+    def _perform(self, position: int) -> None:
+        op = self._program.ops[position]
+        if op.kind == DROP:
+            self._remove((op.value, op.stage))
+        elif op.kind == BACKWARD:
+            self._end_backward(op.stage)
+        elif self._needed is None or position in self._needed:
+            self._run_again(op)
+        self._after(position)
+
+    def _after(self, position: int) -> None:
+        """Lets go of what an operation read last."""
+        op = self._program.ops[position]
+        if op.kind == FORWARD_DROP:
+            self._remove((OUTPUT, op.stage - 1))
+        for value in self._program.releases[position]:
+            self._let_go(value)
+
+    def _produce(self, op: Op, output: Any) -> None:
+        product = op.product
+        if product is not None and self._program.is_replayed(op.stage + 1):
+            self._outputs[product] = Outputs(output, self._wanted.get(op.stage))
+
+    def _remove(self, value: Value) -> None:
+        kind, stage = value
+        if kind == SAVED and stage in self._blocks:
+            first = self._blocks[stage].first
+            for holder in first.alive() if first is not None else ():
+                holder.empty()
+        self._let_go(value)
+
+    def _let_go(self, value: Value) -> None:
+        """Of an output; that of a native stage stays while the next stage may still ask for it."""
+        kind, stage = value
+        if kind == SAVED and not self._program.is_replayed(stage) and self._is_leased(stage + 1):
+            return
+        self._outputs.pop(value, None)
+
+    def _is_leased(self, stage: int) -> bool:
+        lease = self._leases.get(stage)
+        return lease is not None and lease() is not None
+
+    def _end_backward(self, stage: int) -> None:
+        self._remove((SAVED, stage))
+        self._remove((OUTPUT, stage - 1))
+
+    def _forget(self, stage: int) -> None:
+        """Lets go of all that was kept for running a block again."""
+        self._blocks.pop(stage, None)
+        self._leases.pop(stage, None)
+        self._release_idle(stage - 1)
+        self._outputs.pop((OUTPUT, stage - 1), None)
+        self._outputs.pop((SAVED, stage - 1), None)
+
+    def _release_idle(self, stage: int) -> None:
+        """Lets go of a block that saved nothing, once neither the list nor the next stage asks for it."""
+        due = stage in self._watched and self._program.backward[stage] >= self._position
+        if not due and not self._is_leased(stage + 1):
+            self._idle.pop(stage, None)
+
+    # -- backward --------------------------------------------------------------------------------------------
+
+    def boundary(self, stage: int) -> None:
+        """Makes the backward of a block possible: performs the operations that the list has before it."""
+        with self._lock:
+            if self._ready == stage:
+                return
+            if self._in_forward:
+                raise Unsupported(
+                    f"gradients through '{self.name(stage)}' are taken inside the model's forward, before all blocks "
+                    "of the plan have run: plan a part of the model, whose own forward does not do that"
+                )
+            position = self._program.backward[stage]
+            again = position < self._position
+            if again and not self._is_leased(stage):
+                return  # its graph is freed; autograd says so better
+            if self._failure is not None:
+                raise RecomputationError(
+                    "an earlier backward of this step failed; run the forward again"
+                ) from self._failure
+            if self._ready:
+                self._end_backward(self._ready)
+                self._ready = 0
+            self._choose(stage, again)
+            try:
+                self._advance(position)
+            except BaseException as error:
+                self._failure = error
+                raise
+            self._position = position + 1
+            self._ready = stage
+            self._release_idle(stage)
+
+    def _choose(self, stage: int, again: bool) -> None:
+        """Decides which forwards are performed on the way to a backward: all, unless some backwards do not come."""
+        if again:
+            self._start_over()
+        skipped = again
+        while self._coming and self._coming[-1] > stage:
+            self._coming.pop()
+            skipped = True
+        if skipped or (self._partial and self._needed is None):
+            self._needed = self._program.needed(self._position, {stage, *self._coming})
+        if self._coming[-1:] == [stage]:
+            self._coming.pop()
+
+    def _start_over(self) -> None:
+        self._position, self._coming = 0, list(self._watched)
+        for stage in range(1, self._program.stage_count + 1):
+            if self._program.is_replayed(stage):
+                self._remove((SAVED, stage))
+            self._remove((OUTPUT, stage))
+
+    def missing(self, holder: Holder) -> torch.Tensor:
+        """A tensor that a backward wants and that is not there.
+
+        This is how the backward of a block begins of which only an inner tensor, not an output, was used outside.
+        """
+        stage = holder.lease.stage
+        if self._running == stage:
+            raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
+        self.boundary(stage)
+        if holder.tensor is None:
+            raise RecomputationError(
+                f"a tensor that '{self.name(stage)}' saved for its backward is not there, although the "
+                "schedule was followed up to its backward"
+            )
+        return holder.tensor
+
+    def argument_of(self, stage: int, index: int, view: View | None) -> torch.Tensor:
+        """A tensor that a block saved and that is one of its arguments, or a view of one."""
+        block = self._blocks.get(stage)
+        if block is None:
+            raise RecomputationError(f"the arguments of '{self.name(stage)}' are gone")
+        if self._running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
+            self.boundary(stage)
+        tensor = self._find(stage, block, index)
+        if view is None or view == geometry(tensor):
+            return tensor
+        with torch.no_grad():
+            return tensor.as_strided(*view)
+
+    # -- later runs ------------------------------------------------------------------------------------------
+
+    def _run_again(self, op: Op) -> None:
+        block = self._blocks.get(op.stage)
+        if block is None:
+            return  # it did not run as planned, or autograd is done with it
+        site, first = self._sites[op.stage], block.first
+        assert first is not None and block.found is not None
+        difference = block.found.difference()
+        if difference is not None:
+            raise RecomputationError(f"'{site.name}' cannot be run again: {difference} after the forward")
+        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, self._settings.determinism_check != "none")
+        self._trace.runs.append((op.kind, op.stage))
+        with contextlib.ExitStack() as surroundings:
+            self._restore(block, surroundings)
+            surroundings.enter_context(hooks(later))
+            args, kwargs = self._build(op.stage, block)
+            output = block.forward(*args, **kwargs)
+        later.finish()
+        self._produce(op, output)
+
+    def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack) -> None:
+        """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
+        backward = _compat.backward_id()
+        if backward < 0 or backward != self._compared_in:
+            self._compared_in, self._switched = backward, not self._switches.are_in_force()
+        if self._switched:
+            surroundings.enter_context(self._switches.in_force())
+        block.modes.enter(surroundings)
+        if block.found is not None and block.found.writes_buffers:
+            surroundings.enter_context(block.found.buffers_in_force())
+        if block.random_state is not None:
+            surroundings.callback(block.random_state.exchange().restore)
+
+    def _build(self, stage: int, block: BlockRun) -> Any:
+        for name, tensor, version in block.hidden:
+            if _compat.version(tensor) != version:
+                raise RecomputationError(
+                    f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
+                    "modified in place after the forward"
+                )
+        leaves = []
+        for index, argument in enumerate(block.arguments):
+            tensor = self._find(stage, block, index)
+            if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+                tensor = tensor.detach().requires_grad_(argument.requires_grad)
+            leaves.append(tensor)
+        return block.tree.build(leaves)
+
+    def _find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
+        """A tensor argument of a block, as it is in memory now."""
+        argument = block.arguments[index]
+        if argument.tensor is not None:
+            tensor, intact = argument.tensor, _compat.version(argument.tensor) == argument.version
+        else:
+            outputs = self._outputs_before(stage)
+            if outputs is None:
+                raise RecomputationError(
+                    f"'{self.name(stage)}' needs the output of '{self.name(stage - 1)}', which can no longer be "
+                    "computed: its graph was freed by an earlier backward without retain_graph=True"
+                )
+            tensor, intact = outputs.tensors[argument.output], outputs.is_intact(argument.output)
+        if not intact:
+            raise RecomputationError(
+                f"argument {_argument_name(block.tree, index)} of '{self.name(stage)}' was modified in place "
+                "after the forward, but its backward needs the old value"
+            )
+        if argument.view is None:
+            return tensor
+        with torch.no_grad():
+            return tensor.as_strided(*argument.view)
+
+    def _outputs_before(self, stage: int) -> Outputs | None:
+        return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
+
+
+def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:
+    run.boundary(stage)
+
+
+def _lease_ended(run_ref: weakref.ref[Run], stage: int, _: weakref.ref[Lease]) -> None:
+    run = run_ref()
+    if run is not None:
+        run._forget(stage)
+
+
+def _is_view_of(leaf: torch.Tensor, outputs: Outputs, index: int) -> bool:
+    output = outputs.tensors[index]
+    return (
+        leaf.dtype == output.dtype
+        and leaf.is_conj() == output.is_conj()
+        and leaf.is_neg() == output.is_neg()
+        and outputs.is_intact(index)
+        and _compat.version(leaf) == _compat.version(output)
+    )
+
+
+def _argument_name(tree: Tree, index: int) -> str:
+    """How a person would name a tensor of the tree (args, kwargs)."""
+    where = tree.path(index)
+    if where.startswith("1["):
+        return where[1:].replace("[", "", 1).replace("]", "", 1)
+    return f"args{where[1:]}"

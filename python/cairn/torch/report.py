@@ -1,0 +1,180 @@
+"""What a plan does to a model, block by block, predicted beside measured; for people and as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from cairn import format_bytes, format_ns
+
+from .composition import grouped
+from .plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A measured step. Bytes of the peak include all that is resident; `gradients_existed` when it began."""
+
+    peak_bytes: int
+    step_ns: int
+    gradients_existed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One stage of the plan. `forwards` counts all its forward runs in a step."""
+
+    name: str
+    kind: str
+    action: str
+    forwards: int
+    saved_bytes: int
+    output_bytes: int
+    forward_ns: int
+    backward_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A plan explained: print it, or take `to_json()`."""
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    composition: Mapping[str, int]
+    peak_at: str
+    measured: Measured | None = None
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Of the kind of step that was measured; without a measurement, of the worse."""
+        if self.measured is None:
+            return self.plan.peak_bytes
+        return self.plan.accumulated_peak_bytes if self.measured.gradients_existed else self.plan.created_peak_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        plan = self.plan
+        data: dict[str, Any] = {
+            name: getattr(plan, name)
+            for name in (
+                "model_name",
+                "device",
+                "scope",
+                "budget_bytes",
+                "reserve_bytes",
+                "least_budget_bytes",
+                "gradients",
+                "peak_bytes",
+                "accumulated_peak_bytes",
+                "created_peak_bytes",
+                "plain_peak_bytes",
+                "optimizer_peak_bytes",
+                "step_ns",
+                "plain_ns",
+                "lower_bound_ns",
+                "solver",
+                "outcome",
+                "overhead",
+            )
+        }
+        data["plan_hash"] = plan.hash
+        data["peak_at"], data["composition_bytes"] = self.peak_at, dict(self.composition)
+        data["measured"] = None if self.measured is None else dataclasses.asdict(self.measured)
+        data["stages"] = [dataclasses.asdict(row) for row in self.rows]
+        return data
+
+    def __str__(self) -> str:
+        return "\n".join([*self._head(), "", *self._peak(), "", *self._table()])
+
+    def _head(self) -> list[str]:
+        plan, scope = self.plan, "whole step" if self.plan.scope == "step" else "activations only"
+        budget, reserve, least, peak, created, plain = (
+            format_bytes(size)
+            for size in (
+                plan.budget_bytes,
+                plan.reserve_bytes,
+                plan.least_budget_bytes,
+                plan.accumulated_peak_bytes,
+                plan.created_peak_bytes,
+                plan.plain_peak_bytes,
+            )
+        )
+        lines = [
+            f"{plan.model_name} on {plan.device}: {'plain' if plan.is_plain else 'planned'} step ({scope})",
+            f"  budget      {budget}, of which {reserve} stay in reserve; the least that works is {least}",
+            f"  peak        {peak} predicted, {created} in a step that creates its gradients; plain {plain}",
+            f"  time        {format_ns(plan.step_ns)} predicted, {100 * plan.overhead:+.1f} % against the plain step"
+            + self._bound(),
+        ]
+        if self.measured is not None:
+            error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
+            took = format_ns(self.measured.step_ns)
+            lines.append(f"  measured    {format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %), {took}")
+        return lines
+
+    def _bound(self) -> str:
+        bound = self.plan.lower_bound_ns
+        if bound is None or not self.plan.step_ns:
+            return ""
+        gap = 100 * (1 - bound / self.plan.step_ns)
+        return ", proved optimal" if gap <= 0 else f", at most {gap:.1f} % from the optimum"
+
+    def _peak(self) -> list[str]:
+        lines = [f"  what makes up the peak (during the {self.peak_at}):"]
+        return lines + [f"    {format_bytes(size):>12}  {name}" for name, size in self.composition.items()]
+
+    def _table(self) -> list[str]:
+        width = max(len(row.name) for row in self.rows)
+        lines = [f"  {'stage':<{width}}  {'action':<16} {'saves':>12} {'output':>12} {'forward':>10} {'backward':>10}"]
+        for row in self.rows:
+            sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
+            times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
+            lines.append(f"  {row.name:<{width}}  {row.action:<16} {sizes} {times}")
+        for name, reason in self.plan.kept_because.items():
+            lines.append(f"  {name} is always kept: it {reason}")
+        return lines
+
+
+def explain(plan: Plan, measured: Measured | None = None) -> Report:
+    """The report of a plan, without a model."""
+    blocks = [str(ref) for ref in plan.stages if ref.is_block]
+    moment = plan.peak_moment()
+    if plan.optimizer_peak_bytes >= moment.bytes:
+        composition = {
+            **plan.resident,
+            "gradients just made, temporaries, what the caller holds": plan.optimizer_peak_bytes
+            - sum(plan.resident.values()),
+        }
+        return Report(plan, _rows(plan), composition, "optimizer's step", measured)
+    parts = {part.name: part.bytes for part in grouped(moment.parts, blocks)}
+    return Report(plan, _rows(plan), parts, moment.text, measured)
+
+
+def _rows(plan: Plan) -> tuple[Row, ...]:
+    runs = Counter(op[1] for op in plan.ops if op[0].startswith("forward"))
+    rows = []
+    for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
+        option = stage["options"][0]
+        rows.append(
+            Row(
+                name=str(ref),
+                kind=ref.kind,
+                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number]),
+                forwards=runs[number],
+                saved_bytes=option["saved_bytes"],
+                output_bytes=stage["output_bytes"],
+                forward_ns=option["forward_ns"],
+                backward_ns=option["backward_ns"],
+            )
+        )
+    return tuple(rows)
+
+
+def _action(is_block: bool, pinned: bool, forwards: int) -> str:
+    if not is_block:
+        return "outside blocks"
+    if forwards == 1:
+        return "always kept" if pinned else "kept"
+    return "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"

@@ -1,0 +1,69 @@
+"""One training step on sample data: how its forward and backward are run, and where its loss is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import isolate
+from .tree import Tree, tensors_in
+
+
+class Sample:
+    """One training step on sample data: forward and loss."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+    ) -> None:
+        self.model, self.loss_fn = model, loss_fn
+        tree = Tree.of((args, kwargs))
+        # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
+        self.args, self.kwargs = tree.build(
+            [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
+        )
+        self.has_no_loss = False
+
+    def forward(self) -> tuple[Any, torch.Tensor | None]:
+        """The model's output and its loss; None where the loss is computed elsewhere."""
+        output = self.model(*self.args, **self.kwargs)
+        loss = self.loss(output)
+        self.has_no_loss = loss is None
+        return output, loss
+
+    def loss(self, output: Any) -> torch.Tensor | None:
+        if self.loss_fn is not None:
+            return self.loss_fn(output)
+        if isinstance(output, torch.Tensor):
+            return output if output.numel() == 1 else None
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        return loss if isinstance(loss, torch.Tensor) else None
+
+    def static_tensors(self) -> list[torch.Tensor]:
+        """What the caller brings: the arguments, and tensors that the loss function has closed over."""
+        closure = getattr(self.loss_fn, "__closure__", None) or ()
+        cells = [cell.cell_contents for cell in closure if _filled(cell)]
+        return list(tensors_in((self.args, self.kwargs, cells)))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def backward_of(output: Any, loss: torch.Tensor | None) -> None:
+    """Runs the backward from the loss, or from gradients of the output's size where there is none."""
+    roots = isolate.differentiable(output) if loss is None else [loss]
+    with isolate.as_in_backward(roots[0].device):
+        if loss is not None:
+            loss.backward()
+        else:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

@@ -1,0 +1,206 @@
+"""What a block reads beside its arguments: parameters, buffers and training flags of its modules.
+
+A later run must find what the first run found. Parameters and the buffers that a block only reads must be the same
+tensors, not written since; buffers that it writes (BatchNorm's statistics, power iterations) get their old values for
+the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's kernels write
+without counting versions; hence copies are taken of all small buffers, and of those large ones that a first run was
+seen to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from . import _compat
+
+SMALL_BUFFER_BYTES = 64 * 1024
+
+_Registry = dict[str, torch.Tensor | None]
+_Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: the buffer, and its value before a run
+
+
+class BlockState:
+    """Where a block's parameters, buffers and flags are; holds no module, so that models are freed as ever."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._changing: set[int] | None = None  # buffers that runs write; None before the first run
+        for number, module in enumerate(modules):
+            for prefix, part in module.named_modules(prefix="" if len(modules) == 1 else str(number)):
+                self._parts.append((prefix, weakref.ref(part)))
+
+    def modules(self) -> list[nn.Module]:
+        """The modules of the block."""
+        return [part for _, reference in self._parts if (part := reference()) is not None]
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        """The parameters that are registered now."""
+        return [parameter for part in self.modules() for parameter in part._parameters.values()]
+
+    def buffers(self) -> list[tuple[_Registry, str]]:
+        """Where each buffer is registered, and by which name."""
+        return [(part._buffers, key) for part in self.modules() for key in part._buffers]
+
+    def parameter_name(self, index: int) -> str:
+        """The name of a parameter within the block."""
+        return self._name([list(part._parameters) for part in self.modules()], index)
+
+    def buffer_name(self, index: int) -> str:
+        """The name of a buffer within the block."""
+        return self._name([list(part._buffers) for part in self.modules()], index)
+
+    def module_name(self, index: int) -> str:
+        """The name of a module within the block."""
+        return self._parts[index][0] or type(self.modules()[index]).__name__
+
+    def _name(self, keys: list[list[str]], index: int) -> str:
+        names = [
+            f"{prefix}.{key}" if prefix else key
+            for (prefix, _), part in zip(self._parts, keys, strict=True)
+            for key in part
+        ]
+        return names[index]
+
+    def before(self) -> Before:
+        """Copies of the buffers that a run may write, as they are now."""
+        modules = self.modules()
+        buffers = [buffer for part in modules for buffer in part._buffers.values()]
+        copies: _Copies = {}
+        if buffers:
+            with torch.no_grad():
+                for index, buffer in enumerate(buffers):
+                    if buffer is not None and self._may_change(index, buffer):
+                        copies[index] = buffer, buffer.clone()
+        return Before(modules, copies, _with_versions(buffers))
+
+    def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
+        if self._changing is None or index in self._changing:
+            return True
+        return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
+
+    def after(self, before: Before) -> Record:
+        """What a run left, and what it must find when it is run again."""
+        if self._changing is None:
+            self._learn(before.copies)
+        parameters = [parameter for part in before.modules for parameter in part._parameters.values()]
+        return Record(self, before, _with_versions(parameters), [part.training for part in before.modules])
+
+    def _learn(self, copies: _Copies) -> None:
+        """Sees, at a block's first run, which buffers it writes; drops copies of large ones that it only reads."""
+        buffers = self.buffers()
+        self._changing = {
+            index
+            for index, (buffer, copy) in copies.items()
+            if buffers[index][0].get(buffers[index][1]) is not buffer or not _same(buffer, copy)
+        }
+        for index in [i for i, (buffer, _) in copies.items() if not self._may_change(i, buffer)]:
+            del copies[index]
+
+
+@dataclass
+class Before:
+    """The buffers of a block before a run: copies of those that it may write, versions of all."""
+
+    modules: list[nn.Module]
+    copies: _Copies
+    versions: list[tuple[torch.Tensor | None, int]]
+
+
+class Record:
+    """What one run of a block found, for its later runs."""
+
+    __slots__ = ("_before", "_flags", "_parameters", "_state")
+
+    def __init__(
+        self, state: BlockState, before: Before, parameters: list[tuple[torch.Tensor | None, int]], flags: list[bool]
+    ) -> None:
+        self._state, self._before, self._parameters, self._flags = state, before, parameters, flags
+
+    def difference(self) -> str | None:
+        """What is no longer as the first run found it, in words; None if all is."""
+        state = self._state
+        return (
+            _difference("parameter", self._parameters, state.parameters(), state.parameter_name, {})
+            or _difference(
+                "buffer",
+                self._before.versions,
+                [r[k] for r, k in state.buffers()],
+                state.buffer_name,
+                self._before.copies,
+            )
+            or self._differing_flag()
+        )
+
+    def _differing_flag(self) -> str | None:
+        for index, (part, flag) in enumerate(zip(self._state.modules(), self._flags, strict=True)):
+            if part.training != flag:
+                return f"the training flag of its module '{self._state.module_name(index)}' was changed"
+        return None
+
+    @property
+    def writes_buffers(self) -> bool:
+        """Whether some buffers must be put back for a run."""
+        return bool(self._before.copies)
+
+    @contextlib.contextmanager
+    def buffers_in_force(self) -> Iterator[None]:
+        """The body finds, and writes, the old values of the buffers that the block writes."""
+        current: list[tuple[_Registry, str, torch.Tensor | None]] = []
+        shared: dict[int, torch.Tensor] = {}  # a buffer registered twice stays one tensor
+        places = self._state.buffers()
+        try:
+            for index, (buffer, copy) in self._before.copies.items():
+                registry, key = places[index]
+                current.append((registry, key, registry[key]))
+                if id(buffer) not in shared:
+                    shared[id(buffer)] = _fresh(copy)
+                registry[key] = shared[id(buffer)]
+            yield
+        finally:
+            for registry, key, tensor in current:
+                registry[key] = tensor
+
+
+def _difference(
+    kind: str,
+    found: Sequence[tuple[torch.Tensor | None, int]],
+    current: Sequence[torch.Tensor | None],
+    name: Callable[[int], str],
+    exempt: Container[int],
+) -> str | None:
+    if len(found) != len(current):
+        return f"a {kind} was added or removed"
+    for index, ((tensor, version), now) in enumerate(zip(found, current, strict=True)):
+        if index in exempt:
+            continue
+        if now is not tensor:
+            return f"its {kind} '{name(index)}' was replaced"
+        if now is not None and _compat.version(now) != version:
+            return f"its {kind} '{name(index)}' was modified in place"
+    return None
+
+
+def _with_versions(tensors: Sequence[torch.Tensor | None]) -> list[tuple[torch.Tensor | None, int]]:
+    return [(t, 0 if t is None else _compat.version(t)) for t in tensors]
+
+
+def _fresh(copy: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return copy.clone()
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit; a value that is not a number equals itself."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(torch.equal(first, second)) or bool(torch.equal(_bytes(first), _bytes(second)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,124 @@
+"""Taking over the `forward` of single modules, so that nothing else about them changes.
+
+The replacement sits in the instance's `__dict__`, beside the class's own `forward`: no renaming, no wrapper module, the
+same `state_dict`, hooks and type. A copy or a pickle of a module must not carry it along, for it belongs to the
+original; so the instance also gets a `__reduce_ex__` that leaves both out. A replica made by `nn.DataParallel` shares
+the `__dict__`; making one is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import Unsupported
+
+#: Called instead of a module's forward: (what it would have run, its arguments) -> its output.
+Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+_REPLICATE = "_replicate_for_data_parallel"
+
+
+class Takeover:
+    """Stands for a module's `forward` until it is removed."""
+
+    def __init__(self, module: nn.Module, handler: Handler) -> None:
+        self._module = weakref.ref(module)
+        self._handler: Handler | None = handler
+        self._mine = {"forward": self, "__reduce_ex__": _Reducer(module)}
+        if hasattr(type(module), _REPLICATE):
+            self._mine[_REPLICATE] = _refuse_replica
+        self._before = {key: vars(module)[key] for key in self._mine if key in vars(module)}
+        vars(module).update(self._mine)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of the module's forward."""
+        if self._handler is not None and torch.compiler.is_compiling():
+            raise Unsupported(
+                "a planned model cannot be compiled as a whole: its schedule is carried out by hooks, which "
+                "torch.compile does not see; compile its blocks instead, before planning"
+            )
+        forward = self.original()
+        if self._handler is None:
+            return forward(*args, **kwargs)
+        return self._handler(forward, args, kwargs)
+
+    def original(self) -> Callable[..., Any]:
+        """The forward that would run without this."""
+        module = self._module()
+        if module is None:
+            raise RuntimeError("the module of this forward is gone")
+        before = self._before.get("forward")
+        return before if before is not None else types.MethodType(type(module).forward, module)
+
+    def remove(self) -> None:
+        """Puts the module back as it was. If someone replaced `forward` again meanwhile, theirs stays, and this only
+        passes on.
+        """
+        self._handler = None
+        module = self._module()
+        if module is None:
+            return
+        own = vars(module)
+        for key, value in self._mine.items():
+            if own.get(key) is value:
+                del own[key]
+                if key in self._before:
+                    own[key] = self._before[key]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.original())
+
+    @property
+    def __name__(self) -> str:
+        return "forward"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """For classes that copy their `__dict__` themselves: the copy gets a forward of its own."""
+        module = self._module()
+        copy = memo.get(id(module))
+        return self if copy is None else types.MethodType(type(copy).forward, copy)
+
+    def __reduce__(self) -> Any:
+        module = self._module()
+        assert module is not None
+        return types.MethodType, (type(module).forward, module)
+
+
+class _Reducer:
+    """`__reduce_ex__` of a module whose forward is taken over: what copies and pickles see has nothing of it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, protocol: Any) -> Any:
+        module = self._module()
+        assert module is not None
+        reduced = type(module).__reduce_ex__(module, protocol)
+        if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return reduced
+        return (*reduced[:2], without_takeover(reduced[2]), *reduced[3:])
+
+
+def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's `__dict__` as it would be without any takeover."""
+    forward = state.get("forward")
+    if not isinstance(forward, Takeover):
+        return state
+    clean = {key: value for key, value in state.items() if key not in forward._mine}
+    clean.update(without_takeover(forward._before))
+    return clean
+
+
+def _refuse_replica() -> Any:
+    raise Unsupported(
+        "nn.DataParallel makes replicas of the model in every step, which a plan does not cover; use "
+        "DistributedDataParallel"
+    )

@@ -1,0 +1,201 @@
+"""Arguments and results as trees: their tensors taken out in a fixed order, and put back in.
+
+Tuples, lists, dicts, named tuples, dataclasses and subclasses of these (a Hugging Face `ModelOutput`) are opened.
+Other objects are passed on as they are; `tensors_inside` says what such an object hides.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+_ATOMS = frozenset(
+    (
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        slice,
+        type(Ellipsis),
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.layout,
+        torch.memory_format,
+        torch.Generator,
+        types.FunctionType,
+        types.MethodType,
+        types.BuiltinFunctionType,
+        type,
+        types.ModuleType,
+    )
+)
+_SEARCH_DEPTH = 4
+
+
+class Slot:
+    """Where a tensor was."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+@dataclasses.dataclass
+class Tree:
+    """A value with its tensors taken out, each tensor once however often it appears."""
+
+    shape: Any
+    leaves: list[torch.Tensor]
+    opaque: list[Any]  # objects that were not opened
+
+    @classmethod
+    def of(cls, value: Any) -> Tree:
+        """Takes a value apart; the value itself is left as it is."""
+        tree = cls(None, [], [])
+        tree.shape = tree._take(value, {})
+        return tree
+
+    def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
+        if isinstance(value, torch.Tensor):
+            slot = seen.get(id(value))
+            if slot is None:
+                slot = seen[id(value)] = Slot(len(self.leaves))
+                self.leaves.append(value)
+            return slot
+        cls = type(value)
+        if cls in _ATOMS:
+            return value
+        if cls is tuple:
+            return tuple([self._take(item, seen) for item in value])
+        if cls is dict:
+            return {key: self._take(item, seen) for key, item in value.items()}
+        if cls is list:
+            return [self._take(item, seen) for item in value]
+        items = children(value)
+        if items is None:
+            self.opaque.append(value)
+            return value
+        return _replaced(value, items, [self._take(item, seen) for _, item in items])
+
+    def build(self, leaves: list[torch.Tensor]) -> Any:
+        """The value again, with other tensors."""
+        return _put(self.shape, leaves)
+
+    def path(self, index: int) -> str:
+        """Where a tensor is, as a person would write it."""
+        return next(_paths(self.shape, index, ""), f"tensor {index}")
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """The parts of a container with their keys; None for what is no container."""
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return list(enumerate(value))
+    if cls is dict:
+        return list(value.items())
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
+
+
+def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
+    """A container of the same class with other parts."""
+    cls = type(value)
+    if cls is tuple or cls is list:
+        return cls(items.values())
+    if cls is dict:
+        return items
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(items.values())
+    if isinstance(value, (tuple, list)):
+        return cls(items.values())
+    other = copy.copy(value)
+    for key, item in items.items():
+        if isinstance(value, Mapping):
+            other[key] = item
+        else:
+            object.__setattr__(other, key, item)
+    return other
+
+
+def _put(shape: Any, leaves: list[torch.Tensor]) -> Any:
+    cls = type(shape)
+    if cls is Slot:
+        return leaves[shape.index]
+    if cls in _ATOMS:
+        return shape
+    if cls is tuple:
+        return tuple([_put(item, leaves) for item in shape])
+    if cls is dict:
+        return {key: _put(item, leaves) for key, item in shape.items()}
+    if cls is list:
+        return [_put(item, leaves) for item in shape]
+    items = children(shape)
+    return shape if items is None else _replaced(shape, items, [_put(item, leaves) for _, item in items])
+
+
+def _replaced(value: Any, items: list[tuple[Any, Any]], parts: list[Any]) -> Any:
+    """The container with its parts replaced; itself where none is another."""
+    if all(part is item for part, (_, item) in zip(parts, items, strict=True)):
+        return value
+    return _rebuilt(value, {key: part for part, (key, _) in zip(parts, items, strict=True)})
+
+
+def _paths(shape: Any, index: int, prefix: str) -> Iterator[str]:
+    if type(shape) is Slot:
+        if shape.index == index:
+            yield prefix
+        return
+    for key, item in children(shape) or ():
+        yield from _paths(item, index, f"{prefix}[{key!r}]" if prefix else str(key))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested containers, in a fixed order, as often as it appears."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) not in _ATOMS:
+        for _, item in children(value) or ():
+            yield from tensors_in(item)
+
+
+def unique_tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor in nested containers, once."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return list({id(tensor): tensor for tensor in tensors_in(value)}.values())
+
+
+def tensors_inside(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that an object holds in its attributes, with their names; modules are not searched."""
+    yield from _search(value, type(value).__name__, set(), _SEARCH_DEPTH)
+
+
+def _search(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    if depth == 0 or type(value) in _ATOMS or id(value) in seen or isinstance(value, torch.nn.Module):
+        return
+    seen.add(id(value))
+    items = children(value)
+    if items is not None:
+        for key, item in items:
+            yield from _search(item, f"{name}[{key!r}]", seen, depth - 1)
+    else:
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            yield from _search(item, f"{name}.{key}", seen, depth - 1)

@@ -1,0 +1,212 @@
+"""Solving, limits, bounds, options, solvers."""
+
+import json
+import pickle
+from pathlib import Path
+
+import cairn
+import pytest
+from cairn import _solve
+
+DATA = Path(__file__).parents[2] / "tests" / "data"
+GPT2 = cairn.load(DATA / "chains" / "gpt2.json")
+GRAPH = cairn.load(DATA / "graphs" / "resnet_8.json")
+HOST = cairn.Machine("64GiB", "12GB/s", "10GB/s", shared_link=True, latency_ns="10us")
+
+
+def in_between(problem: cairn.Problem) -> int:
+    limits = cairn.limits(problem)
+    return (limits.least_bytes + limits.store_all_bytes) // 2
+
+
+def test_solution() -> None:
+    solution = cairn.solve(GPT2, in_between(GPT2))
+    assert solution.found and solution.outcome in ("optimal", "feasible")
+    assert solution.schedule is solution.require() and solution.problem is GPT2
+    replay = cairn.verify(GPT2, solution.schedule).replay
+    for name in ("makespan_ns", "peak_bytes", "recompute_ns", "stall_ns"):
+        assert getattr(solution, name) == getattr(replay, name)
+    assert solution.lower_bound_ns <= solution.makespan_ns
+    assert solution.least_bytes <= solution.peak_bytes <= solution.budget_bytes < solution.store_all_bytes
+    assert solution.recompute_ns > 0 and solution.host_peak_bytes is None and solution.checkpoints is None
+    assert (solution.schedule.budget_bytes, solution.schedule.solver) == (solution.budget_bytes, solution.solver)
+    again = pickle.loads(pickle.dumps(solution))
+    assert again == solution and again.schedule == solution.schedule
+
+
+def test_fields_are_those_of_the_command_line() -> None:
+    page = """{"outcome": "optimal", "solver": "chain-exact", "budget_bytes": 1, "makespan_ns": 1, "peak_bytes": 1,
+     "host_peak_bytes": null, "lower_bound_ns": 1, "gap": 0.0, "least_bytes": 1, "least_is_exact": true,
+     "least_lower_bytes": 1, "store_all_bytes": 1, "store_all_ns": 1, "reason": null, "optimal_in": null,
+     "recompute_ns": 0, "stall_ns": 0, "solve_ns": 1, "solver_peak_bytes": 1, "checkpoints": null,
+     "objective_bytes": null}"""
+    values = json.loads(cairn.solve(GPT2).to_json())
+    assert list(values) == list(json.loads(page))
+    assert type(values["least_is_exact"]) is bool and type(values["gap"]) is float
+
+
+def test_outcomes_are_text() -> None:
+    outcome = cairn.solve(GPT2).outcome
+    assert outcome is cairn.Outcome.optimal and outcome == "optimal" and f"{outcome}" == str(outcome) == "optimal"
+    assert outcome.name == outcome.value
+
+
+def test_without_a_budget_everything_is_stored() -> None:
+    for budget in (None, "none"):
+        solution = cairn.solve(GPT2, budget)
+        assert solution.budget_bytes is None and solution.recompute_ns == 0
+        assert (solution.peak_bytes, solution.makespan_ns) == (solution.store_all_bytes, solution.store_all_ns)
+
+
+def test_infeasible_is_an_answer() -> None:
+    solution = cairn.solve(GPT2, 1000)
+    assert solution.outcome == "infeasible" and not solution.found
+    assert solution.schedule is solution.makespan_ns is solution.peak_bytes is None
+    with pytest.raises(cairn.InfeasibleBudget, match=str(solution.least_bytes)) as caught:
+        solution.require()
+    assert (caught.value.budget_bytes, caught.value.least_bytes) == (1000, solution.least_bytes)
+    assert caught.value.solution is solution and caught.value.code == "infeasible"
+    assert cairn.solve(GPT2, solution.least_bytes).found
+    assert not cairn.solve(GPT2, solution.least_bytes - 1).found
+
+
+def test_unknown_is_an_answer() -> None:
+    solution = cairn.solve(GPT2, in_between(GPT2), solver="chain-dp", time_limit=0)
+    assert solution.outcome == "unknown" and solution.stopped_early
+    with pytest.raises(cairn.NoSchedule, match="before") as caught:
+        solution.require()
+    assert not isinstance(caught.value, cairn.InfeasibleBudget)
+
+
+def test_many_budgets() -> None:
+    budget = in_between(GPT2)
+    solutions = cairn.solve_many(GPT2, [budget, 1000, None, "100GiB"], solver="chain-dp")
+    assert [solution.budget_bytes for solution in solutions] == [budget, 1000, None, 100 * 2**30]
+    assert [solution.found for solution in solutions] == [True, False, True, True]
+    assert solutions[0].makespan_ns >= solutions[3].makespan_ns
+    assert cairn.solve_many(GPT2, []) == []
+
+
+def test_limits() -> None:
+    limits = cairn.limits(GPT2)
+    assert limits.least_lower_bytes <= limits.least_bytes < limits.store_all_bytes
+    own = cairn.limits(GPT2, "store-all")
+    assert own.least_bytes == own.store_all_bytes == limits.store_all_bytes and not own.least_is_exact
+    assert cairn.limits(GRAPH, "store-all").store_all_ns == cairn.solve(GRAPH, solver="store-all").makespan_ns
+
+
+def test_bound() -> None:
+    budget = in_between(GPT2)
+    bound = cairn.bound(GPT2, budget)
+    assert 0 < bound.lower_bound_ns <= cairn.solve(GPT2, budget).makespan_ns
+    assert bound.method
+    assert cairn.bound(GPT2, None).lower_bound_ns <= bound.lower_bound_ns
+
+
+def test_a_machine_replaces_the_problems() -> None:
+    solution = cairn.solve(GPT2, machine=HOST)
+    assert solution.schedule.machine == HOST and solution.host_peak_bytes == 0
+    assert cairn.solve(GPT2.replace(machine=HOST)).schedule.machine is None
+    by_options = cairn.solve(
+        GPT2, host_budget="64GiB", to_host="12GB/s", to_device=10**10, shared_link=True, latency=10_000
+    )
+    assert by_options.schedule == solution.schedule
+    with pytest.raises(TypeError, match="must be a cairn.Machine"):
+        cairn.solve(GPT2, machine="64GiB")
+
+
+def test_solvers() -> None:
+    table = {solver.name: solver for solver in cairn.solvers()}
+    assert list(table)[-1] == "auto" and table["store-all"].takes_graphs
+    assert table["chain-dp"].takes_chains and not table["chain-dp"].takes_graphs and table["chain-dp"].source
+    for solver in table.values():
+        assert solver.available and solver.summary and solver.cost and solver.source != ""
+        assert bool(cairn.solver_accepts(solver.name, GRAPH)) <= solver.takes_graphs
+
+
+def test_acceptance() -> None:
+    assert cairn.solver_accepts("chain-dp", GPT2)
+    answer = cairn.solver_accepts("chain-dp", GRAPH)
+    assert not answer and answer.code == "unsupported" and "graph" in answer.reason
+    with pytest.raises(cairn.BadInput, match="no solver"):
+        cairn.solver_accepts("magic", GPT2)
+
+
+def test_options() -> None:
+    table = {option.name: option for option in cairn.options()}
+    assert {"slots", "time_limit", "memory_limit", "minimize", "seed"} <= set(table)
+    assert table["time_limit"].type == "duration" and table["minimize"].choices == ("time", "memory")
+    assert all(option.help and option.fallback for option in table.values())
+    assert {option.type for option in table.values()} <= set(_solve._TYPE_NAMES)
+    few = cairn.solve(GPT2, in_between(GPT2), solver="chain-dp", slots=20, time_limit="1m", seed=None)
+    assert few.makespan_ns >= cairn.solve(GPT2, in_between(GPT2), solver="chain-dp").makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"slot": 3}, TypeError, "no option 'slot'; did you mean 'slots'"),
+        ({"zzz": 3}, TypeError, "there are budget, solver, "),
+        ({"slots": 0}, cairn.BadInput, "it goes from 1 to"),
+        ({"slots": "many"}, cairn.BadInput, "not an integer"),
+        ({"slots": True}, TypeError, "slots must be an integer, not True"),
+        ({"seed": -1}, cairn.BadInput, "seed is -1"),
+        ({"seed": 2**64}, cairn.Overflow, "seed"),
+        ({"time_limit": 0.5}, TypeError, "nanoseconds or text such as '500ms', not 0.5"),
+        ({"time_limit": "5"}, cairn.BadInput, "time-limit"),
+        ({"minimize": "space"}, cairn.BadInput, r"time\|memory"),
+        ({"minimize": 1}, TypeError, "minimize must be text"),
+        ({"shared_link": "yes"}, cairn.BadInput, "shared-link"),
+        ({"host_budget": "1GiB"}, cairn.BadInput, "to-host"),
+        ({"solver": "magic"}, cairn.BadInput, 'no solver "magic"'),
+        ({"solver": "brute-chain"}, cairn.Unsupported, "brute-chain"),
+        ({"memory_limit": 1000, "solver": "chain-dp"}, cairn.MemoryLimit, "memory-limit"),
+    ],
+)
+def test_options_are_checked(options: dict, kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        cairn.solve(GPT2, in_between(GPT2), **options)
+
+
+@pytest.mark.parametrize(
+    ("budget", "kind"),
+    [("1 GiB", cairn.BadInput), (-1, cairn.BadInput), (0.5, TypeError), (2**63, cairn.Overflow), (b"1", TypeError)],
+)
+def test_budgets_are_checked(budget: object, kind: type) -> None:
+    for call in (cairn.solve, cairn.bound, lambda problem, limit: cairn.solve_many(problem, [limit])):
+        with pytest.raises(kind, match="budget|size"):
+            call(GPT2, budget)
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"must be a cairn.Chain or a cairn.Graph, not PosixPath; cairn.load reads"):
+        cairn.solve(DATA)
+    with pytest.raises(TypeError, match="must be a cairn.Schedule, not Solution; a Solution has one"):
+        cairn.verify(GPT2, cairn.solve(GPT2))
+
+
+def test_lists_and_callbacks_are_checked() -> None:
+    with pytest.raises(TypeError, match="budgets must be a list of sizes, not str"):
+        cairn.solve_many(GPT2, "8GiB")
+    with pytest.raises(TypeError, match=r"progress must be a function of a cairn.Progress, not int"):
+        cairn.solve(GPT2, "8GiB", progress=3)
+
+
+def test_report() -> None:
+    text = cairn.solve(GPT2, in_between(GPT2)).report()
+    assert "budget" in text and "least memory" in text and text.endswith("\n")
+    assert "infeasible" in cairn.solve(GPT2, 1000).report()
+    selection = _solve._info_of(cairn.solve(GPT2))
+    assert (selection.checkpoint_count, selection.gap) == (-1, 0.0)
+
+
+def test_units() -> None:
+    assert [cairn.parse_size(size) for size in ("8GiB", "1.5KB", 12, "12")] == [8 * 2**30, 1500, 12, 12]
+    assert cairn.parse_rate("12GB/s") == 12 * 10**9 and cairn.parse_rate(5) == 5
+    assert cairn.parse_duration("500ms") == 500_000_000 and cairn.parse_duration(7) == 7
+    assert cairn.format_bytes(3 * 2**29) == "1.50 GiB" and cairn.format_ns(12_300_000) == "12.3 ms"
+    for parse, text in ((cairn.parse_size, "8gib"), (cairn.parse_rate, "1GB"), (cairn.parse_duration, "1")):
+        with pytest.raises(cairn.BadInput, match=text):
+            parse(text)
+        with pytest.raises(TypeError):
+            parse(1.0)

@@ -1,0 +1,422 @@
+"""cairn.torch.profile: what is found in models, what is measured, and that nothing is changed."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cairn.torch as ct
+import torch_models
+from cairn.torch import memory
+from cairn.torch.optimizer import measure_optimizer
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
+    return ct.profile(step.model, **step.sample, passes=1, **options)
+
+
+def block_names(profile: ct.Profile) -> list[str]:
+    return [stage.name for stage in profile.stages if stage.kind == "block"]
+
+
+# -- the model is left as it was -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cnn", "branches", "gpt2"])
+def test_profiling_leaves_everything_as_it_was(name: str) -> None:
+    if name == "gpt2":
+        pytest.importorskip("transformers")
+    step = torch_models.ALL[name]()
+    model = step.model
+    step.loss().backward()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    grads = {key: p.grad for key, p in model.named_parameters()}
+    values = {key: grad.clone() for key, grad in grads.items()}
+    attributes = {key: set(vars(module)) for key, module in model.named_modules()}
+    state, foreign = torch.get_rng_state(), random.getstate()
+    profiled(step)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is grads[key] and torch.equal(p.grad, values[key]) for key, p in model.named_parameters())
+    assert {key: set(vars(module)) for key, module in model.named_modules()} == attributes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == foreign
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
+    step = torch_models.cnn()
+    parameter = step.model[0].weight
+    before = parameter.detach().clone()
+    calls: list[int] = []
+
+    def descend(p: torch.Tensor) -> None:
+        calls.append(1)
+        p.data.sub_(p.grad)
+
+    parameter.register_post_accumulate_grad_hook(descend)
+    profiled(step)
+    assert not calls and torch.equal(parameter, before)
+    step.loss().backward()
+    assert calls == [1]  # the hook is back
+
+
+def test_a_failing_forward_leaves_the_model_usable() -> None:
+    step = torch_models.cnn()
+    with pytest.raises(RuntimeError):
+        ct.profile(step.model, torch.randn(2, 5, 64, 64), loss_fn=torch.sum)
+    assert all("forward" not in vars(module) for module in step.model.modules())
+    profiled(step)
+
+
+def test_more_memory_than_the_blocks_need_is_never_taken() -> None:
+    """A model whose plain step takes hundreds of megabytes is profiled within a fraction of that."""
+    blocks = [nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Tanh(), nn.Linear(4096, 64)) for _ in range(12)]
+    model = nn.ModuleList(blocks)
+    root = _Loop(model)
+    x = torch.randn(256, 64)
+    peaks: list[int] = []
+    allocated = memory.CpuMeter.peak
+
+    def noted(self: Any, first: int, last: int, fresh: bool = False) -> int:
+        found = allocated(self, first, last, fresh)
+        peaks.append(found)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory.CpuMeter, "peak", noted)
+        profile = ct.profile(root, x, loss_fn=torch.sum, blocks=model, passes=1)
+    plain = ct.plan(profile, 2**40).plain_peak_bytes
+    assert max(peaks) < plain / 3
+
+
+class _Loop(nn.Module):
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+# -- which blocks --------------------------------------------------------------------------------------------
+
+
+def test_children_of_a_sequential_become_blocks_and_what_cannot_stand_alone_joins_its_predecessor() -> None:
+    names = block_names(profiled(torch_models.cnn()))
+    assert names == ["0", "1-2", "3-4", "5", "6", "7", "8-10", "11"]
+
+
+def test_hugging_face_layers_become_blocks() -> None:
+    pytest.importorskip("transformers")
+    assert block_names(profiled(torch_models.gpt2())) == [f"transformer.h.{i}" for i in range(3)]
+    assert block_names(profiled(torch_models.t5())) == [
+        "encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"
+    ]  # fmt: skip
+
+
+def test_blocks_named_by_the_user() -> None:
+    step = torch_models.resnet()
+    assert block_names(profiled(step, blocks="layers.*[02]")) == ["layers.0", "layers.2"]
+    assert block_names(profiled(step, blocks=torch_models.Bottleneck)) == [f"layers.{i}" for i in range(6)]
+    assert block_names(profiled(step, blocks=step.model.layers)) == [f"layers.{i}" for i in range(6)]
+    assert block_names(profiled(step, blocks=[step.model.layers[3], "layers.1"])) == ["layers.1", "layers.3"]
+    with pytest.raises(ValueError, match="names no module"):
+        profiled(step, blocks="encoder.*")
+    with pytest.raises(TypeError):
+        profiled(step, blocks=3)
+
+
+def test_a_layer_that_runs_twice_is_two_stages_and_one_that_is_skipped_is_none() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for index in (2, 0, 2):
+                x = torch.tanh(self.layers[index](x))
+            return x
+
+    profile = ct.profile(Skips(), torch.randn(4, 8), loss_fn=torch.sum, passes=1)
+    refs = [(ref.name, ref.call) for ref in profile.refs if ref.is_block]
+    assert refs == [("layers.2", 0), ("layers.0", 0), ("layers.2", 1)]
+
+
+def test_a_model_without_parts_is_one_block() -> None:
+    profile = ct.profile(nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True), loss_fn=torch.sum, passes=1)
+    assert block_names(profile) == [""]
+
+
+def test_frozen_blocks_are_no_stages() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    model[:2].requires_grad_(False)
+    profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, passes=1)
+    assert block_names(profile) == ["2", "3"]
+
+
+# -- what must be kept ---------------------------------------------------------------------------------------
+
+
+class _Draws(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * random.random()
+
+
+class _Counts(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class _HidesFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.hidden = x.exp()  # autograd does not know of it
+        return ctx.hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.hidden
+
+
+class _Hides(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _HidesFunction.apply(super().forward(x))
+
+
+class _WritesInput(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(0.5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(_Draws, "random"), (_Counts, "same result"), (_Hides, "outside what autograd saves")]
+)
+def test_blocks_that_cannot_be_repeated_are_kept(kind: type[nn.Module], reason: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), kind(64, 64), nn.Linear(64, 64))
+    profile = ct.profile(model, torch.randn(64, 64), loss_fn=torch.sum, passes=1)
+    kept = {stage.name: stage.keep_reason for stage in profile.stages if stage.kind == "block" and stage.keep_reason}
+    assert list(kept) == ["1"] and reason in kept["1"]
+    assert any("1 is always kept" in note for note in profile.notes)
+    assert [stage["no_recompute"] for stage in profile.chain()["stages"]][1] is True
+
+
+def test_a_block_that_writes_its_input_is_no_stage() -> None:
+    layers = nn.ModuleList([nn.Linear(64, 64), _WritesInput(64, 64), nn.Linear(64, 64)])
+    profile = ct.profile(_Loop(layers), torch.randn(64, 64), loss_fn=torch.sum, passes=1)
+    assert block_names(profile) == ["blocks.0", "blocks.2"]
+
+
+def test_blocks_kept_on_request() -> None:
+    profile = profiled(torch_models.resnet(), keep=["layers.1"])
+    assert [s.name for s in profile.stages if s.kind == "block" and s.keep_reason] == ["layers.1"]
+
+
+# -- what is measured ----------------------------------------------------------------------------------------
+
+
+def test_a_linear_chain_is_measured_to_the_byte() -> None:
+    batch, width = 32, 48
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)))
+    profile = ct.profile(
+        model, torch.randn(batch, width), loss_fn=torch.sum, passes=1, blocks=[model[0], model[1], model[2]]
+    )
+    size, weight = 4 * batch * width, 4 * (width * width + width)
+    stage = profile.stages[1]
+    assert stage.output_bytes == stage.grad_bytes == size
+    assert stage.saved_bytes == size  # Tanh saves its output, Linear only the block's input
+    assert stage.weight_grad_bytes == weight
+    assert stage.forward_rise_bytes == 2 * size
+    assert profile.resident["output of 2"] == size  # the caller holds it
+    assert profile.gradient_bytes == profile.resident["parameters"] == 3 * weight
+    assert profile.input_bytes == size
+
+
+def test_identical_blocks_measure_alike() -> None:
+    pytest.importorskip("transformers")
+    stages = [stage for stage in profiled(torch_models.gpt2()).stages if stage.kind == "block"]
+    assert len({stage.signature() for stage in stages}) == 1
+    assert len({(stage.forward_ns, stage.backward_ns) for stage in stages}) == 1
+    assert all(stage.random and stage.forward_ns > 0 and stage.backward_ns > 0 for stage in stages)
+
+
+def test_batch_norm_is_noticed() -> None:
+    stages = {stage.name: stage for stage in profiled(torch_models.cnn()).stages}
+    assert set(stages["1-2"].writes_buffers) == {"running_mean", "running_var", "num_batches_tracked"}
+    assert not stages["0"].writes_buffers
+
+
+def test_what_the_caller_holds_is_counted() -> None:
+    pytest.importorskip("transformers")
+    step = torch_models.gpt2()
+    logits = step.model(**step.kwargs).logits
+    assert profiled(step).held_bytes == logits.numel() * 4 + 4
+
+
+def test_a_profile_is_data() -> None:
+    profile = profiled(torch_models.branches())
+    again = ct.Profile.from_json(profile.to_json())
+    assert again == profile and again.chain() == profile.chain()
+    with pytest.raises(ValueError, match="version"):
+        ct.Profile.from_json({**profile.to_json(), "version": 99})
+
+
+def test_evaluation_mode_is_pointed_out() -> None:
+    step = torch_models.cnn()
+    step.model.eval()
+    with pytest.warns(UserWarning, match="evaluation mode"):
+        profiled(step)
+
+
+def test_a_loss_outside_is_pointed_out() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    assert any("loss_fn" in note for note in ct.profile(model, torch.randn(4, 8), passes=1).notes)
+
+
+def test_wrappers_that_hook_gradients_are_refused() -> None:
+    class DistributedDataParallel(nn.Module):
+        pass
+
+    with pytest.raises(ct.Unsupported, match="before it is wrapped"):
+        ct.profile(DistributedDataParallel(), torch.randn(1))
+
+
+def test_a_model_that_recomputes_by_itself_is_refused() -> None:
+    pytest.importorskip("transformers")
+    step = torch_models.gpt2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers is renaming it
+        step.model.gradient_checkpointing_enable()
+    with pytest.raises(ct.Unsupported, match="gradient_checkpointing_disable"):
+        profiled(step)
+
+
+# -- optimizers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.AdamW(p, lr=1e-3),
+        lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True, foreach=True),
+    ],
+)
+def test_optimizer_state_and_step_are_predicted(make: Any) -> None:
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 200))
+    optimizer = make(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps step()
+    values = [p.detach().clone() for p in model.parameters()]
+    predicted = measure_optimizer(optimizer)
+    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
+    assert not optimizer.state
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    peak = 0
+    for _ in range(2):
+        meter = memory.CpuMeter()
+        with meter:
+            first = meter.mark()
+            optimizer.step()
+            last = meter.mark()
+        peak = max(peak, meter.peak(first, last) - meter.level(last))
+    scheduler.step()
+    state = memory.unique_bytes(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))
+    assert predicted.state_bytes == pytest.approx(state, rel=0.001, abs=64)
+    assert predicted.step_bytes == pytest.approx(peak, rel=0.01, abs=256)
+    assert measure_optimizer(optimizer).state_bytes == state
+
+
+def test_no_warning_reaches_the_user() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        profiled(torch_models.branches())
+
+
+def test_meter_reads_levels_and_peaks() -> None:
+    meter = memory.CpuMeter()
+    with meter:
+        a = meter.mark()
+        kept = torch.empty(1000)
+        torch.empty(5000)
+        b = meter.mark()
+        del kept
+        last = torch.empty(250)
+        c = meter.mark()
+        del last
+    assert (meter.level(a), meter.level(b), meter.level(c)) == (0, 4000, 1000)
+    assert (meter.peak(a, b), meter.peak(b, c), meter.peak(a, c)) == (24000, 4000, 24000)
+    assert meter.peak(b, c, fresh=True) == 1000
+
+
+def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not() -> None:
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(torch_models.Bottleneck(32, 8, 1) for _ in range(2)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.path = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.path(x)
+
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), Stage(), Residual(), Residual())
+    profile = ct.profile(model, torch.randn(2, 3, 16, 16), loss_fn=torch.sum, passes=1)
+    assert block_names(profile) == ["0", "1.layers.0", "1.layers.1", "2", "3"]
+
+
+def test_what_a_block_hands_out_beside_its_result_reaches_the_loss() -> None:
+    class Leaves(nn.Linear):
+        penalty: torch.Tensor
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.penalty = self.weight.square().mean() + x.mean()
+            return super().forward(x).tanh()
+
+    model = nn.Sequential(*(Leaves(64, 64) for _ in range(4)))
+    x = torch.randn(32, 64)
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        return output.sum() + sum(layer.penalty for layer in model)
+
+    profile = ct.profile(model, x, loss_fn=loss_fn, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=loss_fn).ok
+
+
+def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> None:
+    pytest.importorskip("transformers")
+    step = torch_models.mixtral()
+    step.model.config.output_router_logits = True
+    profile = profiled(step)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(step.model, plan, (), step.kwargs).ok

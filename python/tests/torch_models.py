@@ -1,0 +1,242 @@
+"""Small models of every kind that the tests train, each with its sample step. Seeded by the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclasses.dataclass
+class Step:
+    """A model and one training step of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss_fn: Callable[[Any], Tensor] | None = None
+
+    def loss(self) -> Tensor:
+        output = self.model(*self.args, **self.kwargs)
+        return output.loss if self.loss_fn is None else self.loss_fn(output)
+
+    @property
+    def sample(self) -> dict[str, Any]:
+        """As keyword arguments of cairn.torch.profile."""
+        return {"args": self.args, "kwargs": self.kwargs, "loss_fn": self.loss_fn}
+
+
+def classification(model: nn.Module, images: Tensor, classes: int) -> Step:
+    target = torch.randint(classes, (len(images),))
+    return Step(model.train(), (images,), {}, lambda output: F.cross_entropy(output, target))
+
+
+def cnn() -> Step:
+    """Unlike layers in a Sequential, one of them in place."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 32, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+    return classification(model, torch.randn(8, 3, 64, 64), 10)
+
+
+class Bottleneck(nn.Module):
+    """The residual block of ResNet-50."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * width
+        self.reduce = nn.Sequential(nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width))
+        self.spatial = nn.Sequential(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width))
+        self.expand = nn.Sequential(nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after))
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.reduce(x))
+        y = self.expand(self.relu(self.spatial(y)))
+        return self.relu(y + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of bottlenecks, head."""
+
+    def __init__(self, blocks: tuple[int, ...], width: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width))
+        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        channels, layers = width, []
+        for stage, count in enumerate(blocks):
+            for index in range(count):
+                layers.append(Bottleneck(channels, width * 2**stage, 2 if stage and not index else 1))
+                channels = 4 * width * 2**stage
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.pool(self.relu(self.stem(images)))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def resnet(blocks: tuple[int, ...] = (2, 2, 1, 1), width: int = 16, batch: int = 4, size: int = 96) -> Step:
+    return classification(ResNet(blocks, width, 20), torch.randn(batch, 3, size, size), 20)
+
+
+def vgg(width: int = 16, batch: int = 4, size: int = 64) -> Step:
+    """Plain layers in a Sequential, activations in place."""
+    layers: list[nn.Module] = []
+    before = 3
+    for factor in (1, 1, 0, 2, 2, 0, 4, 4, 0):
+        if not factor:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        layers += [
+            nn.Conv2d(before, factor * width, 3, padding=1),
+            nn.BatchNorm2d(factor * width),
+            nn.ReLU(inplace=True),
+        ]
+        before = factor * width
+    layers += [nn.Flatten(), nn.Linear(before * (size // 8) ** 2, 128), nn.ReLU(inplace=True), nn.Dropout()]
+    return classification(nn.Sequential(*layers, nn.Linear(128, 20)), torch.randn(batch, 3, size, size), 20)
+
+
+class Branches(nn.Module):
+    """Not a chain: two branches meet, an early value is read again at the end, a layer runs twice."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.enter = nn.Linear(width, width)
+        self.left, self.right = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.twice = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.Tanh())
+        self.leave = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, Tensor]:
+        early = torch.relu(self.enter(x))
+        y = self.left(early) * torch.sigmoid(self.right(early))
+        y = self.twice(self.twice(y)) * scale
+        return {"value": self.leave(y) + early, "unused": y.detach().sum()}
+
+
+def branches() -> Step:
+    x, scale = torch.randn(1024, 64), torch.rand(128)
+    return Step(Branches().train(), (x,), {"scale": scale}, lambda output: output["value"].square().mean())
+
+
+# -- Hugging Face, randomly initialised ----------------------------------------------------------------------
+
+
+def gpt2(layers: int = 3, width: int = 128, vocabulary: int = 1000, length: int = 128) -> Step:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=layers,
+        n_embd=width,
+        n_head=4,
+        vocab_size=vocabulary,
+        n_positions=length,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+        loss_type="ForCausalLM",
+    )
+    tokens = torch.randint(vocabulary, (2, length))
+    return Step(GPT2LMHeadModel(config).train(), (), {"input_ids": tokens, "labels": tokens})
+
+
+def bert() -> Step:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        num_hidden_layers=3, hidden_size=128, num_attention_heads=4, intermediate_size=512, vocab_size=1000
+    )
+    tokens = torch.randint(1000, (4, 64))
+    mask = torch.ones_like(tokens)
+    return Step(BertForMaskedLM(config).train(), (), {"input_ids": tokens, "labels": tokens, "attention_mask": mask})
+
+
+def llama() -> Step:
+    """The embedding is the head's weight."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=3,
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=344,
+        vocab_size=1000,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    tokens = torch.randint(1000, (2, 128))
+    return Step(LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens})
+
+
+def mixtral() -> Step:
+    """Experts chosen by a router."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        num_hidden_layers=3,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        vocab_size=500,
+        num_local_experts=4,
+        use_cache=False,
+    )
+    tokens = torch.randint(500, (2, 128))
+    return Step(MixtralForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens})
+
+
+def t5() -> Step:
+    """Encoder and decoder: a value that all decoder blocks read, and biases that the first block hands to the rest."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        num_layers=2,
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_heads=4,
+        vocab_size=500,
+        use_cache=False,
+        decoder_start_token_id=0,
+    )
+    tokens = torch.randint(500, (4, 64))
+    return Step(T5ForConditionalGeneration(config).train(), (), {"input_ids": tokens, "labels": tokens})
+
+
+def vit() -> Step:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        num_hidden_layers=4, hidden_size=96, num_attention_heads=3, intermediate_size=384, image_size=64, patch_size=8
+    )
+    labels = torch.zeros(4, dtype=torch.long)
+    kwargs = {"pixel_values": torch.randn(4, 3, 64, 64), "labels": labels}
+    return Step(ViTForImageClassification(config).train(), (), kwargs)
+
+
+PLAIN = {"cnn": cnn, "resnet": resnet, "vgg": vgg, "branches": branches}
+HUGGING_FACE = {"gpt2": gpt2, "bert": bert, "llama": llama, "mixtral": mixtral, "t5": t5, "vit": vit}
+ALL = {**PLAIN, **HUGGING_FACE}

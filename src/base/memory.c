@@ -1,0 +1,181 @@
+#include "base/memory.h"
+
+#include <stdalign.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+static void *libc_resize(void *context, void *block, size_t old_size, size_t new_size)
+{
+    (void)context;
+    (void)old_size;
+    if (new_size == 0) {
+        free(block);
+        return NULL;
+    }
+    return realloc(block, new_size);
+}
+
+cairn_allocator crn_allocator(const cairn_env *env)
+{
+    if (env && env->allocator.resize)
+        return env->allocator;
+    return (cairn_allocator){NULL, libc_resize};
+}
+
+/* Sizes of zero would mean "free" to the allocator: they are rounded up to one byte, alike in alloc, realloc, free. */
+static bool block_size(size_t count, size_t size, size_t *bytes)
+{
+    if (!crn_mul_size(count, size, bytes) || *bytes > PTRDIFF_MAX)
+        return false;
+    if (*bytes == 0)
+        *bytes = 1;
+    return true;
+}
+
+void *crn_alloc(const cairn_allocator *allocator, size_t count, size_t size)
+{
+    size_t bytes;
+    if (!block_size(count, size, &bytes))
+        return NULL;
+    return allocator->resize(allocator->context, NULL, 0, bytes);
+}
+
+void *crn_alloc_zero(const cairn_allocator *allocator, size_t count, size_t size)
+{
+    void *block = crn_alloc(allocator, count, size);
+    if (block)
+        memset(block, 0, count * size);
+    return block;
+}
+
+void *crn_realloc(const cairn_allocator *allocator, void *block, size_t old_count, size_t new_count, size_t size)
+{
+    size_t old_bytes, new_bytes;
+    if (!block)
+        return crn_alloc(allocator, new_count, size);
+    if (!block_size(old_count, size, &old_bytes) || !block_size(new_count, size, &new_bytes))
+        return NULL;
+    return allocator->resize(allocator->context, block, old_bytes, new_bytes);
+}
+
+void crn_free(const cairn_allocator *allocator, void *block, size_t count, size_t size)
+{
+    size_t bytes;
+    if (block && block_size(count, size, &bytes))
+        allocator->resize(allocator->context, block, bytes, 0);
+}
+
+/* ---- arena ---- */
+
+struct crn_arena_block {
+    crn_arena_block *next;
+    size_t bytes; /* of the whole block, this header included */
+};
+
+enum { ARENA_BLOCK_BYTES = 4096, ARENA_ALIGN = alignof(max_align_t) };
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+}
+
+void crn_arena_init(crn_arena *arena, cairn_allocator allocator)
+{
+    *arena = (crn_arena){.allocator = allocator};
+}
+
+static bool arena_grow(crn_arena *arena, size_t bytes)
+{
+    size_t header = aligned(sizeof(crn_arena_block));
+    size_t wanted = bytes > ARENA_BLOCK_BYTES / 4 ? bytes + header : ARENA_BLOCK_BYTES;
+    crn_arena_block *block = crn_alloc(&arena->allocator, 1, wanted);
+    if (!block)
+        return false;
+    *block = (crn_arena_block){arena->blocks, wanted};
+    arena->blocks = block;
+    arena->used = header;
+    arena->capacity = wanted;
+    return true;
+}
+
+void *crn_arena_alloc(crn_arena *arena, size_t count, size_t size)
+{
+    size_t bytes;
+    if (!block_size(count, size, &bytes) || bytes > PTRDIFF_MAX - ARENA_BLOCK_BYTES)
+        return NULL;
+    bytes = aligned(bytes);
+    if (arena->capacity - arena->used < bytes && !arena_grow(arena, bytes))
+        return NULL;
+    void *memory = (char *)arena->blocks + arena->used;
+    arena->used += bytes;
+    return memory;
+}
+
+void *crn_arena_alloc_zero(crn_arena *arena, size_t count, size_t size)
+{
+    void *memory = crn_arena_alloc(arena, count, size);
+    if (memory)
+        memset(memory, 0, count * size);
+    return memory;
+}
+
+char *crn_arena_text(crn_arena *arena, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = crn_arena_alloc(arena, bytes, 1);
+    if (copy)
+        memcpy(copy, text, bytes);
+    return copy;
+}
+
+void crn_arena_clear(crn_arena *arena)
+{
+    while (arena->blocks) {
+        crn_arena_block *block = arena->blocks;
+        arena->blocks = block->next;
+        crn_free(&arena->allocator, block, 1, block->bytes);
+    }
+    arena->used = arena->capacity = 0;
+}
+
+/* ---- meter ---- */
+
+void crn_meter_init(crn_meter *meter, cairn_allocator inner, int64_t limit_bytes)
+{
+    meter->inner = inner;
+    meter->limit_bytes = limit_bytes;
+    atomic_init(&meter->used_bytes, 0);
+    atomic_init(&meter->peak_bytes, 0);
+    atomic_init(&meter->refused, false);
+}
+
+static void raise_peak(crn_meter *meter, long long used)
+{
+    long long peak = atomic_load(&meter->peak_bytes);
+    while (used > peak && !atomic_compare_exchange_weak(&meter->peak_bytes, &peak, used))
+        ;
+}
+
+static void *meter_resize(void *context, void *block, size_t old_size, size_t new_size)
+{
+    crn_meter *meter = context;
+    long long change = (long long)new_size - (long long)old_size;
+    long long used = atomic_fetch_add(&meter->used_bytes, change) + change;
+    bool refused = change > 0 && meter->limit_bytes != CAIRN_NONE && used > meter->limit_bytes;
+    void *moved = refused ? NULL : meter->inner.resize(meter->inner.context, block, old_size, new_size);
+    if (!moved && new_size > 0) {
+        atomic_fetch_sub(&meter->used_bytes, change);
+        if (refused)
+            atomic_store(&meter->refused, true);
+        return NULL;
+    }
+    raise_peak(meter, used);
+    return moved;
+}
+
+cairn_allocator crn_meter_allocator(crn_meter *meter)
+{
+    return (cairn_allocator){meter, meter_resize};
+}

@@ -1,0 +1,30 @@
+/* Inside of a problem. Everything hangs on the arena, the structure itself included. */
+#ifndef CRN_PROBLEM_H
+#define CRN_PROBLEM_H
+
+#include <cairn/problem.h>
+
+#include "base/memory.h"
+#include "base/sha256.h"
+
+struct cairn_problem {
+    crn_arena arena;
+    cairn_problem_kind kind;
+    cairn_problem_info info;
+    cairn_machine machine; /* info.machine points here, or is NULL */
+    cairn_chain chain;     /* of its kind, the other one is zero */
+    cairn_graph graph;
+    char hash[CRN_HASH_TEXT_MAX];
+};
+
+/** Allocates an empty problem with its info copied and checked. */
+cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, const cairn_problem_info *info,
+                               cairn_problem **problem, cairn_error *error);
+
+/** Fills in the hash from the canonical form. Cannot fail: the form is streamed. */
+void crn_problem_hash_fill(cairn_problem *problem);
+
+/** Storage that node v's output lives in: the root of its aliases, itself for a node that is none. */
+int32_t crn_graph_root(const cairn_graph *graph, int32_t node);
+
+#endif

@@ -1,0 +1,79 @@
+#include "report/report_text.h"
+
+#include <stdio.h>
+
+#include "base/failure.h"
+#include "base/utf8.h"
+
+cairn_status crn_report_flush(crn_textbuf *text, const cairn_sink *sink, cairn_error *error)
+{
+    cairn_status status = CAIRN_OK;
+    if (text->failed)
+        status = crn_no_memory(error);
+    else if (text->length > 0 && sink->write(sink->context, text->text, text->length) != 0)
+        status = crn_fail(error, CAIRN_CALLBACK, "the report could not be written");
+    crn_textbuf_free(text);
+    return status;
+}
+
+int32_t crn_report_size(const cairn_problem *problem)
+{
+    const cairn_chain *chain = cairn_problem_chain(problem);
+    return chain ? chain->stage_count : cairn_problem_graph(problem)->node_count;
+}
+
+const char *crn_report_name(const cairn_problem *problem, int32_t index, char name[CRN_NAME_MAX])
+{
+    const cairn_chain *chain = cairn_problem_chain(problem);
+    const char *own = !chain      ? cairn_problem_graph(problem)->nodes[index].name
+                      : index > 0 ? chain->stages[index - 1].name
+                                  : "the input";
+    if (*own)
+        return crn_printable(own, name, CRN_NAME_MAX);
+    snprintf(name, CRN_NAME_MAX, "%s %d", chain ? "stage" : "node", (int)index);
+    return name;
+}
+
+const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT_MAX])
+{
+    out[0] = '\0';
+    if (whole > 0)
+        snprintf(out, CRN_PERCENT_MAX, "%+.1f %%", 100 * (double)part / (double)whole);
+    return out;
+}
+
+/* ---- units ---- */
+
+typedef struct scale {
+    const char *unit;
+    double factor;
+} scale;
+
+/* Three digits, in the largest unit of which there is at least one. */
+static const char *format(int64_t value, const scale *scales, size_t count, char *out, size_t size)
+{
+    size_t i = 0;
+    if (value < 0) {
+        snprintf(out, size, "-");
+        return out;
+    }
+    while (i + 1 < count && (double)value >= scales[i + 1].factor)
+        i++;
+    double shown = (double)value / scales[i].factor;
+    int digits = i == 0 || shown >= 99.95 ? 0 : shown >= 9.995 ? 1 : 2;
+    snprintf(out, size, "%.*f %s", digits, shown, scales[i].unit);
+    return out;
+}
+
+const char *cairn_format_bytes(int64_t bytes, char *out, size_t size)
+{
+    static const scale scales[] = {
+        {"B", 1}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
+    return format(bytes, scales, sizeof(scales) / sizeof(scales[0]), out, size);
+}
+
+const char *cairn_format_ns(int64_t ns, char *out, size_t size)
+{
+    static const scale scales[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
+    return format(ns, scales, sizeof(scales) / sizeof(scales[0]), out, size);
+}

@@ -1,0 +1,329 @@
+/*
+ * auto: the best answer of all the other solvers.
+ *
+ * It asks every solver that takes the problem, but for brute force, and keeps the schedule with the least makespan (the
+ * least peak for minimize=memory), so it is never worse than any of them. It leaves out only what cannot change the
+ * answer, what cannot be afforded, and says so:
+ *   - once a schedule meets the lower bound, nothing can beat it;
+ *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
+ *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
+ * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. With
+ * a time limit the cheapest come first, so that there is an answer when time ends.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "solve/solver.h"
+
+enum { SOLVERS_MAX = 64 };
+
+/* Half a minute of one core, or so. */
+#define WORK_MAX ((int64_t)30000000000)
+
+typedef struct candidate {
+    const crn_solver *solver;
+    void *state;
+    bool is_open;
+    int64_t work;
+} candidate;
+
+typedef struct auto_session {
+    candidate candidates[SOLVERS_MAX];
+    int count;
+} auto_session;
+
+static bool is_candidate(const crn_solver *solver, const crn_task *task)
+{
+    const cairn_solver_info *info = &solver->info;
+    return strcmp(info->name, "auto") != 0 && !info->exhaustive &&
+           info->minimizes_memory == task->settings->minimize_memory &&
+           crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
+}
+
+static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
+{
+    for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
+        if (is_candidate(*solver, task))
+            return CAIRN_OK;
+    return crn_fail(error, CAIRN_UNSUPPORTED, "no solver takes this problem with these options");
+}
+
+/* ---- order ---- */
+
+static bool comes_before(const candidate *a, const candidate *b, bool cheapest_first)
+{
+    bool a_first = strcmp(a->solver->info.name, "store-all") == 0;
+    bool b_first = strcmp(b->solver->info.name, "store-all") == 0;
+    if (a_first || b_first)
+        return a_first && !b_first;
+    return cheapest_first ? a->work < b->work : a->solver->rank > b->solver->rank;
+}
+
+/* Insertion keeps the order of the registry among equals. */
+static void insert(auto_session *session, candidate made, bool cheapest_first)
+{
+    int i = session->count++;
+    for (; i > 0 && comes_before(&made, &session->candidates[i - 1], cheapest_first); i--)
+        session->candidates[i] = session->candidates[i - 1];
+    session->candidates[i] = made;
+}
+
+static cairn_status auto_open(const crn_task *task, void **state, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    auto_session *session = crn_alloc_zero(&allocator, 1, sizeof(*session));
+    *state = NULL;
+    if (!session)
+        return crn_no_memory(error);
+    for (const crn_solver *const *solver = crn_solvers; *solver && session->count < SOLVERS_MAX; solver++)
+        if (is_candidate(*solver, task)) {
+            int64_t work = (*solver)->work ? (*solver)->work(task) : 0;
+            insert(session, (candidate){.solver = *solver, .work = work}, task->deadline_ns != CAIRN_NONE);
+        }
+    *state = session;
+    return CAIRN_OK;
+}
+
+static void close_candidate(const crn_task *task, candidate *c)
+{
+    if (c->is_open && c->solver->close)
+        c->solver->close(task, c->state);
+    c->is_open = false;
+    c->state = NULL;
+}
+
+static void auto_close(const crn_task *task, void *state)
+{
+    auto_session *session = state;
+    cairn_allocator allocator = crn_allocator(task->env);
+    for (int i = 0; i < session->count; i++)
+        close_candidate(task, &session->candidates[i]);
+    crn_free(&allocator, session, 1, sizeof(*session));
+}
+
+static cairn_status open_candidate(const crn_task *task, candidate *c, cairn_error *error)
+{
+    if (c->is_open)
+        return CAIRN_OK;
+    if (c->solver->open)
+        CRN_TRY(c->solver->open(task, &c->state, error));
+    c->is_open = true;
+    return CAIRN_OK;
+}
+
+static bool fits_memory(const crn_task *task, const candidate *c)
+{
+    return !c->solver->memory || c->solver->memory(task) <= crn_memory_limit(task->settings);
+}
+
+/* ---- least memory ---- */
+
+static void merge_least(crn_least *best, const crn_least *own)
+{
+    best->lower_bytes = crn_max(best->lower_bytes, own->lower_bytes);
+    if (own->bytes != CAIRN_NONE && (best->bytes == CAIRN_NONE || own->bytes < best->bytes))
+        best->bytes = own->bytes;
+    best->is_exact |= own->is_exact;
+}
+
+/* A session that is open knows; else one is opened for this question alone, which costs no tables. */
+static cairn_status least_of(const crn_task *task, const candidate *c, crn_least *own, cairn_error *error)
+{
+    crn_task question = *task;
+    void *state = NULL;
+    if (c->is_open)
+        return c->solver->least(task, c->state, own, error);
+    question.budget_max_bytes = 0;
+    if (c->solver->open)
+        CRN_TRY(c->solver->open(&question, &state, error));
+    cairn_status status = c->solver->least(&question, state, own, error);
+    if (c->solver->close)
+        c->solver->close(&question, state);
+    return status;
+}
+
+static cairn_status auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
+{
+    auto_session *session = state;
+    cairn_status failed = CAIRN_OK;
+    CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
+    for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
+        candidate *c = &session->candidates[i];
+        crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+        if (!c->solver->least)
+            continue;
+        cairn_status status = least_of(task, c, &own, error);
+        if (status == CAIRN_OK)
+            merge_least(least, &own);
+        else
+            failed = status;
+    }
+    return least->bytes == CAIRN_NONE ? failed : CAIRN_OK;
+}
+
+/* ---- solving ---- */
+
+/* What is known while the candidates are asked, one after the other. */
+typedef struct search {
+    const crn_task *task;
+    int64_t budget_bytes;
+    crn_answer *best;
+    cairn_replay replay; /* of the best */
+    int64_t bound_ns;
+    int rank;            /* the highest of those that answered completely */
+    cairn_status failed; /* why a candidate gave nothing */
+    char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
+} search;
+
+static void add_name(char list[CAIRN_REASON_MAX], const char *name)
+{
+    size_t length = strlen(list);
+    if (length < 80)
+        snprintf(list + length, CAIRN_REASON_MAX - length, "%s%s", length > 0 ? ", " : "", name);
+}
+
+static bool is_better(const search *s, const cairn_replay *replay)
+{
+    if (!s->best->found)
+        return true;
+    bool by_memory = s->task->settings->minimize_memory;
+    int64_t first = by_memory ? replay->peak_bytes - s->replay.peak_bytes : replay->makespan_ns - s->replay.makespan_ns;
+    int64_t second =
+        by_memory ? replay->makespan_ns - s->replay.makespan_ns : replay->peak_bytes - s->replay.peak_bytes;
+    return first < 0 || (first == 0 && second < 0);
+}
+
+/* Takes over an answer's operations and checkpoints; the answer gets the old ones, to be freed. */
+static void take(search *s, const candidate *c, crn_answer *own, const cairn_replay *replay)
+{
+    crn_answer old = *s->best;
+    own->solver = own->solver ? own->solver : c->solver->info.name;
+    *s->best = *own;
+    *own = old;
+    s->replay = *replay;
+}
+
+static cairn_status consider(search *s, const candidate *c, crn_answer *own, cairn_error *error)
+{
+    cairn_replay replay;
+    s->bound_ns = crn_max(s->bound_ns, own->lower_bound_ns);
+    if (!own->found)
+        return CAIRN_OK;
+    CRN_TRY(crn_replay(s->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), s->budget_bytes,
+                       &replay, error));
+    if (!replay.valid)
+        return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "%s made a schedule that is not valid: %s",
+                           c->solver->info.name, replay.violation.message);
+    if (is_better(s, &replay))
+        take(s, c, own, &replay);
+    return CAIRN_OK;
+}
+
+static void free_answer(const crn_task *task, crn_answer *answer)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    cairn_builder_free(answer->builder);
+    if (answer->checkpoints)
+        crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
+}
+
+static cairn_status ask(search *s, candidate *c, cairn_error *error)
+{
+    crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
+    CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &own.builder, error));
+    cairn_status status = open_candidate(s->task, c, error);
+    if (status == CAIRN_OK)
+        status = c->solver->solve(s->task, c->state, s->budget_bytes, &own, error);
+    if (status == CAIRN_OK && !own.stopped_early)
+        s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
+    s->best->stopped_early |= own.stopped_early;
+    bool stopped = s->best->stopped_early;
+    if (status == CAIRN_OK)
+        status = consider(s, c, &own, error);
+    s->best->stopped_early = stopped;
+    free_answer(s->task, &own);
+    return status;
+}
+
+/* A candidate that fails for want of memory or is stopped does not spoil the answers of the others. */
+static cairn_status ask_and_forgive(search *s, candidate *c, cairn_error *error)
+{
+    cairn_status status = ask(s, c, error);
+    add_name(s->asked, c->solver->info.name);
+    if (status == CAIRN_CANCELLED)
+        s->best->stopped_early = true;
+    if (status == CAIRN_CANCELLED || status == CAIRN_NO_MEMORY || status == CAIRN_MEMORY_LIMIT) {
+        s->failed = status;
+        close_candidate(s->task, c);
+        return CAIRN_OK;
+    }
+    return status;
+}
+
+static bool is_settled(const search *s)
+{
+    return s->best->found && !s->task->settings->minimize_memory && s->replay.makespan_ns <= s->bound_ns;
+}
+
+static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
+{
+    for (int i = 0; i < session->count && !is_settled(s); i++) {
+        candidate *c = &session->candidates[i];
+        if ((c->work > WORK_MAX) != dear)
+            continue;
+        if (crn_should_stop(s->task, NULL)) {
+            s->best->stopped_early = true;
+            return CAIRN_OK;
+        }
+        if (c->solver->rank > 0 && c->solver->rank < s->rank)
+            continue;
+        if (!fits_memory(s->task, c) || (dear && s->best->found))
+            add_name(s->left_out, c->solver->info.name);
+        else
+            CRN_TRY(ask_and_forgive(s, c, error));
+    }
+    return CAIRN_OK;
+}
+
+static void explain(const search *s)
+{
+    char *reason = s->best->reason;
+    if (!s->best->found)
+        return;
+    int length = snprintf(reason, CAIRN_REASON_MAX,
+                          is_settled(s) ? "%s meets the lower bound; asked: %s" : "%s is the best of those asked: %s",
+                          s->best->solver, s->asked);
+    if (s->left_out[0] && length < CAIRN_REASON_MAX)
+        snprintf(reason + length, (size_t)(CAIRN_REASON_MAX - length), "; too costly: %s", s->left_out);
+}
+
+static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
+                               cairn_error *error)
+{
+    const char *method;
+    search s = {.task = task, .budget_bytes = budget_bytes, .best = answer};
+    CRN_TRY(crn_lower_bound(task, budget_bytes, &s.bound_ns, &method, error));
+    CRN_TRY(ask_all(&s, state, false, error));
+    CRN_TRY(ask_all(&s, state, true, error));
+    if (!answer->found && s.failed != CAIRN_OK && s.failed != CAIRN_CANCELLED)
+        return s.failed;
+    answer->lower_bound_ns = s.bound_ns;
+    explain(&s);
+    return CAIRN_OK;
+}
+
+const crn_solver crn_auto_solver = {
+    .info = {.name = "auto",
+             .takes_chains = true,
+             .takes_graphs = true,
+             .available = true,
+             .optimal_in = "",
+             .summary = "the best answer of all the others, brute force excepted",
+             .source = "",
+             .cost = "the sum of those that it asks"},
+    .accepts = auto_accepts,
+    .open = auto_open,
+    .close = auto_close,
+    .least = auto_least,
+    .solve = auto_solve,
+};

@@ -1,0 +1,144 @@
+/*
+ * Lower bounds that hold for every schedule of a problem: on its makespan and on the memory that it needs.
+ *
+ * Time. Every stage of a chain runs its backward once, with what a saving forward of the same option left; every node
+ * of a graph is computed at least once. So
+ *     chain: sum over l of min over k of uF_k[l] + uB_k[l],      graph: sum of cost_ns.
+ * The methods of the registry raise that where they can.
+ *
+ * Memory. An operation needs what it reads, what it makes and its workspace at once, besides what is always resident.
+ */
+
+#include "problem/problem.h"
+#include "solve/solver.h"
+
+static int64_t chain_work_ns(const cairn_chain *chain)
+{
+    int64_t sum_ns = 0;
+    for (int32_t i = 0; i < chain->stage_count; i++) {
+        const cairn_stage *stage = &chain->stages[i];
+        int64_t least_ns = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++)
+            least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
+        sum_ns += least_ns;
+    }
+    return sum_ns;
+}
+
+static int64_t graph_work_ns(const cairn_graph *graph)
+{
+    int64_t sum_ns = 0;
+    for (int32_t v = 0; v < graph->node_count; v++)
+        sum_ns += graph->nodes[v].cost_ns;
+    return sum_ns;
+}
+
+cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
+                             cairn_error *error)
+{
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
+    *method = "work";
+    *bound_ns = chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(task->problem));
+    for (const crn_bound_method *const *other = crn_bound_methods; *other; other++) {
+        int64_t before_ns = *bound_ns;
+        if ((*other)->raise_makespan)
+            CRN_TRY((*other)->raise_makespan(task, budget_bytes, bound_ns, error));
+        if (*bound_ns > before_ns)
+            *method = (*other)->name;
+    }
+    return CAIRN_OK;
+}
+
+/* ---- memory ---- */
+
+/* At least one of the options' backwards runs with everything that it reads beside it. */
+static int64_t chain_memory(const cairn_chain *chain)
+{
+    int64_t needed = 0, grads = 0;
+    for (int32_t l = chain->stage_count; l >= 1; l--) {
+        const cairn_stage *stage = &chain->stages[l - 1];
+        const cairn_stage *before = l > 1 ? &chain->stages[l - 2] : NULL;
+        int64_t input = before ? before->output_bytes : 0; /* a[0] is always resident */
+        int64_t made = (before ? before->grad_bytes : chain->input_grad_bytes) + stage->weight_grad_bytes;
+        int64_t least = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            const cairn_stage_option *option = &stage->options[k];
+            int64_t resident = grads + stage->grad_bytes + option->saved_bytes + input;
+            least = crn_min(least, resident + crn_max(0, made + option->backward_workspace_bytes));
+        }
+        needed = crn_max(needed, least);
+        grads += stage->weight_grad_bytes;
+    }
+    return needed + chain->input_bytes;
+}
+
+/* Marks the storages that a node's computation touches, and adds up their bytes. */
+typedef struct touched {
+    const cairn_graph *graph;
+    int32_t *mark; /* of a root: the node that touched it last, or KEPT */
+    int64_t kept_bytes;
+} touched;
+
+enum { UNTOUCHED = -1, KEPT = INT32_MAX };
+
+static int64_t touch(touched *t, int32_t node, int32_t v)
+{
+    int32_t root = crn_graph_root(t->graph, node);
+    if (t->mark[root] == KEPT || t->mark[root] == v)
+        return 0;
+    t->mark[root] = v;
+    return t->graph->nodes[root].bytes;
+}
+
+static int64_t node_memory(touched *t, int32_t v)
+{
+    const cairn_node *node = &t->graph->nodes[v];
+    int64_t before = t->kept_bytes;
+    for (int32_t i = 0; i < node->dep_count; i++)
+        before += touch(t, node->deps[i], v);
+    if (node->alias_of >= 0)
+        before += touch(t, node->alias_of, v);
+    return before + crn_max(node->bytes, node->bytes + node->workspace_bytes);
+}
+
+static void keep(touched *t, int32_t v)
+{
+    int32_t root = crn_graph_root(t->graph, v);
+    if (t->mark[root] != KEPT)
+        t->kept_bytes += t->graph->nodes[root].bytes;
+    t->mark[root] = KEPT;
+}
+
+static cairn_status graph_memory(const crn_task *task, int64_t *bytes, cairn_error *error)
+{
+    touched t = {.graph = cairn_problem_graph(task->problem)};
+    cairn_allocator allocator = crn_allocator(task->env);
+    int32_t count = t.graph->node_count;
+    t.mark = crn_alloc(&allocator, (size_t)count, sizeof(*t.mark));
+    if (!t.mark)
+        return crn_no_memory(error);
+    for (int32_t v = 0; v < count; v++)
+        t.mark[v] = UNTOUCHED;
+    *bytes = 0;
+    for (int32_t v = 0; v < count; v++) {
+        *bytes = crn_max(*bytes, node_memory(&t, v));
+        if (t.graph->nodes[v].keep && !task->machine) /* with one, a copy on the host would do */
+            keep(&t, v);
+    }
+    crn_free(&allocator, t.mark, (size_t)count, sizeof(*t.mark));
+    return CAIRN_OK;
+}
+
+cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *error)
+{
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
+    if (chain)
+        *bytes = chain_memory(chain);
+    else
+        CRN_TRY(graph_memory(task, bytes, error));
+    *bytes += cairn_problem_info_of(task->problem)->fixed_bytes;
+    for (const crn_bound_method *const *other = crn_bound_methods; *other; other++)
+        if ((*other)->raise_memory)
+            CRN_TRY((*other)->raise_memory(task, bytes, error));
+    return CAIRN_OK;
+}

@@ -1,0 +1,356 @@
+/*
+ * brute-graph: the optimum over all schedules of a tiny graph without transfers, by exhaustive search. The oracle.
+ *
+ * State     How many nodes were computed for the first time, and which handles exist, grouped by the storage that they
+ *           share: a base computed again while an alias holds the old storage gets a new one.
+ * Moves     compute: the next node, or an earlier one that has no handle and may run again, when its dependencies have
+ *           handles; drop: one handle, unless it is the last copy of an output.
+ * Search    Dijkstra's algorithm. By time, under a budget, for the answer; by peak ("widest path") for the least memory.
+ * Cost      Exponential: at most (T + 1)^(T + 1) states. Refused above NODES_MAX nodes.
+ * Optimal   In everything that the format allows without a machine.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "problem/problem.h"
+#include "solve/solver.h"
+
+enum { NODES_MAX = 7, LABEL_BITS = 4, TABLE_MIN = 1 << 12 };
+
+/* Labels of handles, LABEL_BITS each from the lowest on: 0 = none, else 1 + the least node in the same storage. */
+typedef uint64_t brute_key;
+
+typedef struct brute_state {
+    brute_key key;
+    int64_t reached; /* least time, or least peak, at which it is reached */
+    int32_t parent;
+    cairn_op op; /* that led here from the parent */
+    bool settled;
+} brute_state;
+
+typedef struct brute_search {
+    cairn_allocator allocator;
+    const cairn_graph *graph;
+    int64_t fixed_bytes, budget_bytes; /* CAIRN_NONE = look for the least peak */
+    brute_state *states;
+    int32_t count, capacity;
+    int32_t *table; /* open addressing: state number, -1 = free */
+    int32_t table_size;
+    int32_t *heap, heap_count, heap_capacity; /* entries may be stale */
+    int64_t *heap_value;
+    bool failed;
+} brute_search;
+
+static int label_of(brute_key key, int32_t v)
+{
+    return (int)(key >> (LABEL_BITS * v) & ((1u << LABEL_BITS) - 1));
+}
+
+static brute_key with_label(brute_key key, int32_t v, int label)
+{
+    brute_key mask = (brute_key)((1u << LABEL_BITS) - 1) << (LABEL_BITS * v);
+    return (key & ~mask) | (brute_key)(unsigned)label << (LABEL_BITS * v);
+}
+
+static int computed_of(brute_key key)
+{
+    return label_of(key, NODES_MAX);
+}
+
+/* Labels become the least node of each storage again after handles came or went. */
+static brute_key canonical(const cairn_graph *graph, brute_key key)
+{
+    brute_key result = with_label(0, NODES_MAX, computed_of(key));
+    for (int32_t v = 0; v < graph->node_count; v++)
+        for (int32_t u = 0; u <= v && label_of(key, v); u++)
+            if (label_of(key, u) == label_of(key, v)) {
+                result = with_label(result, v, u + 1);
+                break;
+            }
+    return result;
+}
+
+static int64_t resident_bytes(const brute_search *b, brute_key key)
+{
+    int64_t bytes = b->fixed_bytes;
+    for (int32_t v = 0; v < b->graph->node_count; v++)
+        if (label_of(key, v) == v + 1)
+            bytes += b->graph->nodes[crn_graph_root(b->graph, v)].bytes;
+    return bytes;
+}
+
+static size_t slot_of(const brute_search *b, brute_key key)
+{
+    size_t mask = (size_t)b->table_size - 1;
+    size_t at = (size_t)((key * 0x9e3779b97f4a7c15u) >> 20) & mask;
+    while (b->table[at] >= 0 && b->states[b->table[at]].key != key)
+        at = (at + 1) & mask;
+    return at;
+}
+
+static bool grow_table(brute_search *b)
+{
+    int32_t size = b->table_size ? 2 * b->table_size : TABLE_MIN;
+    crn_free(&b->allocator, b->table, (size_t)b->table_size, sizeof(*b->table));
+    b->table = crn_alloc(&b->allocator, (size_t)size, sizeof(*b->table));
+    b->table_size = b->table ? size : 0;
+    if (!b->table)
+        return false;
+    memset(b->table, 0xff, (size_t)size * sizeof(*b->table));
+    for (int32_t i = 0; i < b->count; i++)
+        b->table[slot_of(b, b->states[i].key)] = i;
+    return true;
+}
+
+static bool grow_states(brute_search *b)
+{
+    int32_t capacity = b->capacity ? 2 * b->capacity : TABLE_MIN;
+    brute_state *states = crn_realloc(&b->allocator, b->states, (size_t)b->capacity, (size_t)capacity, sizeof(*states));
+    if (!states)
+        return false;
+    b->states = states;
+    b->capacity = capacity;
+    return true;
+}
+
+static bool grow_heap(brute_search *b)
+{
+    int32_t capacity = b->heap_capacity ? 2 * b->heap_capacity : TABLE_MIN;
+    size_t old = (size_t)b->heap_capacity;
+    int32_t *heap = crn_realloc(&b->allocator, b->heap, old, (size_t)capacity, sizeof(*heap));
+    if (!heap)
+        return false;
+    b->heap = heap;
+    int64_t *value = crn_realloc(&b->allocator, b->heap_value, old, (size_t)capacity, sizeof(*value));
+    if (!value) {
+        crn_free(&b->allocator, heap, (size_t)capacity, sizeof(*heap));
+        crn_free(&b->allocator, b->heap_value, old, sizeof(*value));
+        b->heap = NULL;
+        b->heap_value = NULL;
+        b->heap_capacity = b->heap_count = 0;
+        return false;
+    }
+    b->heap_value = value;
+    b->heap_capacity = capacity;
+    return true;
+}
+
+/* Heap order: value, then state number, so that the search is the same everywhere. */
+static bool heap_less(const brute_search *b, int32_t i, int32_t j)
+{
+    if (b->heap_value[i] != b->heap_value[j])
+        return b->heap_value[i] < b->heap_value[j];
+    return b->heap[i] < b->heap[j];
+}
+
+static void heap_swap(brute_search *b, int32_t i, int32_t j)
+{
+    int32_t state = b->heap[i];
+    int64_t value = b->heap_value[i];
+    b->heap[i] = b->heap[j];
+    b->heap_value[i] = b->heap_value[j];
+    b->heap[j] = state;
+    b->heap_value[j] = value;
+}
+
+static void heap_push(brute_search *b, int32_t state, int64_t value)
+{
+    if (b->heap_count == b->heap_capacity && !grow_heap(b)) {
+        b->failed = true;
+        return;
+    }
+    int32_t i = b->heap_count++;
+    b->heap[i] = state;
+    b->heap_value[i] = value;
+    for (; i > 0 && heap_less(b, i, (i - 1) / 2); i = (i - 1) / 2)
+        heap_swap(b, i, (i - 1) / 2);
+}
+
+static int32_t heap_pop(brute_search *b)
+{
+    int32_t state = b->heap[0];
+    heap_swap(b, 0, --b->heap_count);
+    for (int32_t i = 0;;) {
+        int32_t least = i;
+        for (int32_t child = 2 * i + 1; child <= 2 * i + 2; child++)
+            if (child < b->heap_count && heap_less(b, child, least))
+                least = child;
+        if (least == i)
+            return state;
+        heap_swap(b, i, least);
+        i = least;
+    }
+}
+
+static void reach(brute_search *b, brute_key key, int64_t value, int32_t parent, cairn_op op)
+{
+    if (b->failed || ((b->count + 1) * 2 > b->table_size && !grow_table(b)) ||
+        (b->count == b->capacity && !grow_states(b))) {
+        b->failed = true;
+        return;
+    }
+    size_t at = slot_of(b, key);
+    if (b->table[at] < 0) {
+        b->states[b->count] = (brute_state){.key = key, .reached = INT64_MAX};
+        b->table[at] = b->count++;
+    }
+    brute_state *state = &b->states[b->table[at]];
+    if (value >= state->reached)
+        return;
+    state->reached = value;
+    state->parent = parent;
+    state->op = op;
+    heap_push(b, b->table[at], value);
+}
+
+/* ---- moves ---- */
+
+static bool may_compute(const brute_search *b, brute_key key, int32_t v)
+{
+    const cairn_node *node = &b->graph->nodes[v];
+    if (label_of(key, v) || (v < computed_of(key) && node->no_recompute))
+        return false;
+    if (node->alias_of >= 0 && !label_of(key, node->alias_of))
+        return false;
+    for (int32_t i = 0; i < node->dep_count; i++)
+        if (!label_of(key, node->deps[i]))
+            return false;
+    return true;
+}
+
+static void try_compute(brute_search *b, int32_t from, int32_t v)
+{
+    const cairn_node *node = &b->graph->nodes[v];
+    brute_key key = b->states[from].key;
+    if (!may_compute(b, key, v))
+        return;
+    int64_t needed = resident_bytes(b, key) + node->bytes + crn_max(0, node->workspace_bytes);
+    if (b->budget_bytes != CAIRN_NONE && needed > b->budget_bytes)
+        return;
+    int64_t value = b->budget_bytes != CAIRN_NONE ? b->states[from].reached + node->cost_ns
+                                                  : crn_max(b->states[from].reached, needed);
+    /* an alias takes the label of its base, a base a label that is free: labels go up to NODES_MAX, 8 .. 15 are free */
+    brute_key next = with_label(key, v, node->alias_of >= 0 ? label_of(key, node->alias_of) : NODES_MAX + 1);
+    if (v == computed_of(key))
+        next = with_label(next, NODES_MAX, v + 1);
+    reach(b, canonical(b->graph, next), value, from, (cairn_op){CAIRN_OP_COMPUTE, 0, 0, v});
+}
+
+static void try_drop(brute_search *b, int32_t from, int32_t v)
+{
+    brute_key key = b->states[from].key;
+    if (label_of(key, v) && !b->graph->nodes[v].keep)
+        reach(b, canonical(b->graph, with_label(key, v, 0)), b->states[from].reached, from,
+              (cairn_op){CAIRN_OP_DROP, 0, 0, v});
+}
+
+/* The number of the first complete state that is settled, -1 when there is none. */
+static int32_t brute_run(brute_search *b)
+{
+    reach(b, 0, b->budget_bytes != CAIRN_NONE ? 0 : b->fixed_bytes, -1, (cairn_op){0});
+    while (b->heap_count > 0 && !b->failed) {
+        int32_t at = heap_pop(b);
+        if (b->states[at].settled)
+            continue;
+        b->states[at].settled = true;
+        int computed = computed_of(b->states[at].key);
+        if (computed == b->graph->node_count)
+            return at;
+        for (int32_t v = 0; v <= computed; v++)
+            try_compute(b, at, v);
+        for (int32_t v = 0; v < computed; v++)
+            try_drop(b, at, v);
+    }
+    return -1;
+}
+
+static void brute_begin(const crn_task *task, int64_t budget_bytes, brute_search *b)
+{
+    *b = (brute_search){.allocator = crn_allocator(task->env), .budget_bytes = budget_bytes};
+    b->graph = cairn_problem_graph(task->problem);
+    b->fixed_bytes = cairn_problem_info_of(task->problem)->fixed_bytes;
+}
+
+static void brute_end(brute_search *b)
+{
+    crn_free(&b->allocator, b->states, (size_t)b->capacity, sizeof(*b->states));
+    crn_free(&b->allocator, b->table, (size_t)b->table_size, sizeof(*b->table));
+    crn_free(&b->allocator, b->heap, (size_t)b->heap_capacity, sizeof(*b->heap));
+    crn_free(&b->allocator, b->heap_value, (size_t)b->heap_capacity, sizeof(*b->heap_value));
+}
+
+/* ---- the solver ---- */
+
+static cairn_status brute_accepts(const crn_task *task, cairn_error *error)
+{
+    int32_t count = cairn_problem_graph(task->problem)->node_count;
+    if (count <= NODES_MAX)
+        return CAIRN_OK;
+    return crn_fail(error, CAIRN_UNSUPPORTED, "brute-graph takes at most %d nodes, not %d", NODES_MAX, count);
+}
+
+static cairn_status brute_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
+{
+    brute_search b;
+    (void)session;
+    brute_begin(task, CAIRN_NONE, &b);
+    int32_t end = brute_run(&b);
+    bool failed = b.failed;
+    if (end >= 0)
+        *least = (crn_least){.bytes = b.states[end].reached, .is_exact = true, .lower_bytes = b.states[end].reached};
+    brute_end(&b);
+    return failed ? crn_no_memory(error) : CAIRN_OK;
+}
+
+static cairn_status emit(const brute_search *b, int32_t end, cairn_builder *builder, cairn_error *error)
+{
+    int32_t length = 0;
+    for (int32_t at = end; b->states[at].parent >= 0; at = b->states[at].parent)
+        length++;
+    cairn_op *ops = crn_alloc(&b->allocator, (size_t)length, sizeof(*ops));
+    if (!ops)
+        return crn_no_memory(error);
+    int32_t i = length;
+    for (int32_t at = end; b->states[at].parent >= 0; at = b->states[at].parent)
+        ops[--i] = b->states[at].op;
+    cairn_status status = CAIRN_OK;
+    for (i = 0; i < length && status == CAIRN_OK; i++)
+        status = cairn_builder_add(builder, ops[i], error);
+    crn_free(&b->allocator, ops, (size_t)length, sizeof(*ops));
+    return status;
+}
+
+static cairn_status brute_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
+                                cairn_error *error)
+{
+    brute_search b;
+    (void)session;
+    brute_begin(task, budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes, &b);
+    int32_t end = b.fixed_bytes <= b.budget_bytes ? brute_run(&b) : -1;
+    cairn_status status = b.failed ? crn_no_memory(error) : CAIRN_OK;
+    if (status == CAIRN_OK && end >= 0) {
+        answer->found = true;
+        answer->optimal_in_class = true;
+        answer->lower_bound_ns = b.states[end].reached;
+        status = emit(&b, end, answer->builder, error);
+    }
+    brute_end(&b);
+    return status;
+}
+
+const crn_solver crn_brute_graph_solver = {
+    .info =
+        {
+            .name = "brute-graph",
+            .takes_graphs = true,
+            .available = true,
+            .exhaustive = true,
+            .optimal_in = "all",
+            .summary = "exhaustive search over all schedules of at most 7 nodes; the oracle",
+            .source = "Dijkstra 1959, over states of the simulator's rules",
+            .cost = "exponential",
+        },
+    .accepts = brute_accepts,
+    .least = brute_least,
+    .solve = brute_solve,
+};

@@ -1,0 +1,457 @@
+/*
+ * chain-exact: the fastest memory-persistent schedule of a chain, exact in bytes.
+ *
+ * Source: the program of chain-dp (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, theorem 1, with the terms put
+ * right and with options, forwards that save nothing, weight gradients and signed workspaces; the model is in
+ * chain_model.h, the ways forward in chain_forward.h). Without slots: C(s,t,.) is a step function of the bytes m that a
+ * sub-problem may use, and is kept as the list of its steps. With the thresholds of chain_model.h,
+ *
+ *   SAVE k           uF_k[s] + uB_k[s] + C(s+1, t, m - A_k[s])       if m >= base[t] + save_k[s], m >= backward_k[s]
+ *   CHECKPOINT s'    way(s, s'-1) + C(s', t, m - a[s'-1]) + C(s, s'-1, m)   if m >= base[t] + peak of the way
+ *   SAVE_AND_DROP k  uF_k[s] + C(s+1, t, m - A_k[s]) + C(s, s, m)    if m >= base[t] + save_k[s]
+ *
+ * and C is the lower envelope of them (steps.h). Nothing is rounded, so the answer is never worse than chain-dp's at any
+ * number of slots, and it is optimal among persistent schedules. One set of tables answers all budgets.
+ *
+ * Two things are done to the numbers. Times are counted beyond what no schedule can avoid, E(s,t,.) = C(s,t,.) - sum of
+ * min over k of uF_k[l] + uB_k[l]. And m is counted without the weight gradients that exist at d[t], so that sub-chains
+ * whose stages are alike share one table, wherever they stand (subchain.h): C(s,s'-1,.) then moves by the weight
+ * gradients of s'..t.
+ *
+ * Cost: what counts is the number of steps. On chains whose stages are all different it grows about as L^2 in the length L
+ * of a sub-chain (some 2,000 at L = 100), so time and memory grow about as n^4 to n^5: fine for hundreds of stages.
+ * Of chains of repeated blocks only distinct sub-chains count. Memory is estimated before anything is allocated.
+ * Diagonals (t - s) are filled by all threads; the tables do not depend on how many.
+ */
+#include "solve/chain/chain_table.h"
+#include "solve/chain/steps.h"
+#include "solve/chain/subchain.h"
+
+enum { CELLS_MIN = 256, CELLS_MAX = 4096, CELLS_PER_STAGE = 12 };
+
+typedef struct session {
+    crn_chain_table table;
+    const crn_chain_model *model;
+    crn_subchains subchains;
+    crn_steps *steps;   /* of a kind */
+    int64_t *floor_ns;  /* of stages 1..l: what no schedule can avoid */
+    int64_t full_bytes; /* with how much, beside always_bytes, everything can be saved with the fastest options */
+    crn_cells cells;
+    crn_arena *arenas; /* of a worker: points */
+    crn_envelope **envelopes;
+    int workers;
+    atomic_bool failed;
+    cairn_allocator allocator;
+} session;
+
+/* ---- the terms of a sub-problem ---- */
+
+/* Weight gradients that exist while d[t] is the current gradient: tables count without them. */
+static int64_t grads_after(const session *p, int32_t t)
+{
+    return p->model->base[t] - crn_stage(p->model, t)->grad_bytes;
+}
+
+static const crn_steps *steps_of(const session *p, int32_t s, int32_t t)
+{
+    return s > t ? NULL : &p->steps[crn_subchain_kind(&p->subchains, s, t)];
+}
+
+static crn_term save_term(const session *p, int32_t s, int32_t t, int32_t k)
+{
+    const cairn_stage_option *option = &crn_stage(p->model, s)->options[k];
+    int64_t save_bytes = p->model->base[t] + crn_save_bytes(option);
+    return (crn_term){.first = steps_of(p, s + 1, t),
+                      .first_shift = s < t ? option->saved_bytes : 0,
+                      .from_bytes = crn_max(save_bytes, crn_backward_bytes(p->model, s, option)) - grads_after(p, t),
+                      .ns = option->forward_ns + option->backward_ns - (p->floor_ns[s] - p->floor_ns[s - 1])};
+}
+
+static crn_term save_and_drop_term(const session *p, int32_t s, int32_t t, int32_t k)
+{
+    const cairn_stage_option *option = &crn_stage(p->model, s)->options[k];
+    return (crn_term){.first = steps_of(p, s + 1, t),
+                      .second = steps_of(p, s, s),
+                      .first_shift = option->saved_bytes,
+                      .second_shift = grads_after(p, s) - grads_after(p, t),
+                      .from_bytes = p->model->base[t] + crn_save_bytes(option) - grads_after(p, t),
+                      .ns = option->forward_ns};
+}
+
+static crn_term checkpoint_term(const session *p, int32_t s, int32_t t, int32_t split, const crn_pass *pass)
+{
+    return (crn_term){.first = steps_of(p, split, t),
+                      .second = steps_of(p, s, split - 1),
+                      .first_shift = p->model->output[split - 1],
+                      .second_shift = grads_after(p, split - 1) - grads_after(p, t),
+                      .from_bytes = p->model->base[t] + pass->peak_bytes - grads_after(p, t),
+                      .ns = pass->ns};
+}
+
+/* ---- tables ---- */
+
+static bool add_saves(const session *p, crn_envelope *e, int32_t s, int32_t t)
+{
+    const cairn_stage *stage = crn_stage(p->model, s);
+    bool added = true;
+    for (int32_t k = 0; added && k < stage->option_count; k++) {
+        crn_term term = save_term(p, s, t, k);
+        added = crn_envelope_add(e, &term);
+        if (!added || s == t || stage->no_recompute)
+            continue;
+        term = save_and_drop_term(p, s, t, k);
+        added = crn_envelope_add(e, &term);
+    }
+    return added;
+}
+
+static bool add_checkpoints(const session *p, crn_envelope *e, int32_t s, int32_t t)
+{
+    bool added = true;
+    for (int32_t split = s + 1; split <= crn_last_split(&p->table, s, t); split++) {
+        int32_t count;
+        const crn_pass *pass = crn_passes_of(&p->table, s, split - 1, &count);
+        for (int32_t i = 0; added && i < count; i++) {
+            crn_term term = checkpoint_term(p, s, t, split, &pass[i]);
+            added = crn_envelope_add(e, &term);
+        }
+    }
+    return added;
+}
+
+typedef struct diagonal {
+    session *session;
+    int32_t length, first_kind;
+} diagonal;
+
+static void fill_kind(void *context, int64_t i, int worker)
+{
+    const diagonal *d = context;
+    session *p = d->session;
+    int32_t kind = d->first_kind + (int32_t)i;
+    int32_t s = p->subchains.first[kind], t = s + d->length - 1;
+    crn_envelope *e = p->envelopes[worker];
+    crn_envelope_begin(e);
+    if (!add_saves(p, e, s, t) || !add_checkpoints(p, e, s, t) ||
+        !crn_envelope_end(e, p->model->output[s - 1], &p->arenas[worker], &p->steps[kind]))
+        atomic_store(&p->failed, true);
+}
+
+static cairn_status fill(session *p, const crn_task *task, cairn_error *error)
+{
+    for (int32_t length = 1; length <= p->model->n; length++) {
+        diagonal d = {p, length, p->subchains.begin[length]};
+        crn_team_run(task->team, p->subchains.begin[length + 1] - d.first_kind, fill_kind, &d);
+        if (atomic_load(&p->failed))
+            return crn_no_memory(error);
+        cairn_progress progress = {"chain-exact", length, p->model->n, CAIRN_NONE, CAIRN_NONE};
+        if (crn_should_stop(task, &progress))
+            return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d diagonals", length, p->model->n);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the way back ---- */
+
+static int64_t term_at(const session *p, const crn_term *t, int64_t bytes)
+{
+    if (bytes < t->from_bytes)
+        return CRN_STEPS_INFINITE;
+    int64_t ns = t->ns;
+    if (t->first)
+        ns += crn_steps_at(t->first, &p->cells, bytes - t->first_shift);
+    if (t->second)
+        ns += crn_steps_at(t->second, &p->cells, bytes - t->second_shift);
+    return ns;
+}
+
+static bool is_checkpoint(const session *p, int32_t s, int32_t t, int64_t bytes, int64_t ns, crn_decision *decision)
+{
+    for (int32_t split = s + 1; split <= crn_last_split(&p->table, s, t); split++) {
+        int32_t count;
+        const crn_pass *pass = crn_passes_of(&p->table, s, split - 1, &count);
+        for (int32_t i = 0; i < count; i++) {
+            crn_term term = checkpoint_term(p, s, t, split, &pass[i]);
+            decision->split = split;
+            decision->way = i;
+            if (term_at(p, &term, bytes) == ns)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The decision that gives the value: the first of SAVE, CHECKPOINT, SAVE_AND_DROP, in increasing order of k and s'. */
+static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t m)
+{
+    const session *p = context;
+    const cairn_stage *stage = crn_stage(p->model, s);
+    int64_t bytes = m - grads_after(p, t), ns = crn_steps_at(steps_of(p, s, t), &p->cells, bytes);
+    crn_decision decision = {.left = m};
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        crn_term term = save_term(p, s, t, k);
+        if (term_at(p, &term, bytes) == ns)
+            return (crn_decision){.kind = CRN_DECIDE_SAVE, .option = k, .right = m - stage->options[k].saved_bytes};
+    }
+    if (is_checkpoint(p, s, t, bytes, ns, &decision)) {
+        decision.kind = CRN_DECIDE_CHECKPOINT;
+        decision.right = m - p->model->output[decision.split - 1];
+        return decision;
+    }
+    decision.kind = CRN_DECIDE_SAVE_AND_DROP;
+    for (; decision.option + 1 < stage->option_count; decision.option++) {
+        crn_term term = save_and_drop_term(p, s, t, decision.option);
+        if (term_at(p, &term, bytes) == ns)
+            break;
+    }
+    decision.right = m - stage->options[decision.option].saved_bytes;
+    return decision;
+}
+
+/* ---- opening ---- */
+
+static int64_t find_full_bytes(const session *p)
+{
+    int64_t rest = 0;
+    for (int32_t s = p->model->n; s >= 1; s--) {
+        const cairn_stage *stage = crn_stage(p->model, s);
+        int64_t least = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            crn_term term = save_term(p, s, p->model->n, k);
+            if (term.ns == 0)
+                least = crn_min(least, crn_max(term.from_bytes, rest + term.first_shift));
+        }
+        rest = least;
+    }
+    return rest;
+}
+
+static int64_t least_bytes(const session *p)
+{
+    return crn_chain_table_least(&p->table);
+}
+
+static void find_cells(session *p, const crn_task *task)
+{
+    int64_t top = p->full_bytes = find_full_bytes(p);
+    if (task->budget_max_bytes != CAIRN_NONE)
+        top = crn_min(top, task->budget_max_bytes - p->model->always_bytes);
+    p->cells = crn_cells_for(top, (int32_t)crn_min(CELLS_MAX, crn_max(CELLS_MIN, CELLS_PER_STAGE * p->model->n)));
+}
+
+static void fill_floor(session *p)
+{
+    p->floor_ns[0] = 0;
+    for (int32_t l = 1; l <= p->model->n; l++) {
+        const cairn_stage *stage = crn_stage(p->model, l);
+        int64_t least_ns = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++)
+            least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
+        p->floor_ns[l] = p->floor_ns[l - 1] + least_ns;
+    }
+}
+
+static bool make_workers(session *p, const crn_task *task)
+{
+    crn_arena *arena = &p->table.model.arena;
+    p->workers = crn_team_size(task->team);
+    p->arenas = crn_arena_alloc(arena, (size_t)p->workers, sizeof(*p->arenas));
+    /* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
+    p->envelopes = crn_arena_alloc_zero(arena, (size_t)p->workers, sizeof(*p->envelopes));
+    if (!p->arenas || !p->envelopes) {
+        p->workers = 0;
+        return false;
+    }
+    for (int i = 0; i < p->workers; i++)
+        crn_arena_init(&p->arenas[i], p->allocator);
+    for (int i = 0; i < p->workers; i++) {
+        p->envelopes[i] = crn_envelope_new(&p->allocator, &p->cells);
+        if (!p->envelopes[i])
+            return false;
+    }
+    return true;
+}
+
+static void free_envelopes(session *p)
+{
+    for (int i = 0; i < p->workers; i++) {
+        crn_envelope_free(p->envelopes[i]);
+        p->envelopes[i] = NULL;
+    }
+}
+
+static void chain_exact_close(const crn_task *task, void *state)
+{
+    session *p = state;
+    cairn_allocator allocator = crn_allocator(task->env);
+    free_envelopes(p);
+    for (int i = 0; i < p->workers; i++)
+        crn_arena_clear(&p->arenas[i]);
+    crn_chain_table_clear(&p->table);
+    crn_free(&allocator, p, 1, sizeof(*p));
+}
+
+static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
+{
+    CRN_TRY(crn_chain_table_init(&p->table, task, false, error));
+    crn_arena *arena = &p->table.model.arena;
+    CRN_TRY(crn_subchains_init(&p->subchains, p->model, arena, error));
+    size_t kinds = (size_t)p->subchains.begin[p->model->n + 1];
+    p->steps = crn_arena_alloc_zero(arena, kinds, sizeof(*p->steps));
+    p->floor_ns = crn_arena_alloc(arena, (size_t)p->model->n + 1, sizeof(*p->floor_ns));
+    if (!p->steps || !p->floor_ns)
+        return crn_no_memory(error);
+    fill_floor(p);
+    find_cells(p, task);
+    if (p->cells.top_bytes < least_bytes(p) - p->model->always_bytes)
+        return CAIRN_OK;
+    if (!make_workers(p, task))
+        return crn_no_memory(error);
+    cairn_status status = fill(p, task, error);
+    free_envelopes(p);
+    return status;
+}
+
+static cairn_status chain_exact_open(const crn_task *task, void **state, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    session *p = crn_alloc_zero(&allocator, 1, sizeof(*p));
+    *state = NULL;
+    if (!p)
+        return crn_no_memory(error);
+    p->allocator = allocator;
+    p->model = &p->table.model;
+    atomic_init(&p->failed, false);
+    cairn_status status = prepare(p, task, error);
+    if (status != CAIRN_OK) {
+        chain_exact_close(task, p);
+        return status;
+    }
+    *state = p;
+    return CAIRN_OK;
+}
+
+static cairn_status chain_exact_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
+{
+    (void)task;
+    (void)error;
+    least->bytes = least_bytes(state);
+    return CAIRN_OK;
+}
+
+/*
+ * With what to ask the tables: the least memory that gives the time which the budget gives, for a smaller peak at no
+ * cost; but where everything can be saved, as much as that takes. CAIRN_NONE = the budget does not do.
+ */
+static int64_t useful_bytes(const session *p, int64_t budget_bytes)
+{
+    const crn_steps *steps = steps_of(p, 1, p->model->n);
+    int64_t useful = CAIRN_NONE, available = p->full_bytes;
+    if (budget_bytes != CAIRN_NONE)
+        available = crn_min(available, budget_bytes - p->model->always_bytes);
+    if (available == p->full_bytes)
+        return available;
+    for (int32_t i = 0; i < steps->count && steps->points[i].bytes <= available; i++)
+        useful = steps->points[i].bytes;
+    return useful;
+}
+
+static cairn_status chain_exact_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
+                                      cairn_error *error)
+{
+    const session *p = state;
+    int64_t bytes = useful_bytes(p, budget_bytes);
+    if (bytes == CAIRN_NONE)
+        return CAIRN_OK;
+    answer->found = answer->optimal_in_class = true;
+    return crn_chain_unfold(task, p->model, decide, p, bytes, answer->builder, error);
+}
+
+/* ---- estimates ---- */
+
+/* Saturating. */
+static int64_t sum_of(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return crn_add(a, b, &sum) ? sum : INT64_MAX;
+}
+
+static int64_t product_of(int64_t a, int64_t b)
+{
+    int64_t product;
+    return crn_mul(a, b, &product) ? product : INT64_MAX;
+}
+
+/* Past this, n^2 numbers are refused without a closer look. */
+enum { STAGES_MAX = 1 << 15 };
+
+static int64_t steps_estimate(int64_t length)
+{
+    return length * length / 4 + 8;
+}
+
+static int64_t tables_estimate(const crn_subchains *subchains, int64_t n)
+{
+    int64_t bytes = 0;
+    for (int32_t length = 1; length <= n; length++) {
+        int64_t kinds = subchains->begin[length + 1] - subchains->begin[length];
+        int64_t cells = crn_min(CELLS_MAX, CELLS_PER_STAGE * n) * length / n + 4 * CRN_STEPS_BLOCK;
+        int64_t table = steps_estimate(length) * (int64_t)sizeof(crn_step) + cells * 14 + (int64_t)sizeof(crn_steps);
+        bytes = sum_of(bytes, product_of(kinds, table + CELLS_MAX / CRN_STEPS_BLOCK * 8));
+    }
+    return bytes;
+}
+
+static int64_t work_estimate(const crn_subchains *subchains, int64_t n)
+{
+    int64_t work = 0;
+    for (int32_t length = 1; length <= n; length++) {
+        int64_t kinds = subchains->begin[length + 1] - subchains->begin[length];
+        work = sum_of(work, product_of(kinds, 100 * steps_estimate(length) + 500 * (int64_t)length));
+    }
+    return work;
+}
+
+/* What the sub-chains of the problem say; otherwise where there is no memory to look at them. */
+static int64_t estimate(const crn_task *task, int64_t (*of)(const crn_subchains *, int64_t), int64_t otherwise)
+{
+    crn_chain_model model;
+    crn_subchains subchains;
+    bool known = crn_chain_model_init(&model, task, NULL) == CAIRN_OK &&
+                 crn_subchains_init(&subchains, &model, &model.arena, NULL) == CAIRN_OK;
+    int64_t found = known ? of(&subchains, model.n) : otherwise;
+    crn_chain_model_clear(&model);
+    return found;
+}
+
+static int64_t chain_exact_memory(const crn_task *task)
+{
+    int32_t n = cairn_problem_chain(task->problem)->stage_count;
+    if (n > STAGES_MAX)
+        return INT64_MAX;
+    int64_t fixed = crn_chain_table_memory(n) + crn_subchains_memory(n);
+    return fixed > crn_memory_limit(task->settings) ? fixed : sum_of(fixed, estimate(task, tables_estimate, 0));
+}
+
+static int64_t chain_exact_work(const crn_task *task)
+{
+    int32_t n = cairn_problem_chain(task->problem)->stage_count;
+    return n > STAGES_MAX ? INT64_MAX : estimate(task, work_estimate, INT64_MAX);
+}
+
+const crn_solver crn_chain_exact_solver = {
+    .info = {.name = "chain-exact",
+             .takes_chains = true,
+             .available = true,
+             .optimal_in = "persistent",
+             .summary = "fastest memory-persistent schedule, exact in bytes",
+             .source = "Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, theorem 1, on step functions",
+             .cost = "about n^4 to n^5 time and n^4 memory, n the number of distinct stages; not with the budget"},
+    .rank = 20,
+    .memory = chain_exact_memory,
+    .work = chain_exact_work,
+    .open = chain_exact_open,
+    .close = chain_exact_close,
+    .least = chain_exact_least,
+    .solve = chain_exact_solve,
+};

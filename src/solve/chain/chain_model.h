@@ -1,0 +1,65 @@
+/*
+ * A chain as its dynamic programs see it, and what each operation needs.
+ *
+ * A sub-problem (s, t) starts with its input X (a[s-1] or A[s-1]) and the gradient d[t] resident and ends when d[s-1]
+ * has been computed. The memory that it may use, m, is what the budget leaves beside what is always there (fixed_bytes
+ * and a[0]), beside what the outer problems keep, and beside X. So m holds d[t], the weight gradients that exist by
+ * then, and whatever the sub-problem makes.
+ *
+ *   base[t] = d[t] + G(t), G(t) = sum of g[l] over l > t: resident while d[t] is the current gradient.
+ *
+ * The simulator charges an operation max(before, after, before + result + workspace). With what is resident besides the
+ * operation's own values taken out, that is
+ *
+ *   forward_save l with option k      A_k[l] + max(0, oF_k[l])
+ *   forward_keep l                    a[l] + max(0, oN[l])
+ *   forward_drop l, replacing a[l-1]  max(a[l-1], a[l], a[l-1] + a[l] + oN[l])
+ *   backward l of option k            base[l] + A_k[l] + max(0, d[l-1] + g[l] + oB_k[l]); for l = 1 at least base[0]
+ *
+ * After backward l > 1 there are base[l-1] and what the outer problems keep. That is no part of the formula, because
+ * whatever comes next needs at least as much: the next backward does. After backward 1 nothing comes.
+ */
+#ifndef CRN_CHAIN_MODEL_H
+#define CRN_CHAIN_MODEL_H
+
+#include "solve/solver.h"
+
+typedef struct crn_chain_model {
+    const cairn_chain *chain;
+    int32_t n;
+    int64_t always_bytes; /* fixed_bytes + a[0] */
+    int64_t *output;      /* a[0..n] */
+    int64_t *base;        /* base[0..n] */
+    int32_t *fence;       /* fence[s]: the first stage >= s that must not be recomputed, n + 1 where there is none */
+    bool outputs_only;    /* a stage is saved only when its backward is next */
+    int64_t work_ns;      /* sum of the least forward + backward of each stage: what no schedule can avoid */
+    crn_arena arena;
+} crn_chain_model;
+
+/** Free with crn_chain_model_clear, also after a failure. */
+cairn_status crn_chain_model_init(crn_chain_model *model, const crn_task *task, cairn_error *error);
+void crn_chain_model_clear(crn_chain_model *model);
+
+static inline const cairn_stage *crn_stage(const crn_chain_model *model, int32_t l)
+{
+    return &model->chain->stages[l - 1];
+}
+
+static inline int64_t crn_save_bytes(const cairn_stage_option *option)
+{
+    return option->saved_bytes + crn_max(0, option->forward_workspace_bytes);
+}
+
+static inline int64_t crn_keep_bytes(const cairn_stage *stage)
+{
+    return stage->output_bytes + crn_max(0, stage->forward_only_workspace_bytes);
+}
+
+int64_t crn_drop_bytes(const crn_chain_model *model, int32_t l);
+int64_t crn_backward_bytes(const crn_chain_model *model, int32_t l, const cairn_stage_option *option);
+
+/** Appends an operation on stage l; option of forward_save, value of drop. */
+cairn_status crn_chain_emit(cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option, cairn_value value,
+                            cairn_error *error);
+
+#endif

@@ -1,0 +1,284 @@
+/*
+ * periodic, chen-sqrt, chen-greedy: chains cut into segments.
+ *
+ * The forward keeps the input of every segment but the last, which is stored; the backward runs each segment once more,
+ * storing it, right before its own backward. Who chooses the cuts:
+ *
+ *   periodic     K segments of equal count, the last takes the rest, as torch.utils.checkpoint.checkpoint_sequential
+ *                does; K from --segments, else the best K
+ *   chen-sqrt    K = the nearest integer to sqrt(n) (T. Chen, B. Xu, C. Zhang, C. Guestrin 2016, section 3)
+ *   chen-greedy  a segment ends where its outputs pass b bytes (same, algorithm 3), for the best b
+ *
+ * A segment with a stage that must not be recomputed is stored, and so are stages with options: in their first one.
+ *
+ * Optimal      In nothing; baselines. Of the cuts tried, each solver returns the fastest within the budget.
+ * Cost         O(n) per set of cuts, judged by the simulator. All K are tried up to CUTS_ALL stages, beyond that those
+ *              of some hundred segment lengths; BOUNDS_MAX values of b.
+ */
+#include <math.h>
+
+#include "problem/problem.h"
+#include "solve/solver.h"
+
+enum { CUTS_ALL = 1024, BOUNDS_MAX = 128 };
+
+/* A way of cutting: ends[i] is the last stage of segment i. */
+typedef struct cuts {
+    int32_t *ends;
+    int32_t count;
+} cuts;
+
+typedef enum cut_rule { RULE_PERIODIC, RULE_SQRT, RULE_GREEDY } cut_rule;
+
+typedef struct attempt {
+    const crn_task *task;
+    const cairn_chain *chain;
+    cuts cuts;
+    cairn_builder *builder;
+    cairn_replay replay;
+} attempt;
+
+/* ---- emission ---- */
+
+static bool may_rerun(const cairn_chain *chain, int32_t first, int32_t last)
+{
+    for (int32_t l = first; l <= last; l++)
+        if (chain->stages[l - 1].no_recompute)
+            return false;
+    return true;
+}
+
+static cairn_status add(attempt *a, cairn_op_code code, int32_t l, cairn_error *error)
+{
+    return cairn_builder_add(a->builder, (cairn_op){(uint8_t)code, 0, 0, l}, error);
+}
+
+static int32_t first_of(const cuts *c, int32_t i)
+{
+    return i > 0 ? c->ends[i - 1] + 1 : 1;
+}
+
+static bool is_stored(const attempt *a, int32_t i)
+{
+    return i == a->cuts.count - 1 || !may_rerun(a->chain, first_of(&a->cuts, i), a->cuts.ends[i]);
+}
+
+static cairn_status save_segment(attempt *a, int32_t i, cairn_error *error)
+{
+    for (int32_t l = first_of(&a->cuts, i); l <= a->cuts.ends[i]; l++)
+        CRN_TRY(add(a, CAIRN_OP_FORWARD_SAVE, l, error));
+    return CAIRN_OK;
+}
+
+static cairn_status pass_segment(attempt *a, int32_t i, cairn_error *error)
+{
+    int32_t first = first_of(&a->cuts, i);
+    for (int32_t l = first; l <= a->cuts.ends[i]; l++)
+        CRN_TRY(add(a, l == first ? CAIRN_OP_FORWARD_KEEP : CAIRN_OP_FORWARD_DROP, l, error));
+    return CAIRN_OK;
+}
+
+static cairn_status emit_cuts(attempt *a, cairn_error *error)
+{
+    cairn_builder_truncate(a->builder, 0);
+    for (int32_t i = 0; i < a->cuts.count; i++)
+        CRN_TRY(is_stored(a, i) ? save_segment(a, i, error) : pass_segment(a, i, error));
+    for (int32_t i = a->cuts.count - 1; i >= 0; i--) {
+        if (!is_stored(a, i))
+            CRN_TRY(save_segment(a, i, error));
+        for (int32_t l = a->cuts.ends[i]; l >= first_of(&a->cuts, i); l--)
+            CRN_TRY(add(a, CAIRN_OP_BACKWARD, l, error));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status try_cuts(attempt *a, cairn_error *error)
+{
+    CRN_TRY(emit_cuts(a, error));
+    CRN_TRY(crn_replay(a->task, cairn_builder_ops(a->builder), cairn_builder_count(a->builder), CAIRN_NONE, &a->replay,
+                       error));
+    if (!a->replay.valid)
+        return crn_fail_at(error, CAIRN_INTERNAL, a->replay.violation.op, NULL, "segments are not valid: %s",
+                           a->replay.violation.message);
+    return CAIRN_OK;
+}
+
+/* ---- cutting ---- */
+
+static void cut_evenly(attempt *a, int32_t segments)
+{
+    int32_t n = a->chain->stage_count, length = n / segments;
+    for (int32_t i = 0; i < segments; i++)
+        a->cuts.ends[i] = i == segments - 1 ? n : (i + 1) * length;
+    a->cuts.count = segments;
+}
+
+static int64_t output_bytes(const cairn_chain *chain)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < chain->stage_count; i++)
+        sum += chain->stages[i].output_bytes;
+    return sum;
+}
+
+/* The bound is b = share / BOUNDS_MAX of all outputs, compared without rounding: scaling all sizes changes nothing. */
+static void cut_by_bytes(attempt *a, int32_t share)
+{
+    crn_wide bound = (crn_wide)output_bytes(a->chain) * (crn_wide)share;
+    int64_t bytes = 0;
+    a->cuts.count = 0;
+    for (int32_t l = 1; l <= a->chain->stage_count; l++) {
+        bytes += a->chain->stages[l - 1].output_bytes;
+        if ((crn_wide)bytes * BOUNDS_MAX > bound || l == a->chain->stage_count) {
+            a->cuts.ends[a->cuts.count++] = l;
+            bytes = 0;
+        }
+    }
+}
+
+/* The number of segments after `segments` to be tried: the next one, or on long chains the next shorter length. */
+static int32_t next_count(int32_t n, int32_t segments)
+{
+    if (n <= CUTS_ALL || segments < CUTS_ALL / 4)
+        return segments + 1;
+    return segments + segments / 64 + 1;
+}
+
+/* Makes the step-th set of cuts of a rule; false past the last one. */
+static bool cut(attempt *a, cut_rule rule, int32_t *step)
+{
+    const crn_settings *settings = a->task->settings;
+    int32_t n = a->chain->stage_count;
+    switch (rule) {
+    case RULE_PERIODIC:
+        if (settings->segments != CAIRN_NONE) {
+            cut_evenly(a, (int32_t)settings->segments);
+            return (*step)++ == 0;
+        }
+        *step = *step == 0 ? 1 : next_count(n, *step);
+        if (*step <= n)
+            cut_evenly(a, *step);
+        return *step <= n;
+    case RULE_SQRT:
+        cut_evenly(a, (int32_t)floor(sqrt((double)n) + 0.5));
+        return (*step)++ == 0;
+    case RULE_GREEDY:
+        if (++*step > BOUNDS_MAX)
+            return false;
+        cut_by_bytes(a, *step - 1);
+        return true;
+    }
+    return false;
+}
+
+static cairn_status attempt_begin(const crn_task *task, cairn_builder *builder, attempt *a, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    *a = (attempt){.task = task, .chain = cairn_problem_chain(task->problem), .builder = builder};
+    a->cuts.ends = crn_alloc(&allocator, (size_t)a->chain->stage_count, sizeof(*a->cuts.ends));
+    return a->cuts.ends ? CAIRN_OK : crn_no_memory(error);
+}
+
+static void attempt_end(attempt *a)
+{
+    cairn_allocator allocator = crn_allocator(a->task->env);
+    crn_free(&allocator, a->cuts.ends, (size_t)a->chain->stage_count, sizeof(*a->cuts.ends));
+}
+
+/* Tries all cuts; step_found is that of the fastest within the budget, 0 = none; peak_bytes the least of any. */
+static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, int32_t *step_found, int64_t *peak_bytes,
+                            cairn_error *error)
+{
+    int64_t fastest_ns = INT64_MAX;
+    *step_found = 0;
+    *peak_bytes = INT64_MAX;
+    for (int32_t step = 0; cut(a, rule, &step);) {
+        CRN_TRY(try_cuts(a, error));
+        *peak_bytes = crn_min(*peak_bytes, a->replay.peak_bytes);
+        bool fits = budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes;
+        if (fits && a->replay.makespan_ns < fastest_ns) {
+            fastest_ns = a->replay.makespan_ns;
+            *step_found = step;
+        }
+        if (crn_should_stop(a->task, NULL))
+            return *step_found > 0 ? CAIRN_OK : crn_fail(error, CAIRN_CANCELLED, "stopped");
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the solvers ---- */
+
+static cairn_status least_of(const crn_task *task, cut_rule rule, crn_least *least, cairn_error *error)
+{
+    attempt a;
+    cairn_builder *builder;
+    int32_t step;
+    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
+    cairn_status status = attempt_begin(task, builder, &a, error);
+    if (status == CAIRN_OK) {
+        status = try_all(&a, rule, CAIRN_NONE, &step, &least->bytes, error);
+        attempt_end(&a);
+    }
+    cairn_builder_free(builder);
+    return status;
+}
+
+static cairn_status solve_by(const crn_task *task, cut_rule rule, int64_t budget_bytes, crn_answer *answer,
+                             cairn_error *error)
+{
+    attempt a;
+    int32_t found, step = 0;
+    int64_t peak_bytes;
+    CRN_TRY(attempt_begin(task, answer->builder, &a, error));
+    cairn_status status = try_all(&a, rule, budget_bytes, &found, &peak_bytes, error);
+    cairn_builder_truncate(answer->builder, 0);
+    while (status == CAIRN_OK && found > 0 && cut(&a, rule, &step))
+        if (step == found) {
+            status = emit_cuts(&a, error);
+            answer->found = status == CAIRN_OK;
+            break;
+        }
+    attempt_end(&a);
+    return status;
+}
+
+static cairn_status periodic_accepts(const crn_task *task, cairn_error *error)
+{
+    int32_t n = cairn_problem_chain(task->problem)->stage_count;
+    if (task->settings->segments <= n)
+        return CAIRN_OK;
+    return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "segments", "%lld segments of a chain of %d stages",
+                       (long long)task->settings->segments, n);
+}
+
+#define SEGMENT_SOLVER(symbol, solver_name, rule, refuses, what, whence)                                              \
+    static cairn_status symbol##_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)     \
+    {                                                                                                                 \
+        (void)session;                                                                                                \
+        return least_of(task, rule, least, error);                                                                    \
+    }                                                                                                                 \
+    static cairn_status symbol##_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer, \
+                                       cairn_error *error)                                                            \
+    {                                                                                                                 \
+        (void)session;                                                                                                \
+        return solve_by(task, rule, budget_bytes, answer, error);                                                     \
+    }                                                                                                                 \
+    const crn_solver crn_##symbol##_solver = {                                                                        \
+        .info = {.name = solver_name,                                                                                 \
+                 .takes_chains = true,                                                                                \
+                 .available = true,                                                                                   \
+                 .optimal_in = "",                                                                                    \
+                 .summary = what,                                                                                     \
+                 .source = whence,                                                                                    \
+                 .cost = "O(n) for each set of cuts that is tried"},                                                  \
+        .accepts = refuses,                                                                                           \
+        .least = symbol##_least,                                                                                      \
+        .solve = symbol##_solve,                                                                                      \
+    }
+
+SEGMENT_SOLVER(periodic, "periodic", RULE_PERIODIC, periodic_accepts, "segments of equal count, the last one stored",
+               "torch.utils.checkpoint.checkpoint_sequential");
+SEGMENT_SOLVER(chen_sqrt, "chen-sqrt", RULE_SQRT, NULL, "sqrt(n) segments of equal count",
+               "Chen et al. 2016, section 3");
+SEGMENT_SOLVER(chen_greedy, "chen-greedy", RULE_GREEDY, NULL, "segments of b bytes of outputs, for the best b",
+               "Chen et al. 2016, algorithm 3");

@@ -1,0 +1,601 @@
+/*
+ * The rows of a dynamic program over m in slots, and how they are filled: what chain-dp and revolve-hetero have in common.
+ * The recurrence is in chain_dp.c.
+ */
+#include "solve/chain/slotted.h"
+
+#include "solve/chain/slotted_rows.h"
+
+enum { TILE = 32, PART = 16 };
+
+/* Values are times beyond the least of each stage: C(s,t,m) less the sum of the least uF + uB of s..t. */
+typedef struct program {
+    const crn_chain_table *table;
+    const crn_chain_model *model;
+    int32_t n, slots;
+    int64_t available_bytes; /* M */
+    int64_t *bytes_of;       /* floor(m M / S), m = 0..S */
+    double slots_per_byte;
+    int32_t *output;      /* a[l] in slots */
+    size_t *option_begin; /* of stage l - 1 */
+    int32_t *saved;       /* A_k[l] in slots */
+    int32_t *fastest;     /* option of least uF + uB of stage l */
+    crn_row *rows;        /* of (s, t), see crn_row_at */
+    crn_row *columns;     /* the same at crn_column_at */
+    const crn_row_width *width;
+    void *values;
+    size_t value_count;
+    crn_arena arena;
+} program;
+
+/* ---- slots ---- */
+
+static int32_t smaller(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int32_t larger(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The least m with m M / S >= bytes; S + 1 where there is none. The estimate is only where the search begins. */
+static int32_t slots_of(const program *p, int64_t bytes)
+{
+    if (bytes > p->available_bytes)
+        return p->slots + 1;
+    int32_t m = (int32_t)((double)bytes * p->slots_per_byte);
+    m = m > p->slots ? p->slots : m;
+    while (m > 0 && p->bytes_of[m - 1] >= bytes)
+        m--;
+    while (p->bytes_of[m] < bytes)
+        m++;
+    return m;
+}
+
+static void fill_slots(program *p)
+{
+    for (int32_t m = 0; m <= p->slots; m++)
+        p->bytes_of[m] = (int64_t)((crn_wide)m * (crn_wide)p->available_bytes / (crn_wide)p->slots);
+    p->slots_per_byte = p->available_bytes > 0 ? (double)p->slots / (double)p->available_bytes : 0;
+}
+
+static int32_t fastest_option(const cairn_stage *stage)
+{
+    int32_t best = 0;
+    for (int32_t k = 1; k < stage->option_count; k++)
+        if (stage->options[k].forward_ns + stage->options[k].backward_ns <
+            stage->options[best].forward_ns + stage->options[best].backward_ns)
+            best = k;
+    return best;
+}
+
+static void fill_stages(program *p)
+{
+    size_t next = 0;
+    p->output[0] = 0; /* a[0] is always there */
+    for (int32_t l = 1; l <= p->n; l++) {
+        const cairn_stage *stage = crn_stage(p->model, l);
+        p->output[l] = slots_of(p, stage->output_bytes);
+        p->fastest[l] = fastest_option(stage);
+        p->option_begin[l] = next;
+        for (int32_t k = 0; k < stage->option_count; k++)
+            p->saved[next++] = slots_of(p, stage->options[k].saved_bytes);
+    }
+}
+
+static int32_t saved_slots(const program *p, int32_t l, int32_t k)
+{
+    return p->saved[p->option_begin[l] + (size_t)k];
+}
+
+/* ---- rows ---- */
+
+static const crn_row *row_of(const program *p, int32_t s, int32_t t)
+{
+    return &p->rows[crn_row_at(p->n, s, t)];
+}
+
+static int64_t value_at(const program *p, int32_t s, int32_t t, int32_t m)
+{
+    return p->width->value(p->values, row_of(p, s, t), m);
+}
+
+/* From which m on stage s can be saved with its fastest option and run backward, while d[t] is current. */
+static int32_t enough_to_save(const program *p, int32_t s, int32_t t)
+{
+    const cairn_stage_option *option = &crn_stage(p->model, s)->options[p->fastest[s]];
+    return slots_of(p, crn_max(p->model->base[t] + crn_save_bytes(option), crn_backward_bytes(p->model, s, option)));
+}
+
+/* From which m on C(s,t,m) is constant, given that of (s+1, t): everything is kept, and run with the fastest options. */
+static int32_t enough(const program *p, int32_t s, int32_t t, int32_t rest)
+{
+    int32_t kept = p->model->outputs_only ? p->output[s] : saved_slots(p, s, p->fastest[s]), here;
+    if (s == t || !p->model->outputs_only)
+        here = enough_to_save(p, s, t);
+    else
+        here = larger(enough_to_save(p, s, s), slots_of(p, p->model->base[t] + crn_keep_bytes(crn_stage(p->model, s))));
+    here = s < t ? larger(here, kept + rest) : here;
+    return smaller(here, p->slots + 1);
+}
+
+/* The range of a row. m of (s,.) is at most what X leaves: X = a[s-1] at least, nothing for s = 1. */
+static crn_row lay_row(program *p, int32_t s, int32_t t, int32_t enough_slots)
+{
+    int32_t most = p->slots - p->output[s - 1];
+    crn_row made = {.floor_ns = p->width->infinite,
+                    .low = slots_of(p, crn_least_of(p->table, s, t)),
+                    .high = enough_slots < most ? enough_slots : most};
+    if (made.high < made.low)
+        return made;
+    /* value_count is a multiple of the line */
+    size_t begin = p->value_count + CRN_ROW_LINE + (size_t)made.low % CRN_ROW_LINE;
+    made.origin = begin - (size_t)made.low;
+    p->value_count = (begin + (size_t)(made.high - made.low) + 2 * CRN_ROW_LINE - 1) / CRN_ROW_LINE * CRN_ROW_LINE;
+    return made;
+}
+
+static void lay_rows(program *p)
+{
+    p->value_count = 0;
+    for (int32_t t = 1; t <= p->n; t++) {
+        int32_t rest = 0;
+        for (int32_t s = t; s >= 1; s--) {
+            rest = enough(p, s, t, rest);
+            p->rows[crn_row_at(p->n, s, t)] = p->columns[crn_column_at(s, t)] = lay_row(p, s, t, rest);
+        }
+    }
+}
+
+/* ---- filling rows ---- */
+
+static void relax(const program *p, const crn_row *to, const crn_row *x, int32_t kept, const crn_row *y, int64_t ns,
+                  int32_t from)
+{
+    p->width->relax(p->values, to, x, kept, y, ns, from);
+}
+
+/* From which m on an option's saving forward fits, and its backward. */
+static int32_t save_from(const program *p, int32_t t, const cairn_stage_option *option)
+{
+    return slots_of(p, p->model->base[t] + crn_save_bytes(option));
+}
+
+static int32_t backward_from(const program *p, int32_t s, const cairn_stage_option *option)
+{
+    return slots_of(p, crn_backward_bytes(p->model, s, option));
+}
+
+/* Nothing left to do, which takes no time whatever m is. */
+static const crn_row done = {.low = 0, .high = -CRN_ROW_LINE, .floor_ns = 0};
+
+static int64_t least_ns(const program *p, int32_t s)
+{
+    const cairn_stage_option *option = &crn_stage(p->model, s)->options[p->fastest[s]];
+    return option->forward_ns + option->backward_ns;
+}
+
+static void relax_saves(const program *p, int32_t s, int32_t t, const crn_row *to)
+{
+    const cairn_stage *stage = crn_stage(p->model, s);
+    const crn_row *rest = s < t ? row_of(p, s + 1, t) : &done, *again = row_of(p, s, s);
+    if (s < t && p->model->outputs_only)
+        return;
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        int32_t from = save_from(p, t, option), kept = s < t ? saved_slots(p, s, k) : 0;
+        int64_t ns = option->forward_ns + option->backward_ns - least_ns(p, s);
+        relax(p, to, rest, kept, &done, ns, larger(from, backward_from(p, s, option)));
+        if (s < t && !stage->no_recompute)
+            relax(p, to, rest, kept, again, option->forward_ns, from);
+    }
+}
+
+/* Tries the splits first..last of (s,t), all of whose operands are known. */
+static void relax_splits(const program *p, int32_t s, int32_t t, int32_t first, int32_t last)
+{
+    const crn_row *to = row_of(p, s, t);
+    if (to->low > to->high || first > last)
+        return;
+    const size_t *begin = p->table->pass_begin + crn_row_at(p->n, s, first - 1);
+    const crn_row *left = row_of(p, s, first - 1), *right = &p->columns[crn_column_at(first, t)];
+    int64_t base = p->model->base[t], known_bytes = -1;
+    int32_t known_slots = 0;
+    for (int32_t split = first; split <= last; split++, begin++, left++, right++)
+        for (size_t i = begin[0]; i < begin[1]; i++) {
+            const crn_pass *pass = &p->table->passes[i];
+            if (pass->peak_bytes != known_bytes) { /* the peak of a longer way is mostly that of the shorter */
+                known_bytes = pass->peak_bytes;
+                known_slots = slots_of(p, base + known_bytes);
+            }
+            relax(p, to, right, p->output[split - 1], left, pass->ns, known_slots);
+        }
+}
+
+/* Stages first..last. */
+typedef struct span {
+    int32_t first, last;
+} span;
+
+static span span_of(const program *p, int32_t tile)
+{
+    return (span){tile * TILE + 1, smaller(tile * TILE + TILE, p->n)};
+}
+
+/* All rows of a tile with the splits of another, all of whose operands are known. */
+static void relax_block(const program *p, span of_s, span of_t, span of_split)
+{
+    for (int32_t s = of_s.first; s <= of_s.last; s++)
+        for (int32_t t = of_t.first; t <= of_t.last; t++)
+            relax_splits(p, s, t, of_split.first, smaller(of_split.last, p->model->fence[s]));
+}
+
+/* Part i of a span that is cut into pieces of PART. */
+static span part_of(span whole, int32_t i)
+{
+    int32_t first = whole.first + i * PART;
+    return (span){first, smaller(first + PART - 1, whole.last)};
+}
+
+/* The same in small blocks, as in a product of matrices: what they use fits the second cache, TILE rows the third. */
+static void relax_between(const program *p, span of_s, span of_t, span of_split)
+{
+    for (int32_t i = 0; i < TILE / PART; i++)
+        for (int32_t j = 0; j < TILE / PART; j++)
+            for (int32_t k = 0; k < TILE / PART; k++)
+                relax_block(p, part_of(of_s, i), part_of(of_t, k), part_of(of_split, j));
+}
+
+/* What is left: saves, and the splits that have an operand in the tile itself. */
+static void finish_row(const program *p, int32_t s, int32_t t, int32_t last_s, int32_t first_t)
+{
+    crn_row *r = &p->rows[crn_row_at(p->n, s, t)];
+    int32_t last = crn_last_split(p->table, s, t);
+    if (r->low > r->high)
+        return;
+    relax_saves(p, s, t, r);
+    if (first_t <= last_s) { /* one tile for s and t */
+        relax_splits(p, s, t, s + 1, last);
+    } else {
+        relax_splits(p, s, t, s + 1, smaller(last_s, last));
+        relax_splits(p, s, t, first_t, last);
+    }
+    r->floor_ns = p->width->finish(p->values, r);
+    p->columns[crn_column_at(s, t)].floor_ns = r->floor_ns;
+}
+
+/* The tiles whose rows have (almost) the same t - s. */
+typedef struct wave {
+    const program *program;
+    int32_t distance; /* of the tile of t from that of s */
+} wave;
+
+static void fill_tile(void *context, int64_t i, int worker)
+{
+    const wave *w = context;
+    const program *p = w->program;
+    int32_t tile = (int32_t)i;
+    span of_s = span_of(p, tile), of_t = span_of(p, tile + w->distance);
+    (void)worker;
+    for (int32_t s = of_s.first; s <= of_s.last; s++)
+        for (int32_t t = larger(s, of_t.first); t <= of_t.last; t++)
+            p->width->clear(p->values, row_of(p, s, t));
+    for (int32_t between = tile + 1; between < tile + w->distance; between++)
+        relax_between(p, of_s, of_t, span_of(p, between));
+    for (int32_t t = of_t.first; t <= of_t.last; t++)
+        for (int32_t s = smaller(of_s.last, t); s >= of_s.first; s--)
+            finish_row(p, s, t, of_s.last, of_t.first);
+}
+
+static cairn_status fill_rows(program *p, const crn_task *task, cairn_error *error)
+{
+    int32_t tiles = (p->n + TILE - 1) / TILE;
+    for (int32_t distance = 0; distance < tiles; distance++) {
+        wave w = {p, distance};
+        cairn_progress progress = {"filling rows", distance, tiles, CAIRN_NONE, CAIRN_NONE};
+        crn_team_run(task->team, tiles - distance, fill_tile, &w);
+        if (crn_should_stop(task, &progress))
+            return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d waves", distance + 1, tiles);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the way back ---- */
+
+static bool is_split(const program *p, int32_t s, int32_t t, int32_t m, int64_t value, crn_decision *decision)
+{
+    for (int32_t split = s + 1; split <= crn_last_split(p->table, s, t); split++) {
+        int32_t count, rest = m - p->output[split - 1];
+        const crn_pass *pass = crn_passes_of(p->table, s, split - 1, &count);
+        int64_t both_ns = value_at(p, split, t, rest) + value_at(p, s, split - 1, m);
+        for (int32_t i = 0; i < count; i++)
+            if (pass[i].ns + both_ns == value && slots_of(p, p->model->base[t] + pass[i].peak_bytes) <= m) {
+                *decision =
+                    (crn_decision){.kind = CRN_DECIDE_CHECKPOINT, .split = split, .way = i, .right = rest, .left = m};
+                return true;
+            }
+    }
+    return false;
+}
+
+static bool is_save(const program *p, int32_t s, int32_t t, int32_t m, int64_t value, crn_decision *decision)
+{
+    const cairn_stage *stage = crn_stage(p->model, s);
+    for (int32_t k = 0; k < stage->option_count && (s == t || !p->model->outputs_only); k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        int32_t rest = m - saved_slots(p, s, k);
+        int64_t ns = option->forward_ns + option->backward_ns - least_ns(p, s);
+        if (ns + (s < t ? value_at(p, s + 1, t, rest) : 0) == value && save_from(p, t, option) <= m &&
+            backward_from(p, s, option) <= m) {
+            *decision = (crn_decision){.kind = CRN_DECIDE_SAVE, .option = k, .right = rest};
+            return true;
+        }
+    }
+    return false;
+}
+
+static crn_decision save_and_drop(const program *p, int32_t s, int32_t t, int32_t m, int64_t value)
+{
+    const cairn_stage *stage = crn_stage(p->model, s);
+    crn_decision decision = {.kind = CRN_DECIDE_SAVE_AND_DROP, .left = m};
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        decision.option = k;
+        decision.right = m - saved_slots(p, s, k);
+        int64_t rest_ns = value_at(p, s + 1, t, (int32_t)decision.right) + value_at(p, s, s, m);
+        if (option->forward_ns + rest_ns == value && save_from(p, t, option) <= m)
+            break;
+    }
+    return decision;
+}
+
+/* The decision that gives C(s,t,m): the first of SAVE, CHECKPOINT, SAVE_AND_DROP, in increasing order of k and s'. */
+static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t units)
+{
+    const program *p = context;
+    int32_t m = (int32_t)units;
+    int64_t value = value_at(p, s, t, m);
+    crn_decision decision;
+    if (is_save(p, s, t, m, value, &decision) || is_split(p, s, t, m, value, &decision))
+        return decision;
+    return save_and_drop(p, s, t, m, value);
+}
+
+/* ---- the program for one budget ---- */
+
+static size_t option_total(const crn_chain_model *model)
+{
+    size_t total = 0;
+    for (int32_t l = 1; l <= model->n; l++)
+        total += (size_t)crn_stage(model, l)->option_count;
+    return total;
+}
+
+static cairn_status make_program(program *p, const crn_chain_table *table, const crn_task *task, int64_t available,
+                                 const crn_row_width *width, cairn_error *error)
+{
+    size_t n = (size_t)table->model.n;
+    *p = (program){.table = table,
+                   .model = &table->model,
+                   .n = table->model.n,
+                   .slots = (int32_t)task->settings->slots,
+                   .available_bytes = available,
+                   .width = width};
+    crn_arena_init(&p->arena, crn_allocator(task->env));
+    p->bytes_of = crn_arena_alloc(&p->arena, (size_t)p->slots + 1, sizeof(*p->bytes_of));
+    p->output = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->output));
+    p->option_begin = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->option_begin));
+    p->saved = crn_arena_alloc(&p->arena, option_total(p->model), sizeof(*p->saved));
+    p->fastest = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->fastest));
+    p->rows = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->rows));
+    p->columns = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->columns));
+    if (!p->bytes_of || !p->output || !p->option_begin || !p->saved || !p->fastest || !p->rows || !p->columns)
+        return crn_no_memory(error);
+    fill_slots(p);
+    fill_stages(p);
+    lay_rows(p);
+    size_t line_bytes = CRN_ROW_LINE * width->value_bytes;
+    char *values = crn_arena_alloc(&p->arena, p->value_count + CRN_ROW_LINE, width->value_bytes);
+    if (!values)
+        return crn_no_memory(error);
+    p->values = values + (line_bytes - (uintptr_t)values % line_bytes) % line_bytes;
+    return fill_rows(p, task, error);
+}
+
+/* Whether a size is a whole number of slots. */
+static bool is_whole(const program *p, int64_t bytes)
+{
+    crn_wide available = (crn_wide)p->available_bytes;
+    return available == 0 ? bytes == 0 : (crn_wide)bytes * (crn_wide)p->slots % available == 0;
+}
+
+/* Whether nothing that is kept was rounded: then the table has the optimum in bytes. */
+static bool is_exact(const program *p)
+{
+    for (int32_t l = 1; l <= p->n; l++) {
+        const cairn_stage *stage = crn_stage(p->model, l);
+        if (l < p->n && !is_whole(p, stage->output_bytes))
+            return false;
+        for (int32_t k = 0; k < stage->option_count; k++)
+            if (stage->options[k].saved_bytes <= p->available_bytes && !is_whole(p, stage->options[k].saved_bytes))
+                return false;
+    }
+    return true;
+}
+
+/* ---- sessions ---- */
+
+typedef struct session {
+    crn_chain_table table;
+    int64_t full_bytes; /* m from which on everything can be saved with the fastest options */
+    int64_t least_ns;   /* time of the schedule of least memory; CAIRN_NONE = not known yet */
+} session;
+
+static int64_t find_full_bytes(const crn_chain_model *model)
+{
+    int64_t needed = 0, base = model->base[model->n];
+    for (int32_t l = model->n; l >= 1; l--) {
+        const cairn_stage *stage = crn_stage(model, l);
+        const cairn_stage_option *option = &stage->options[fastest_option(stage)];
+        bool passed = model->outputs_only && l < model->n; /* by then d[l] is current when it is saved */
+        int64_t save = crn_save_bytes(option) + (passed ? model->base[l] : base);
+        int64_t here = crn_max(save, crn_backward_bytes(model, l, option));
+        here = passed ? crn_max(here, base + crn_keep_bytes(stage)) : here;
+        int64_t kept = model->outputs_only ? stage->output_bytes : option->saved_bytes;
+        needed = l < model->n ? crn_max(here, kept + needed) : here;
+    }
+    return needed;
+}
+
+void crn_slotted_close(const crn_task *task, void *state)
+{
+    session *open = state;
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_chain_table_clear(&open->table);
+    crn_free(&allocator, open, 1, sizeof(*open));
+}
+
+cairn_status crn_slotted_open(const crn_task *task, bool outputs_only, void **state, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    session *made = crn_alloc(&allocator, 1, sizeof(*made));
+    *state = NULL;
+    if (!made)
+        return crn_no_memory(error);
+    cairn_status status = crn_chain_table_init(&made->table, task, outputs_only, error);
+    if (status != CAIRN_OK) {
+        crn_slotted_close(task, made);
+        return status;
+    }
+    made->full_bytes = find_full_bytes(&made->table.model);
+    made->least_ns = CAIRN_NONE;
+    *state = made;
+    return CAIRN_OK;
+}
+
+cairn_status crn_slotted_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
+{
+    const session *open = state;
+    (void)task;
+    (void)error;
+    least->bytes = crn_chain_table_least(&open->table);
+    return CAIRN_OK;
+}
+
+static cairn_status emit_save(const crn_chain_model *model, int32_t l, cairn_builder *builder, cairn_error *error)
+{
+    return crn_chain_emit(builder, CAIRN_OP_FORWARD_SAVE, l, fastest_option(crn_stage(model, l)), 0, error);
+}
+
+static cairn_status emit_full(const crn_chain_model *model, cairn_builder *builder, cairn_error *error)
+{
+    for (int32_t l = 1; l < model->n; l++)
+        CRN_TRY(model->outputs_only ? crn_chain_emit(builder, CAIRN_OP_FORWARD_KEEP, l, 0, 0, error)
+                                    : emit_save(model, l, builder, error));
+    for (int32_t l = model->n; l >= 1; l--) {
+        if (l == model->n || model->outputs_only)
+            CRN_TRY(emit_save(model, l, builder, error));
+        CRN_TRY(crn_chain_emit(builder, CAIRN_OP_BACKWARD, l, 0, 0, error));
+    }
+    return CAIRN_OK;
+}
+
+/* Emits the schedule of least memory and tells its time, once; INT64_MAX where it is too long, in operations or in ns. */
+static cairn_status emit_least(session *open, const crn_task *task, cairn_builder *builder, cairn_error *error)
+{
+    cairn_replay replay;
+    cairn_status status = crn_chain_table_emit(&open->table, task, builder, error);
+    if (status == CAIRN_TOO_LARGE) {
+        open->least_ns = INT64_MAX;
+        return CAIRN_OK;
+    }
+    if (status != CAIRN_OK || open->least_ns != CAIRN_NONE)
+        return status;
+    CRN_TRY(crn_replay(task, cairn_builder_ops(builder), cairn_builder_count(builder), CAIRN_NONE, &replay, error));
+    open->least_ns = replay.valid ? replay.makespan_ns : INT64_MAX;
+    return CAIRN_OK;
+}
+
+/* What the table has for one budget, in rows of a width. *finite: whether there is anything in that width. */
+static cairn_status improve_with(const session *open, const crn_task *task, int64_t available,
+                                 const crn_row_width *width, crn_answer *answer, bool *finite, cairn_error *error)
+{
+    program p;
+    cairn_status status = make_program(&p, &open->table, task, available, width, error);
+    if (status == CAIRN_OK) {
+        int64_t value = value_at(&p, 1, p.n, p.slots), makespan_ns;
+        *finite = value < CRN_ROW_INFINITE;
+        answer->optimal_in_class = is_exact(&p);
+        if (*finite && crn_add(p.model->work_ns, value, &makespan_ns) && makespan_ns <= open->least_ns) {
+            answer->found = true;
+            cairn_builder_truncate(answer->builder, 0);
+            status = crn_chain_unfold(task, p.model, decide, &p, p.slots, answer->builder, error);
+        }
+    }
+    crn_arena_clear(&p.arena);
+    return status;
+}
+
+/*
+ * Replaces the schedule of least memory by the table's where that is faster. 32 bits are tried where the answer is likely
+ * to fit; a finite answer in them is the answer, for no part of it is greater than the whole.
+ */
+static cairn_status improve(const session *open, const crn_task *task, int64_t available, crn_answer *answer,
+                            cairn_error *error)
+{
+    bool finite = false;
+    if (open->table.model.work_ns / 2 < crn_rows_of_32_bits.infinite)
+        CRN_TRY(improve_with(open, task, available, &crn_rows_of_32_bits, answer, &finite, error));
+    if (finite || open->least_ns - open->table.model.work_ns < crn_rows_of_32_bits.infinite)
+        return CAIRN_OK;
+    return improve_with(open, task, available, &crn_rows_of_64_bits, answer, &finite, error);
+}
+
+cairn_status crn_slotted_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
+                               cairn_error *error)
+{
+    session *open = state;
+    const crn_chain_model *model = &open->table.model;
+    if (budget_bytes != CAIRN_NONE && budget_bytes < crn_chain_table_least(&open->table))
+        return CAIRN_OK;
+    if (budget_bytes == CAIRN_NONE || budget_bytes - model->always_bytes >= open->full_bytes) {
+        answer->found = answer->optimal_in_class = true;
+        return emit_full(model, answer->builder, error);
+    }
+    CRN_TRY(emit_least(open, task, answer->builder, error));
+    answer->found = open->least_ns < INT64_MAX;
+    cairn_status status = improve(open, task, budget_bytes - model->always_bytes, answer, error);
+    if (status != CAIRN_CANCELLED || !answer->found)
+        return status;
+    answer->stopped_early = true; /* the schedule of least memory is an answer */
+    return CAIRN_OK;
+}
+
+static int64_t pair_count(const crn_task *task)
+{
+    int64_t n = cairn_problem_chain(task->problem)->stage_count;
+    return n * (n + 1) / 2;
+}
+
+/* Estimates that pass 2^63 - 1 are 2^63 - 1. */
+static int64_t product(int64_t a, int64_t b)
+{
+    int64_t result;
+    return crn_mul(a, b, &result) ? result : INT64_MAX;
+}
+
+int64_t crn_slotted_memory(const crn_task *task)
+{
+    int32_t n = cairn_problem_chain(task->problem)->stage_count;
+    int64_t bytes =
+        product(pair_count(task), 8 * (task->settings->slots + 4 * CRN_ROW_LINE) + 2 * (int64_t)sizeof(crn_row));
+    return crn_add(bytes, crn_chain_table_memory(n), &bytes) ? bytes : INT64_MAX;
+}
+
+int64_t crn_slotted_work(const crn_task *task)
+{
+    int64_t n = cairn_problem_chain(task->problem)->stage_count;
+    return product(product(pair_count(task), n / 3 + 1), task->settings->slots / 8 + 20);
+}

@@ -1,0 +1,32 @@
+/*
+ * Maximum flow and minimum cut in a small network: Dinic's algorithm (1970) with breadth-first levels and a current-arc
+ * depth-first search, on arrays. Capacities are integers; CRN_FLOW_INFINITE is never cut.
+ */
+#ifndef CRN_FLOW_NETWORK_H
+#define CRN_FLOW_NETWORK_H
+
+#include "solve/solver.h"
+
+#define CRN_FLOW_INFINITE (INT64_MAX / 4)
+
+typedef struct crn_flow_network {
+    int32_t node_count, arc_count, arc_max;
+    int32_t *first;    /* of a node: its newest arc */
+    int32_t *next;     /* of an arc; arcs 2k and 2k + 1 are each other's reverse */
+    int32_t *head;     /* of an arc */
+    int64_t *residual; /* of an arc */
+    int32_t *level, *current, *queue, *path;
+} crn_flow_network;
+
+/** Room for nodes and arcs, in an arena. */
+bool crn_flow_network_new(crn_arena *arena, int32_t node_max, int32_t arc_max, crn_flow_network *network);
+/** Empties the network; it then has node_count nodes. */
+void crn_flow_network_begin(crn_flow_network *network, int32_t node_count);
+/** Adds an arc and returns its number. */
+int32_t crn_flow_arc(crn_flow_network *network, int32_t from, int32_t to, int64_t capacity);
+/** Sends as much as possible; call once after the arcs are there. Total capacity of finite arcs must be below the infinite one. */
+int64_t crn_flow_maximise(crn_flow_network *network, int32_t source, int32_t sink);
+/** After maximise: whether a node is on the source's side of the minimum cut. */
+bool crn_flow_on_source_side(const crn_flow_network *network, int32_t node);
+
+#endif

@@ -1,0 +1,37 @@
+/*
+ * Improving a sequence: remove some recomputations, repair what no longer fits, fill what became free.
+ *
+ *   repair   while an event does not fit, take an instance that waits across it for its next reader, and compute it
+ *            again just before that reader instead: the one with the least added cost for the memory that it frees
+ *   fill     remove recomputations whose instance can stay in memory instead, the most expensive first
+ *   ruin     remove the recomputations in a random window, or insert a random one
+ *
+ * A round is ruin, repair, fill; its result is taken when it is not worse than what it came from, or now and then when
+ * it is a little worse. Every sequence is judged by the one pass of graph_sequence.h; the choices are heuristic, the
+ * judgement is not.
+ */
+#ifndef CRN_GRAPH_IMPROVE_H
+#define CRN_GRAPH_IMPROVE_H
+
+#include "solve/graph/graph_sequence.h"
+
+typedef struct crn_improver crn_improver;
+
+/** An improver for sequences of at most capacity events. */
+cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver **improver,
+                              cairn_error *error);
+void crn_improver_free(crn_improver *improver);
+
+/**
+ * Makes a start sequence fit the budget and fills it. False when repair fails; the improver then holds nothing.
+ * Otherwise the sequence becomes the current and the best one.
+ */
+bool crn_improver_begin(crn_improver *improver, const crn_sequence *start, int64_t budget_bytes);
+/** Runs rounds; returns when they are done, or soon after deadline_ns of crn_clock_ns (CAIRN_NONE = none). */
+void crn_improver_run(crn_improver *improver, int64_t rounds, int64_t deadline_ns);
+/** The best sequence so far, valid until the next call, and its cost. */
+const crn_sequence *crn_improver_best(const crn_improver *improver, int64_t *cost_ns);
+/** An evaluator of the improver's, free for use between its calls. */
+crn_sequence_eval *crn_improver_eval(crn_improver *improver);
+
+#endif

@@ -1,0 +1,35 @@
+/*
+ * A graph as the graph solvers see it: compact arrays, and storages instead of nodes where memory is concerned.
+ *
+ * A storage is a root node with all its aliases; it is named by its root. It is resident from the computation of the
+ * root until its last handle is dropped. Handles cost nothing, so solvers never drop one without the others.
+ */
+#ifndef CRN_GRAPH_MODEL_H
+#define CRN_GRAPH_MODEL_H
+
+#include "solve/solver.h"
+
+typedef struct crn_graph_model {
+    int32_t node_count;
+    int64_t fixed_bytes;
+    const int64_t *cost;      /* of a node, ns */
+    const int64_t *bytes;     /* of a node; 0 for aliases */
+    const int64_t *extra;     /* max(0, workspace) of a node */
+    const int32_t *root;      /* storage of a node */
+    const int32_t *dep_begin; /* node -> its dependencies, the base of an alias included; node_count + 1 entries */
+    const int32_t *dep;
+    const int32_t *use_begin; /* storage -> nodes that read one of its handles, ascending, each once */
+    const int32_t *use;
+    const bool *keep;         /* of a storage: one of its nodes is an output */
+    const int32_t *keep_from; /* of a storage: first node that must be kept, or node_count */
+    const bool *once;         /* of a storage: one of its nodes must not run twice */
+    const bool *once_node;    /* of a node: it must not run twice */
+    int64_t total_cost;
+    crn_arena arena;
+} crn_graph_model;
+
+/** Builds the model of a task's graph. Errors: NO_MEMORY. Cost: O(T + E). */
+cairn_status crn_graph_model_new(const crn_task *task, crn_graph_model **model, cairn_error *error);
+void crn_graph_model_free(crn_graph_model *model);
+
+#endif

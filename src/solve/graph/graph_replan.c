@@ -1,0 +1,86 @@
+#include "solve/graph/graph_replan.h"
+
+cairn_status crn_replan_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity, crn_replan *replan,
+                            cairn_error *error)
+{
+    size_t n = (size_t)model->node_count;
+    *replan = (crn_replan){.model = model, .sequence.capacity = capacity};
+    replan->present = crn_arena_alloc(arena, n, sizeof(*replan->present));
+    replan->stack = crn_arena_alloc(arena, n + 1, sizeof(*replan->stack));
+    replan->cursor = crn_arena_alloc(arena, n + 1, sizeof(*replan->cursor));
+    replan->sequence.node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*replan->sequence.node));
+    if (!replan->present || !replan->stack || !replan->cursor || !replan->sequence.node)
+        return crn_no_memory(error);
+    return CAIRN_OK;
+}
+
+static bool push(crn_replan *replan, int32_t v)
+{
+    if (replan->sequence.count == replan->sequence.capacity)
+        return false;
+    replan->sequence.node[replan->sequence.count++] = v;
+    return true;
+}
+
+int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval)
+{
+    int32_t worst = 0;
+    if (graph->backward_begins_at >= 0)
+        return graph->backward_begins_at;
+    replan->sequence.count = 0;
+    for (int32_t v = 0; v < graph->node_count; v++)
+        push(replan, v);
+    crn_sequence_judge(eval, &replan->sequence);
+    for (int32_t e = 0; e < replan->sequence.count; e++)
+        if (eval->level[e] > eval->level[worst])
+            worst = e;
+    return worst;
+}
+
+bool crn_replan_forward(crn_replan *replan, const bool *kept)
+{
+    replan->sequence.count = 0;
+    for (int32_t v = 0; v < replan->turn; v++)
+        if (!push(replan, v))
+            return false;
+    for (int32_t s = 0; s < replan->model->node_count; s++)
+        replan->present[s] = s >= replan->turn || kept[s] || crn_always_stays(replan->model, s);
+    return true;
+}
+
+static int32_t lacking(const crn_replan *replan, int32_t v, int32_t *cursor)
+{
+    const crn_graph_model *model = replan->model;
+    for (; *cursor < model->dep_begin[v + 1]; ++*cursor)
+        if (!replan->present[model->root[model->dep[*cursor]]])
+            return model->root[model->dep[*cursor]];
+    return -1;
+}
+
+bool crn_replan_require(crn_replan *replan, int32_t v)
+{
+    int32_t depth = 0;
+    replan->stack[depth] = v;
+    replan->cursor[depth++] = replan->model->dep_begin[v];
+    while (depth > 0) {
+        int32_t top = replan->stack[depth - 1], missing = lacking(replan, top, &replan->cursor[depth - 1]);
+        if (missing >= 0) {
+            replan->stack[depth] = missing;
+            replan->cursor[depth++] = replan->model->dep_begin[missing];
+            continue;
+        }
+        if (!push(replan, top))
+            return false;
+        replan->present[replan->model->root[top]] = true;
+        depth--;
+    }
+    return true;
+}
+
+bool crn_replan_make(crn_replan *replan, const bool *kept)
+{
+    bool fits = crn_replan_forward(replan, kept);
+    for (int32_t v = replan->turn; fits && v < replan->model->node_count; v++)
+        fits = crn_replan_require(replan, v);
+    return fits;
+}

@@ -1,0 +1,37 @@
+/*
+ * From a set of forward values that stay to a sequence: the forward runs once; what does not stay goes after its last
+ * forward reader; when the backward needs something that is gone, it and what it lacks are computed again, as little as
+ * possible, and stay from then on until their last reader. Outputs and what must not run twice always stay.
+ */
+#ifndef CRN_GRAPH_REPLAN_H
+#define CRN_GRAPH_REPLAN_H
+
+#include "solve/graph/graph_sequence.h"
+
+typedef struct crn_replan {
+    const crn_graph_model *model;
+    int32_t turn;  /* the first node of the backward */
+    bool *present; /* of a storage, while a sequence is made */
+    int32_t *stack, *cursor;
+    crn_sequence sequence;
+} crn_replan;
+
+/** Room for sequences of capacity events; turn is filled in by the caller. */
+cairn_status crn_replan_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity, crn_replan *replan,
+                            cairn_error *error);
+/** backward_begins_at, else the node at which storing everything peaks. Uses the sequence. */
+int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval);
+
+static inline bool crn_always_stays(const crn_graph_model *model, int32_t s)
+{
+    return model->once[s] || model->keep[s];
+}
+
+/** Begins a sequence with the forward, after which the kept storages (by index) are present. False: no room. */
+bool crn_replan_forward(crn_replan *replan, const bool *kept);
+/** Computes v, and before it whatever it lacks. False: no room. */
+bool crn_replan_require(crn_replan *replan, int32_t v);
+/** The whole sequence. False: no room. */
+bool crn_replan_make(crn_replan *replan, const bool *kept);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * A schedule of a graph without transfers, reduced to what matters: the sequence of its computations.
+ *
+ * Where drops stand follows: a storage is best freed right after its last reader, so a sequence of nodes in which every
+ * node comes after its dependencies, and first computations come in index order, is a schedule. Its cost is the sum of
+ * the nodes' costs, its memory follows from who reads what last. So the search space is sequences, every sequence is
+ * valid but for its peak, and judging one takes one pass, O(events + reads).
+ *
+ * Aliases computed again are not written down: reading an alias that the storage's newest instance does not have yet
+ * computes it on the spot. Every other recomputation is that of a storage's root, and begins a new *instance*.
+ */
+#ifndef CRN_GRAPH_SEQUENCE_H
+#define CRN_GRAPH_SEQUENCE_H
+
+#include "solve/graph/graph_model.h"
+
+typedef struct crn_sequence {
+    int32_t *node; /* events */
+    int32_t count, capacity;
+} crn_sequence;
+
+/** What one pass over a sequence finds. Arrays are indexed by event, unless said otherwise. */
+typedef struct crn_sequence_eval {
+    const crn_graph_model *model;
+    int32_t capacity;
+    int64_t cost;      /* of all events and implied aliases */
+    int64_t peak;      /* fixed bytes included */
+    int64_t *level;    /* memory while the event runs */
+    int32_t *last;     /* last event that reads the instance made here; -1 for events that make none */
+    int32_t *previous; /* event of the storage's instance before this one, -1 = first computation */
+    int32_t *instance; /* of a storage: its newest instance */
+    int32_t *handle;   /* of a node: newest instance that has this handle */
+    int64_t *freed;    /* scratch: bytes that the event before frees */
+    int32_t *stack;    /* scratch */
+} crn_sequence_eval;
+
+cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity,
+                                   crn_sequence_eval *eval, cairn_error *error);
+/** Judges a sequence of at most eval->capacity events. */
+void crn_sequence_judge(crn_sequence_eval *eval, const crn_sequence *sequence);
+
+/** Writes the sequence as operations, each storage dropped right after its last reader. Errors: the builder's. */
+cairn_status crn_sequence_emit(crn_sequence_eval *eval, const crn_sequence *sequence, cairn_builder *builder,
+                               cairn_error *error);
+
+#endif

@@ -1,0 +1,287 @@
+/*
+ * The options of a solve: one table for the command line, Python and the tests.
+ *
+ * Every value is an int64_t in one array, CAIRN_NONE where it was not set (a choice is the number of the choice, a
+ * flag 0 or 1), but for the solver's name. Resolving turns the array into the settings that solvers read.
+ */
+#include "solve/options.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef enum option_id {
+    BUDGET,
+    SOLVER,
+    HOST_BUDGET,
+    TO_HOST,
+    TO_DEVICE,
+    SHARED_LINK,
+    LATENCY,
+    SLOTS,
+    SEGMENTS,
+    TIME_LIMIT,
+    ITERATIONS,
+    SEED,
+    THREADS,
+    MEMORY_LIMIT,
+    MINIMIZE,
+    OBJECTIVE,
+    OPTION_COUNT
+} option_id;
+
+enum { SLOTS_DEFAULT = 500, SLOTS_MAX = 1000000, THREADS_MAX = 256 };
+
+static const cairn_option_info table[OPTION_COUNT] = {
+    [BUDGET] = {"budget", CAIRN_OPTION_SIZE, 0, INT64_MAX, NULL, "required",
+                "device memory, fixed bytes and the input included; \"none\" for no limit"},
+    [SOLVER] = {"solver", CAIRN_OPTION_TEXT, 0, 0, NULL, "auto", "name of the solver"},
+    [HOST_BUDGET] = {"host-budget", CAIRN_OPTION_SIZE, 0, INT64_MAX, NULL, "the problem's",
+                     "host memory to offload to"},
+    [TO_HOST] = {"to-host", CAIRN_OPTION_RATE, 1, INT64_MAX, NULL, "the problem's", "speed of the link to the host"},
+    [TO_DEVICE] = {"to-device", CAIRN_OPTION_RATE, 1, INT64_MAX, NULL, "the problem's",
+                   "speed of the link to the device"},
+    [SHARED_LINK] = {"shared-link", CAIRN_OPTION_FLAG, 0, 1, NULL, "the problem's", "both directions share one link"},
+    [LATENCY] = {"latency", CAIRN_OPTION_DURATION, 0, INT64_MAX, NULL, "the problem's",
+                 "time that every transfer takes beside its bytes"},
+    [SLOTS] = {"slots", CAIRN_OPTION_COUNT, 1, SLOTS_MAX, NULL, "500", "memory slots of the slotted programs"},
+    [SEGMENTS] = {"segments", CAIRN_OPTION_COUNT, 1, CAIRN_STAGES_MAX, NULL, "the best number",
+                  "segments of the periodic solver"},
+    [TIME_LIMIT] = {"time-limit", CAIRN_OPTION_DURATION, 0, INT64_MAX, NULL, "none: limited by work",
+                    "stop by the clock with the best answer so far"},
+    [ITERATIONS] = {"iterations", CAIRN_OPTION_COUNT, 0, INT64_MAX, NULL, "chosen by size", "work limit of searches"},
+    [SEED] = {"seed", CAIRN_OPTION_COUNT, 0, INT64_MAX, NULL, "0", "seed of searches"},
+    [THREADS] = {"threads", CAIRN_OPTION_COUNT, 1, THREADS_MAX, NULL, "all cores",
+                 "threads; answers do not depend on it"},
+    [MEMORY_LIMIT] = {"memory-limit", CAIRN_OPTION_SIZE, 0, INT64_MAX, NULL, "half of the machine's",
+                      "memory of the solver itself; it refuses beforehand rather than exceed it"},
+    [MINIMIZE] = {"minimize", CAIRN_OPTION_CHOICE, 0, 1, "time|memory", "time", "what the answer is best in"},
+    [OBJECTIVE] = {"objective", CAIRN_OPTION_CHOICE, 0, 1, "eq9|eq6", "eq9", "objective of brute-select"},
+};
+
+struct cairn_options {
+    cairn_allocator allocator;
+    int64_t values[OPTION_COUNT];
+    bool has_budget; /* "none" is a budget, too */
+    char solver[sizeof(((crn_settings *)0)->solver)];
+};
+
+const cairn_option_info *cairn_option_at(int index)
+{
+    return index >= 0 && index < OPTION_COUNT ? &table[index] : NULL;
+}
+
+static void set_defaults(cairn_options *options)
+{
+    for (int id = 0; id < OPTION_COUNT; id++)
+        options->values[id] = CAIRN_NONE;
+    options->values[SLOTS] = SLOTS_DEFAULT;
+    options->values[SEED] = 0;
+    options->values[MINIMIZE] = options->values[OBJECTIVE] = 0;
+    options->has_budget = false;
+    snprintf(options->solver, sizeof(options->solver), "auto");
+}
+
+cairn_status cairn_options_new(const cairn_env *env, cairn_options **options, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(env);
+    *options = crn_alloc(&allocator, 1, sizeof(**options));
+    if (!*options)
+        return crn_no_memory(error);
+    (*options)->allocator = allocator;
+    set_defaults(*options);
+    return CAIRN_OK;
+}
+
+void cairn_options_free(cairn_options *options)
+{
+    if (options) {
+        cairn_allocator allocator = options->allocator;
+        crn_free(&allocator, options, 1, sizeof(*options));
+    }
+}
+
+/* ---- setting ---- */
+
+static cairn_status find_option(const char *name, option_id *id, cairn_error *error)
+{
+    for (int i = 0; name && i < OPTION_COUNT; i++)
+        if (strcmp(table[i].name, name) == 0) {
+            *id = (option_id)i;
+            return CAIRN_OK;
+        }
+    return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, name, "there is no option \"%s\"", name ? name : "");
+}
+
+static cairn_status store(cairn_options *options, option_id id, int64_t value, cairn_error *error)
+{
+    const cairn_option_info *info = &table[id];
+    if (value < info->min || value > info->max)
+        return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, info->name,
+                           "option %s is %lld; it goes from %lld to %lld", info->name, (long long)value,
+                           (long long)info->min, (long long)info->max);
+    options->values[id] = value;
+    options->has_budget |= id == BUDGET;
+    return CAIRN_OK;
+}
+
+static cairn_status parse_count(const char *text, int64_t *value, cairn_error *error)
+{
+    int64_t sum = 0;
+    const char *digit = text;
+    for (; *digit >= '0' && *digit <= '9'; digit++)
+        if (!crn_mul(sum, 10, &sum) || !crn_add(sum, *digit - '0', &sum))
+            return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" passes 2^63 - 1", text);
+    if (digit == text || *digit != '\0')
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not an integer of at least 0", text);
+    *value = sum;
+    return CAIRN_OK;
+}
+
+/* The number of a choice in "first|second|...". */
+static cairn_status parse_choice(const char *choices, const char *text, int64_t *value, cairn_error *error)
+{
+    const char *choice = choices;
+    size_t length = strlen(text);
+    for (int64_t i = 0; choice; i++) {
+        size_t choice_length = strcspn(choice, "|");
+        if (choice_length == length && memcmp(choice, text, length) == 0) {
+            *value = i;
+            return CAIRN_OK;
+        }
+        choice = choice[choice_length] ? choice + choice_length + 1 : NULL;
+    }
+    return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not one of %s", text, choices);
+}
+
+static cairn_status parse_value(const cairn_option_info *info, const char *text, int64_t *value, cairn_error *error)
+{
+    switch (info->type) {
+    case CAIRN_OPTION_SIZE:
+        return cairn_parse_size(text, value, error);
+    case CAIRN_OPTION_RATE:
+        return cairn_parse_rate(text, value, error);
+    case CAIRN_OPTION_DURATION:
+        return cairn_parse_duration(text, value, error);
+    case CAIRN_OPTION_COUNT:
+        return parse_count(text, value, error);
+    case CAIRN_OPTION_CHOICE:
+        return parse_choice(info->choices, text, value, error);
+    case CAIRN_OPTION_FLAG:
+        return parse_choice("false|true", text, value, error);
+    case CAIRN_OPTION_TEXT:
+        break;
+    }
+    return crn_fail(error, CAIRN_INTERNAL, "option %s has no parser", info->name);
+}
+
+static cairn_status set_solver(cairn_options *options, const char *name, cairn_error *error)
+{
+    if (!crn_solver_find(name))
+        return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "solver",
+                           "there is no solver \"%s\"; `cairn solvers` lists them", name);
+    snprintf(options->solver, sizeof(options->solver), "%s", name);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_options_set(cairn_options *options, const char *name, const char *value, cairn_error *error)
+{
+    option_id id = OPTION_COUNT;
+    int64_t number;
+    cairn_error why;
+    CRN_TRY(find_option(name, &id, error));
+    if (!value)
+        return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, name, "option %s needs a value", name);
+    if (id == SOLVER)
+        return set_solver(options, value, error);
+    if (id == BUDGET && strcmp(value, "none") == 0) {
+        options->values[BUDGET] = CAIRN_NONE;
+        options->has_budget = true;
+        return CAIRN_OK;
+    }
+    if (parse_value(&table[id], value, &number, &why) != CAIRN_OK)
+        return crn_fail_at(error, why.status, CAIRN_NONE, name, "option %s: %s", name, why.message);
+    return store(options, id, number, error);
+}
+
+cairn_status cairn_options_set_int(cairn_options *options, const char *name, int64_t value, cairn_error *error)
+{
+    option_id id = OPTION_COUNT;
+    CRN_TRY(find_option(name, &id, error));
+    if (table[id].type == CAIRN_OPTION_TEXT || table[id].type == CAIRN_OPTION_CHOICE)
+        return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, name, "option %s is a text, not a number", name);
+    return store(options, id, value, error);
+}
+
+/* ---- resolving ---- */
+
+static bool has_machine_option(const cairn_options *options)
+{
+    const int64_t *values = options->values;
+    return values[HOST_BUDGET] != CAIRN_NONE || values[TO_HOST] != CAIRN_NONE || values[TO_DEVICE] != CAIRN_NONE ||
+           values[SHARED_LINK] != CAIRN_NONE || values[LATENCY] != CAIRN_NONE;
+}
+
+static void override(int64_t value, int64_t *field)
+{
+    if (value != CAIRN_NONE)
+        *field = value;
+}
+
+static cairn_status resolve_machine(const cairn_options *options, const cairn_machine *own, crn_settings *settings,
+                                    cairn_error *error)
+{
+    const int64_t *values = options->values;
+    cairn_machine *machine = &settings->machine;
+    if (!has_machine_option(options))
+        return CAIRN_OK;
+    if (own)
+        *machine = *own;
+    else if (values[HOST_BUDGET] == CAIRN_NONE || values[TO_HOST] == CAIRN_NONE || values[TO_DEVICE] == CAIRN_NONE)
+        return crn_fail(error, CAIRN_BAD_INPUT,
+                        "the problem has no machine: options host-budget, to-host and to-device are needed together");
+    settings->has_machine = true;
+    override(values[HOST_BUDGET], &machine->host_bytes);
+    override(values[TO_HOST], &machine->to_host_bytes_per_s);
+    override(values[TO_DEVICE], &machine->to_device_bytes_per_s);
+    override(values[LATENCY], &machine->latency_ns);
+    if (values[SHARED_LINK] != CAIRN_NONE)
+        machine->shared_link = values[SHARED_LINK] != 0;
+    return cairn_machine_check(machine, error);
+}
+
+cairn_status crn_options_resolve(const cairn_options *options, const cairn_problem *problem, crn_settings *settings,
+                                 cairn_error *error)
+{
+    cairn_options defaults;
+    set_defaults(&defaults);
+    options = options ? options : &defaults;
+    const int64_t *values = options->values;
+    *settings = (crn_settings){
+        .budget_bytes = values[BUDGET],
+        .has_budget = options->has_budget,
+        .slots = values[SLOTS],
+        .segments = values[SEGMENTS],
+        .time_limit_ns = values[TIME_LIMIT],
+        .iterations = values[ITERATIONS],
+        .seed = values[SEED],
+        .threads = values[THREADS],
+        .memory_limit_bytes = values[MEMORY_LIMIT],
+        .minimize_memory = values[MINIMIZE] == 1,
+        .objective_eq6 = values[OBJECTIVE] == 1,
+    };
+    memcpy(settings->solver, options->solver, sizeof(settings->solver));
+    return resolve_machine(options, cairn_problem_info_of(problem)->machine, settings, error);
+}
+
+cairn_status cairn_options_machine(const cairn_options *options, const cairn_problem *problem, cairn_machine *machine,
+                                   bool *present, cairn_error *error)
+{
+    crn_settings settings;
+    const cairn_machine *own = cairn_problem_info_of(problem)->machine;
+    *present = false;
+    CRN_TRY(crn_options_resolve(options, problem, &settings, error));
+    *present = settings.has_machine || own;
+    if (*present)
+        *machine = settings.has_machine ? settings.machine : *own;
+    return CAIRN_OK;
+}

@@ -1,0 +1,117 @@
+/*
+ * Sizes, rates and durations as people write them: "12000", "8GiB", "1.5GB/s", "500ms".
+ *
+ * A number is digits, with at most one point between digits; what a unit makes of it is computed exactly in integers
+ * and rounded down. The value of 0.d1 d2 ... dk times a unit is found from the last digit to the first by
+ * x := floor((d * unit + x) / 10), which is exact because floors of nested quotients nest.
+ */
+#include <cairn/solve.h>
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/failure.h"
+
+typedef struct unit {
+    const char *name;
+    int64_t factor;
+} unit;
+
+static const unit size_units[] = {
+    {"KB", 1000},          {"MB", 1000000},        {"GB", 1000000000},
+    {"TB", 1000000000000}, {"KiB", 1024},          {"MiB", 1048576},
+    {"GiB", 1073741824},   {"TiB", 1099511627776}, {NULL, 0},
+};
+
+static const unit duration_units[] = {
+    {"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}, {"m", 60000000000}, {NULL, 0},
+};
+
+/* A number that was split: its digits before and after the point, and what follows it. */
+typedef struct number {
+    const char *whole, *fraction;
+    size_t whole_count, fraction_count;
+    const char *rest;
+} number;
+
+static size_t digit_count(const char *text)
+{
+    return strspn(text, "0123456789");
+}
+
+static bool split_number(const char *text, number *out)
+{
+    *out = (number){.whole = text, .whole_count = digit_count(text)};
+    out->rest = text + out->whole_count;
+    if (out->whole_count == 0)
+        return false;
+    if (*out->rest != '.')
+        return true;
+    out->fraction = out->rest + 1;
+    out->fraction_count = digit_count(out->fraction);
+    out->rest = out->fraction + out->fraction_count;
+    return out->fraction_count > 0;
+}
+
+static const unit *find_unit(const unit *units, const char *name, size_t length)
+{
+    for (; units->name; units++)
+        if (strlen(units->name) == length && memcmp(units->name, name, length) == 0)
+            return units;
+    return NULL;
+}
+
+static bool scale(const number *given, int64_t factor, int64_t *value)
+{
+    int64_t whole = 0, part = 0;
+    for (size_t i = 0; i < given->whole_count; i++)
+        if (!crn_mul(whole, 10, &whole) || !crn_add(whole, given->whole[i] - '0', &whole))
+            return false;
+    for (size_t i = given->fraction_count; i-- > 0;)
+        part = ((given->fraction[i] - '0') * factor + part) / 10;
+    return crn_mul(whole, factor, &whole) && crn_add(whole, part, value);
+}
+
+/* A number and a unit of the table; length is that of the unit. Without a unit only integers, where bare is set. */
+static cairn_status parse(const char *text, const unit *units, bool bare, const char *suffix, const char *allowed,
+                          int64_t *value, cairn_error *error)
+{
+    number given;
+    size_t length = 0, suffix_length = strlen(suffix);
+    int64_t factor = 1;
+    bool valid = text && split_number(text, &given);
+    if (valid) {
+        length = strlen(given.rest);
+        valid = length >= suffix_length && strcmp(given.rest + length - suffix_length, suffix) == 0;
+    }
+    if (valid && length > suffix_length) {
+        const unit *found = find_unit(units, given.rest, length - suffix_length);
+        valid = found != NULL;
+        factor = found ? found->factor : 1;
+    } else if (valid) {
+        valid = bare && given.fraction_count == 0;
+    }
+    if (!valid)
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
+    if (!scale(&given, factor, value))
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" passes 2^63 - 1", text);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_parse_size(const char *text, int64_t *bytes, cairn_error *error)
+{
+    return parse(text, size_units, true, "",
+                 "a size: an integer of bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB", bytes, error);
+}
+
+cairn_status cairn_parse_rate(const char *text, int64_t *bytes_per_s, cairn_error *error)
+{
+    return parse(text, size_units, true, "/s",
+                 "a rate: an integer or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, followed by /s",
+                 bytes_per_s, error);
+}
+
+cairn_status cairn_parse_duration(const char *text, int64_t *ns, cairn_error *error)
+{
+    return parse(text, duration_units, false, "", "a duration: a number with ns, us, ms, s or m", ns, error);
+}

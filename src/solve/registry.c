@@ -1,0 +1,103 @@
+/* The solvers, in the order of the documentation, and the bounds. Each is one file and one line here. */
+#include <string.h>
+
+#include "solve/solver.h"
+
+/* X(descriptor) */
+#define SOLVER_MAP(X)              \
+    X(crn_store_all_solver)        \
+    X(crn_periodic_solver)         \
+    X(crn_chen_sqrt_solver)        \
+    X(crn_chen_greedy_solver)      \
+    X(crn_revolve_solver)          \
+    X(crn_revolve_hetero_solver)   \
+    X(crn_chain_dp_solver)         \
+    X(crn_chain_exact_solver)      \
+    X(crn_brute_chain_solver)      \
+    X(crn_select_cubic_solver)     \
+    X(crn_select_quadratic_solver) \
+    X(crn_select_linear_solver)    \
+    X(crn_brute_select_solver)     \
+    X(crn_ap_sqrt_solver)          \
+    X(crn_ap_greedy_solver)        \
+    X(crn_linear_sqrt_solver)      \
+    X(crn_linear_greedy_solver)    \
+    X(crn_griewank_log_solver)     \
+    X(crn_graph_online_solver)     \
+    X(crn_graph_search_solver)     \
+    X(crn_select_acg_solver)       \
+    X(crn_brute_graph_solver)      \
+    X(crn_auto_solver)
+
+#define CRN_X(solver) extern const crn_solver solver;
+SOLVER_MAP(CRN_X)
+#undef CRN_X
+
+const crn_solver *const crn_solvers[] = {
+#define CRN_X(solver) &solver,
+    SOLVER_MAP(CRN_X)
+#undef CRN_X
+        NULL,
+};
+
+/* X(descriptor) */
+#define BOUND_MAP(X)                 \
+    X(crn_chain_memory_bound_method) \
+    X(crn_graph_bound_method)
+
+#define CRN_X(bound) extern const crn_bound_method bound;
+BOUND_MAP(CRN_X)
+#undef CRN_X
+
+const crn_bound_method *const crn_bound_methods[] = {
+#define CRN_X(bound) &bound,
+    BOUND_MAP(CRN_X)
+#undef CRN_X
+        NULL,
+};
+
+enum { SOLVER_COUNT = sizeof(crn_solvers) / sizeof(crn_solvers[0]) - 1 };
+
+const crn_solver *crn_solver_find(const char *name)
+{
+    for (const crn_solver *const *solver = crn_solvers; name && *solver; solver++)
+        if (strcmp((*solver)->info.name, name) == 0)
+            return *solver;
+    return NULL;
+}
+
+const cairn_solver_info *cairn_solver_at(int index)
+{
+    return index >= 0 && index < SOLVER_COUNT ? &crn_solvers[index]->info : NULL;
+}
+
+static cairn_status check_kind(const crn_solver *solver, const crn_task *task, cairn_error *error)
+{
+    const cairn_solver_info *info = &solver->info;
+    bool is_chain = cairn_problem_kind_of(task->problem) == CAIRN_KIND_CHAIN;
+    if (is_chain ? info->takes_chains : info->takes_graphs)
+        return CAIRN_OK;
+    return crn_fail(error, CAIRN_UNSUPPORTED, "%s takes %s, and the problem is a %s", info->name,
+                    info->takes_chains ? "chains" : "graphs", is_chain ? "chain" : "graph");
+}
+
+cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, cairn_error *error)
+{
+    const cairn_solver_info *info = &solver->info;
+    CRN_TRY(check_kind(solver, task, error));
+    if (solver->available && !solver->available())
+        return crn_fail(error, CAIRN_UNAVAILABLE, "%s was not built in, or a library that it needs was not found",
+                        info->name);
+    if (info->needs_machine && !task->machine)
+        return crn_fail(error, CAIRN_UNSUPPORTED, "%s needs a machine to offload to", info->name);
+    if (info->minimizes_memory != task->settings->minimize_memory && strcmp(info->name, "auto") != 0)
+        return crn_fail(error, CAIRN_UNSUPPORTED, "%s minimizes %s", info->name,
+                        info->minimizes_memory ? "memory" : "time");
+    return solver->accepts ? solver->accepts(task, error) : CAIRN_OK;
+}
+
+const char *cairn_outcome_name(cairn_outcome outcome)
+{
+    static const char *const names[] = {"optimal", "feasible", "infeasible", "unknown"};
+    return (int)outcome >= 0 && outcome <= CAIRN_OUTCOME_UNKNOWN ? names[outcome] : "unknown";
+}

@@ -1,0 +1,407 @@
+#include "solve/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "schedule/schedule.h"
+#include "solve/options.h"
+
+/* Waking threads pays from about this many stages or nodes on. */
+enum { TEAM_PROBLEM_MIN = 64 };
+
+/* ---- stopping ---- */
+
+static bool is_poll_due(crn_session *session, int64_t interval_ns)
+{
+    if (interval_ns <= 0)
+        return true;
+    int64_t now_ns = crn_clock_ns();
+    if (session->polled && now_ns - session->polled_ns < interval_ns)
+        return false;
+    session->polled = true;
+    session->polled_ns = now_ns;
+    return true;
+}
+
+/* The caller's poll may say "stop" only once; solvers may ask again, and must hear the same. */
+static int sticky_poll(void *context, const cairn_progress *progress)
+{
+    crn_session *session = context;
+    const cairn_env *caller = session->caller;
+    if (session->cancelled || !is_poll_due(session, caller->poll_interval_ns))
+        return session->cancelled;
+    session->cancelled = caller->poll(caller->poll_context, progress) != 0;
+    return session->cancelled;
+}
+
+bool crn_should_stop(const crn_task *task, const cairn_progress *progress)
+{
+    static const cairn_progress nothing = {"solving", CAIRN_NONE, CAIRN_NONE, CAIRN_NONE, CAIRN_NONE};
+    const cairn_env *env = task->env;
+    if (task->deadline_ns != CAIRN_NONE && crn_clock_ns() >= task->deadline_ns)
+        return true;
+    return env->poll && env->poll(env->poll_context, progress ? progress : &nothing) != 0;
+}
+
+static void set_deadline(crn_session *session)
+{
+    int64_t limit_ns = session->settings.time_limit_ns;
+    session->task.deadline_ns = CAIRN_NONE;
+    if (limit_ns != CAIRN_NONE && !crn_add(crn_clock_ns(), limit_ns, &session->task.deadline_ns))
+        session->task.deadline_ns = CAIRN_NONE;
+}
+
+/* ---- judging ---- */
+
+cairn_status crn_replay(const crn_task *task, const cairn_op *ops, int64_t count, int64_t budget_bytes,
+                        cairn_replay *replay, cairn_error *error)
+{
+    cairn_schedule schedule;
+    crn_schedule_borrow(task->problem, ops, count, task->machine, &schedule);
+    return cairn_simulate(task->env, task->problem, &schedule, budget_bytes, NULL, replay, error);
+}
+
+/* ---- beginning and end ---- */
+
+static cairn_status check_memory(const crn_session *session, cairn_error *error)
+{
+    const crn_solver *solver = session->solver;
+    int64_t needed = solver->memory ? solver->memory(&session->task) : 0;
+    if (needed <= session->meter.limit_bytes)
+        return CAIRN_OK;
+    return crn_fail(error, CAIRN_MEMORY_LIMIT,
+                    "%s would need up to %.1f MiB of memory and may use %.1f MiB (option memory-limit)",
+                    solver->info.name, (double)needed / 1048576, (double)session->meter.limit_bytes / 1048576);
+}
+
+static int64_t problem_size(const cairn_problem *problem)
+{
+    const cairn_chain *chain = cairn_problem_chain(problem);
+    return chain ? chain->stage_count : cairn_problem_graph(problem)->node_count;
+}
+
+static cairn_status make_team(crn_session *session, cairn_error *error)
+{
+    int64_t threads = session->settings.threads == CAIRN_NONE ? crn_processor_count() : session->settings.threads;
+    if (threads == 1 || problem_size(session->task.problem) < TEAM_PROBLEM_MIN)
+        return CAIRN_OK;
+    session->task.team = crn_team_new(&session->env.allocator, (int)threads);
+    return session->task.team ? CAIRN_OK : crn_no_memory(error);
+}
+
+/* An allocation that the meter refused is not the machine's fault. */
+static cairn_status explain(const crn_session *session, cairn_status status, cairn_error *error)
+{
+    if (status != CAIRN_NO_MEMORY || !atomic_load(&session->meter.refused))
+        return status;
+    return crn_fail(error, CAIRN_MEMORY_LIMIT, "%s needs more than %lld bytes of memory (option memory-limit)",
+                    session->solver->info.name, (long long)session->meter.limit_bytes);
+}
+
+static void set_up(crn_session *session, const cairn_env *env, const cairn_problem *problem, int64_t budget_max_bytes)
+{
+    static const cairn_env defaults;
+    const crn_settings *settings = &session->settings;
+    session->caller = env ? env : &defaults;
+    crn_meter_init(&session->meter, crn_allocator(env), crn_memory_limit(settings));
+    session->env = *session->caller;
+    session->env.allocator = crn_meter_allocator(&session->meter);
+    if (session->env.poll) {
+        session->env.poll = sticky_poll;
+        session->env.poll_context = session;
+        session->env.poll_interval_ns = 0; /* of solvers that solve in turn: this session's own poll waits */
+    }
+    session->task =
+        (crn_task){.env = &session->env,
+                   .problem = problem,
+                   .machine = settings->has_machine ? &settings->machine : cairn_problem_info_of(problem)->machine,
+                   .settings = settings,
+                   .budget_max_bytes = budget_max_bytes};
+    set_deadline(session);
+}
+
+static cairn_status begin(crn_session *session, cairn_error *error)
+{
+    session->solver = crn_solver_find(session->settings.solver);
+    if (!session->solver)
+        return crn_fail(error, CAIRN_BAD_INPUT, "there is no solver \"%s\"", session->settings.solver);
+    CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
+    CRN_TRY(check_memory(session, error));
+    CRN_TRY(make_team(session, error));
+    CRN_TRY(crn_store_all(&session->task, &session->store_all_bytes, &session->store_all_ns, error));
+    return crn_least_lower(&session->task, &session->least.lower_bytes, error);
+}
+
+cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, const cairn_problem *problem,
+                                 const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
+{
+    *session = (crn_session){.least = {CAIRN_NONE, false, CAIRN_NONE}};
+    CRN_TRY(crn_options_resolve(options, problem, &session->settings, error));
+    set_up(session, env, problem, budget_max_bytes);
+    return CAIRN_OK;
+}
+
+cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
+                               const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
+{
+    CRN_TRY(crn_session_prepare(session, env, problem, options, budget_max_bytes, error));
+    return explain(session, begin(session, error), error);
+}
+
+void crn_session_end(crn_session *session)
+{
+    if (session->is_open && session->solver->close)
+        session->solver->close(&session->task, session->state);
+    session->is_open = false;
+    crn_team_free(session->task.team);
+    session->task.team = NULL;
+}
+
+static cairn_status open_solver(crn_session *session, cairn_error *error)
+{
+    if (session->is_open)
+        return CAIRN_OK;
+    if (session->solver->open)
+        CRN_TRY(session->solver->open(&session->task, &session->state, error));
+    session->is_open = true;
+    return CAIRN_OK;
+}
+
+/* ---- least memory ---- */
+
+/* Merges the solver's own proofs with the general bound: where they meet, the least is exact. */
+static void merge_least(crn_least *general, const crn_least *own)
+{
+    int64_t lower = crn_max(general->lower_bytes, own->lower_bytes);
+    if (own->is_exact)
+        lower = own->bytes;
+    general->is_exact = own->bytes != CAIRN_NONE && own->bytes == lower;
+    general->bytes = own->bytes;
+    general->lower_bytes = lower;
+}
+
+static cairn_status find_least(crn_session *session, cairn_error *error)
+{
+    crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+    CRN_TRY(open_solver(session, error));
+    if (session->solver->least)
+        CRN_TRY(session->solver->least(&session->task, session->state, &own, error));
+    merge_least(&session->least, &own);
+    return CAIRN_OK;
+}
+
+cairn_status crn_session_least(crn_session *session, cairn_error *error)
+{
+    if (session->least.bytes != CAIRN_NONE)
+        return CAIRN_OK;
+    return explain(session, find_least(session, error), error);
+}
+
+/* ---- one budget ---- */
+
+void crn_info_reset(cairn_info *info)
+{
+    *info = (cairn_info){.outcome = CAIRN_OUTCOME_UNKNOWN,
+                         .budget_bytes = CAIRN_NONE,
+                         .makespan_ns = CAIRN_NONE,
+                         .peak_bytes = CAIRN_NONE,
+                         .host_peak_bytes = CAIRN_NONE,
+                         .recompute_ns = CAIRN_NONE,
+                         .stall_ns = CAIRN_NONE,
+                         .lower_bound_ns = CAIRN_NONE,
+                         .gap = -1,
+                         .least_bytes = CAIRN_NONE,
+                         .least_lower_bytes = CAIRN_NONE,
+                         .store_all_bytes = CAIRN_NONE,
+                         .store_all_ns = CAIRN_NONE,
+                         .solve_ns = CAIRN_NONE,
+                         .solver_peak_bytes = CAIRN_NONE,
+                         .objective_bytes = CAIRN_NONE,
+                         .checkpoint_count = -1};
+}
+
+void cairn_info_clear(cairn_info *info)
+{
+    if (info->checkpoints)
+        crn_free(&info->allocator, info->checkpoints, (size_t)info->checkpoint_count, sizeof(*info->checkpoints));
+    crn_info_reset(info);
+}
+
+static cairn_status ask_solver(crn_session *session, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
+{
+    cairn_status status = open_solver(session, error);
+    if (status == CAIRN_OK)
+        status = session->solver->solve(&session->task, session->state, budget_bytes, answer, error);
+    if (status == CAIRN_CANCELLED && !session->cancelled) { /* by the clock */
+        answer->found = false;
+        answer->stopped_early = true;
+        status = CAIRN_OK;
+    }
+    if (status == CAIRN_OK && !answer->found && session->cancelled)
+        return crn_fail(error, CAIRN_CANCELLED, "stopped before a schedule was found");
+    return status;
+}
+
+static void take_replay(cairn_info *info, const cairn_replay *replay, bool has_machine)
+{
+    info->makespan_ns = replay->makespan_ns;
+    info->peak_bytes = replay->peak_bytes;
+    info->host_peak_bytes = has_machine ? replay->host_peak_bytes : CAIRN_NONE;
+    info->recompute_ns = replay->recompute_ns;
+    info->stall_ns = replay->stall_ns;
+}
+
+static cairn_status judge(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
+{
+    cairn_replay replay;
+    CRN_TRY(crn_replay(&session->task, cairn_builder_ops(answer->builder), cairn_builder_count(answer->builder),
+                       info->budget_bytes, &replay, error));
+    if (!replay.valid)
+        return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "%s made a schedule that is not valid: %s",
+                           info->solver, replay.violation.message);
+    take_replay(info, &replay, session->task.machine != NULL);
+    return CAIRN_OK;
+}
+
+static cairn_status fill_bound(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
+{
+    const char *method;
+    CRN_TRY(crn_lower_bound(&session->task, info->budget_bytes, &info->lower_bound_ns, &method, error));
+    info->lower_bound_ns = crn_max(info->lower_bound_ns, answer->lower_bound_ns);
+    if (!answer->found)
+        return CAIRN_OK;
+    if (info->lower_bound_ns > info->makespan_ns)
+        return crn_fail(error, CAIRN_INTERNAL, "the lower bound %lld ns passes the makespan %lld ns of %s",
+                        (long long)info->lower_bound_ns, (long long)info->makespan_ns, info->solver);
+    info->gap =
+        info->makespan_ns == 0 ? 0 : (double)(info->makespan_ns - info->lower_bound_ns) / (double)info->makespan_ns;
+    return CAIRN_OK;
+}
+
+static void fill_outcome(const crn_session *session, const crn_answer *answer, cairn_info *info)
+{
+    const crn_solver *solver = crn_solver_find(info->solver);
+    if (!answer->found)
+        info->outcome = answer->stopped_early ? CAIRN_OUTCOME_UNKNOWN : CAIRN_OUTCOME_INFEASIBLE;
+    else if (info->lower_bound_ns == info->makespan_ns && !session->settings.minimize_memory)
+        info->outcome = CAIRN_OUTCOME_OPTIMAL;
+    else
+        info->outcome = CAIRN_OUTCOME_FEASIBLE;
+    if (info->outcome == CAIRN_OUTCOME_FEASIBLE && answer->optimal_in_class && solver)
+        snprintf(info->optimal_in, sizeof(info->optimal_in), "%s", solver->info.optimal_in);
+}
+
+static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
+{
+    if (answer->reason[0])
+        memcpy(info->reason, answer->reason, sizeof(info->reason));
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
+        snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && session->least.bytes != CAIRN_NONE)
+        snprintf(info->reason, sizeof(info->reason), "%s needs %lld bytes", info->solver,
+                 (long long)session->least.bytes);
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE)
+        snprintf(info->reason, sizeof(info->reason), "%s has no schedule within any budget", info->solver);
+}
+
+static cairn_status copy_checkpoints(const crn_session *session, const crn_answer *answer, cairn_info *info,
+                                     cairn_error *error)
+{
+    info->objective_bytes = answer->objective_bytes;
+    if (!answer->found || !answer->checkpoints)
+        return CAIRN_OK;
+    size_t count = (size_t)answer->checkpoint_count;
+    info->allocator = session->meter.inner;
+    info->checkpoints = crn_alloc(&info->allocator, count, sizeof(*info->checkpoints));
+    if (!info->checkpoints)
+        return crn_no_memory(error);
+    info->checkpoint_count = answer->checkpoint_count;
+    memcpy(info->checkpoints, answer->checkpoints, count * sizeof(*info->checkpoints));
+    return CAIRN_OK;
+}
+
+/* The least belongs to every answer, but for one that was stopped while looking for it. */
+static cairn_status fill_least(crn_session *session, cairn_info *info, cairn_error *error)
+{
+    cairn_status status = crn_session_least(session, error);
+    if (status != CAIRN_OK && status != CAIRN_CANCELLED)
+        return status;
+    info->least_bytes = session->least.bytes;
+    info->least_is_exact = session->least.is_exact;
+    info->least_lower_bytes = session->least.lower_bytes;
+    return CAIRN_OK;
+}
+
+static cairn_status fill_info(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
+{
+    snprintf(info->solver, sizeof(info->solver), "%s", answer->solver ? answer->solver : session->solver->info.name);
+    info->store_all_bytes = session->store_all_bytes;
+    info->store_all_ns = session->store_all_ns;
+    info->stopped_early = answer->stopped_early;
+    if (answer->found)
+        CRN_TRY(judge(session, answer, info, error));
+    CRN_TRY(fill_bound(session, answer, info, error));
+    CRN_TRY(fill_least(session, info, error));
+    fill_outcome(session, answer, info);
+    fill_reason(session, answer, info);
+    return copy_checkpoints(session, answer, info, error);
+}
+
+static cairn_status make_schedule(const crn_session *session, const crn_answer *answer, const cairn_info *info,
+                                  cairn_schedule **schedule, cairn_error *error)
+{
+    cairn_schedule_info recorded = {.solver = info->solver,
+                                    .budget_bytes = info->budget_bytes,
+                                    .makespan_ns = info->makespan_ns,
+                                    .peak_bytes = info->peak_bytes,
+                                    .lower_bound_ns = info->lower_bound_ns,
+                                    .machine = session->settings.has_machine ? &session->settings.machine : NULL};
+    return crn_schedule_new(session->meter.inner, session->task.problem, cairn_builder_ops(answer->builder),
+                            cairn_builder_count(answer->builder), &recorded, schedule, error);
+}
+
+static cairn_status answer_with(crn_session *session, crn_answer *answer, cairn_schedule **schedule, cairn_info *info,
+                                cairn_error *error)
+{
+    CRN_TRY(ask_solver(session, info->budget_bytes, answer, error));
+    CRN_TRY(fill_info(session, answer, info, error));
+    return schedule && answer->found ? make_schedule(session, answer, info, schedule, error) : CAIRN_OK;
+}
+
+static void log_answer(const crn_session *session, const cairn_info *info)
+{
+    char line[240];
+    const cairn_env *env = session->caller;
+    if (!env->log)
+        return;
+    snprintf(line, sizeof(line), "event=solved solver=%s outcome=%s budget_bytes=%lld makespan_ns=%lld solve_ns=%lld",
+             info->solver, cairn_outcome_name(info->outcome), (long long)info->budget_bytes,
+             (long long)info->makespan_ns, (long long)info->solve_ns);
+    env->log(env->log_context, line);
+}
+
+cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cairn_schedule **schedule, cairn_info *info,
+                                cairn_error *error)
+{
+    int64_t started_ns = crn_clock_ns();
+    crn_answer answer = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
+    crn_info_reset(info);
+    info->budget_bytes = budget_bytes;
+    cairn_status status = cairn_builder_new(&session->env, session->task.problem, &answer.builder, error);
+    if (status == CAIRN_OK) {
+        set_deadline(session);
+        status = answer_with(session, &answer, schedule, info, error);
+        cairn_builder_free(answer.builder);
+    }
+    if (answer.checkpoints)
+        crn_free(&session->env.allocator, answer.checkpoints, (size_t)answer.checkpoint_count,
+                 sizeof(*answer.checkpoints));
+    if (status != CAIRN_OK) {
+        cairn_info_clear(info);
+        return explain(session, status, error);
+    }
+    info->solve_ns = crn_clock_ns() - started_ns;
+    info->solver_peak_bytes = atomic_load(&session->meter.peak_bytes);
+    log_answer(session, info);
+    return CAIRN_OK;
+}

@@ -1,0 +1,46 @@
+/*
+ * A solver at work on a problem: what cairn_solve, cairn_solve_many and cairn_limits_of have in common.
+ *
+ * The session owns what is around a solver (settings, meter, poll that stays stopped, threads), and is the one place
+ * where an answer becomes an outcome: the operations are judged by the simulator, the bound is the better of the
+ * solver's and the general one, and what does not agree is a defect.
+ */
+#ifndef CRN_SESSION_H
+#define CRN_SESSION_H
+
+#include "solve/solver.h"
+
+typedef struct crn_session {
+    const cairn_env *caller;
+    cairn_env env; /* the caller's, with the metered allocator and the poll below */
+    crn_meter meter;
+    crn_settings settings;
+    crn_task task;
+    const crn_solver *solver;
+    void *state; /* the solver's */
+    bool is_open;
+    bool cancelled; /* the caller's poll asked to stop */
+    bool polled;    /* the caller's poll was called, at polled_ns */
+    int64_t polled_ns;
+    int64_t store_all_bytes, store_all_ns;
+    crn_least least;
+} crn_session;
+
+/** Resolves the options into session->task; nothing to free yet. */
+cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, const cairn_problem *problem,
+                                 const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
+/** The same, and refuses what cannot be solved. Free with crn_session_end, also after a failure. */
+cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
+                               const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
+void crn_session_end(crn_session *session);
+
+/** Answers one budget. On success *info is filled in and *schedule is the verified schedule or NULL. */
+cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cairn_schedule **schedule, cairn_info *info,
+                                cairn_error *error);
+/** Fills in session->least. */
+cairn_status crn_session_least(crn_session *session, cairn_error *error);
+
+/** An info in which nothing applies. */
+void crn_info_reset(cairn_info *info);
+
+#endif

@@ -1,0 +1,146 @@
+/*
+ * What a solver is to the rest of the library.
+ *
+ * A solver is one file that ends in one exported crn_solver; registry.c lists them all. It works in a session: open
+ * prepares whatever serves all budgets (tables of a dynamic program, say), solve answers one budget, least answers
+ * "how little would do". So one session serves a whole trade-off curve, and limits cost no solve.
+ *
+ * A solver does not mark its own work. It emits operations through the builder and says what it proved; solve.c lets
+ * the simulator judge the schedule and fills in makespan and peak. What a solver allocates goes through task->env,
+ * whose allocator is metered: passing the memory limit makes an allocation fail, and the call return MEMORY_LIMIT.
+ */
+#ifndef CRN_SOLVER_H
+#define CRN_SOLVER_H
+
+#include <cairn/solve.h>
+
+#include "base/checked.h"
+#include "base/failure.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+
+/** Option values, parsed. CAIRN_NONE = not set, the solver chooses. */
+typedef struct crn_settings {
+    int64_t budget_bytes; /* CAIRN_NONE also for "none"; see has_budget */
+    bool has_budget;
+    char solver[32];
+    int64_t slots;         /* 500 */
+    int64_t segments;      /* of periodic */
+    int64_t time_limit_ns; /* CAIRN_NONE: limited by work, not by the clock */
+    int64_t iterations;
+    int64_t seed;
+    int64_t threads;            /* CAIRN_NONE = all processors */
+    int64_t memory_limit_bytes; /* CAIRN_NONE = half of the machine's */
+    bool minimize_memory;
+    bool objective_eq6; /* of brute-select */
+    bool has_machine;   /* machine overrides the problem's */
+    cairn_machine machine;
+} crn_settings;
+
+/** What is to be solved. The same for all calls of a session. */
+typedef struct crn_task {
+    const cairn_env *env; /* with the metered allocator */
+    const cairn_problem *problem;
+    const cairn_machine *machine; /* the one that holds; NULL = no offloading */
+    const crn_settings *settings;
+    crn_team *team;           /* threads to use; may be NULL */
+    int64_t budget_max_bytes; /* no call of the session asks for more; CAIRN_NONE = no budget */
+    int64_t deadline_ns;      /* of crn_clock_ns; CAIRN_NONE = none */
+} crn_task;
+
+/** How little memory would do. */
+typedef struct crn_least {
+    int64_t bytes;       /* the least budget at which this solver succeeds; CAIRN_NONE = at none */
+    bool is_exact;       /* proved: no schedule at all needs less */
+    int64_t lower_bytes; /* proved lower bound on what any schedule needs; CAIRN_NONE = none of its own */
+} crn_least;
+
+/** What a solver found for one budget. Initialised by the caller to "infeasible, nothing proved". */
+typedef struct crn_answer {
+    cairn_builder *builder; /* the operations; left empty when nothing was found */
+    bool found;
+    bool stopped_early;       /* by deadline or poll */
+    bool optimal_in_class;    /* proved within info.optimal_in */
+    int64_t lower_bound_ns;   /* proved for all schedules of the problem; CAIRN_NONE = none of its own */
+    int64_t objective_bytes;  /* of the selection solvers; CAIRN_NONE */
+    int32_t *checkpoints;     /* of the selection solvers, from task->env's allocator, owned by the answer */
+    int32_t checkpoint_count; /* -1 when it does not apply */
+    const char *solver;       /* of auto: whom it chose; NULL = itself */
+    char reason[CAIRN_REASON_MAX];
+} crn_answer;
+
+typedef struct crn_solver {
+    cairn_solver_info info; /* available: built in; where that is known at run time only, `available` below says it */
+    /** Found at run time? NULL = always. */
+    bool (*available)(void);
+    /** OK, or UNSUPPORTED and why (options, heterogeneity, size). NULL = takes every problem of its kind. */
+    cairn_status (*accepts)(const crn_task *task, cairn_error *error);
+    /** An upper estimate of the memory of open and solve, made before anything is allocated. NULL = linear, small. */
+    int64_t (*memory)(const crn_task *task);
+    /** Elementary steps (a nanosecond or so each) of open and one solve, roughly; auto reads it. NULL = linear, small. */
+    int64_t (*work)(const crn_task *task);
+    /**
+     * For auto: a complete answer of a solver of rank r > 0 is never worse than one of a solver of a rank in (0, r),
+     * which is then not asked. 0 = compares with none: auto always asks it.
+     */
+    int rank;
+    /**
+     * Makes a session; NULL = the solver needs none. On failure *session is NULL. open, least and solve return
+     * CANCELLED when crn_should_stop told them to stop and they have nothing to show for it.
+     */
+    cairn_status (*open)(const crn_task *task, void **session, cairn_error *error);
+    void (*close)(const crn_task *task, void *session);
+    cairn_status (*least)(const crn_task *task, void *session, crn_least *least, cairn_error *error);
+    /** budget_bytes CAIRN_NONE = no budget. Not found is OK with answer->found false. */
+    cairn_status (*solve)(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
+                          cairn_error *error);
+} crn_solver;
+
+/** Refuses what the solver cannot handle: UNSUPPORTED or UNAVAILABLE, and why. */
+cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, cairn_error *error);
+
+/**
+ * A way to bound all schedules of a problem from below; listed in registry.c beside the solvers. Each call either
+ * raises the number that it is given or leaves it as it is; it says nothing where it does not hold (with a machine,
+ * say). budget_bytes CAIRN_NONE = no budget.
+ */
+typedef struct crn_bound_method {
+    const char *name;
+    /** NULL = nothing to say. */
+    cairn_status (*raise_makespan)(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, cairn_error *error);
+    /** Of the device memory that any schedule needs, fixed bytes included. NULL = nothing to say. */
+    cairn_status (*raise_memory)(const crn_task *task, int64_t *bound_bytes, cairn_error *error);
+} crn_bound_method;
+
+/** All bounds; ends in NULL. */
+extern const crn_bound_method *const crn_bound_methods[];
+
+/** All solvers, in the order of the documentation; ends in NULL. */
+extern const crn_solver *const crn_solvers[];
+const crn_solver *crn_solver_find(const char *name);
+
+/** Nanoseconds of a monotonic clock. */
+int64_t crn_clock_ns(void);
+/** What the settings let a solver allocate: half of the machine's memory where they say nothing. */
+int64_t crn_memory_limit(const crn_settings *settings);
+/**
+ * Whether to stop now: the deadline has passed, or poll asks for it. Cheap enough for an inner loop to call every few
+ * thousand steps. progress may be NULL.
+ */
+bool crn_should_stop(const crn_task *task, const cairn_progress *progress);
+
+/** A proved lower bound on the makespan of every schedule within a budget; method: static text. */
+cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
+                             cairn_error *error);
+
+/** A proved lower bound on the device memory that any schedule needs. */
+cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *error);
+
+/** What the simulator says of a list of operations under a budget (CAIRN_NONE = none). */
+cairn_status crn_replay(const crn_task *task, const cairn_op *ops, int64_t count, int64_t budget_bytes,
+                        cairn_replay *replay, cairn_error *error);
+
+/** Peak and makespan of storing everything, without a budget (the simulator's). */
+cairn_status crn_store_all(const crn_task *task, int64_t *peak_bytes, int64_t *makespan_ns, cairn_error *error);
+
+#endif

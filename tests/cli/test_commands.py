@@ -1,0 +1,342 @@
+"""What the commands print, write and return."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from cli_support import CHAIN, CHAIN_HASH, GRAPH, GRAPH_HASH, PROGRAM, STORE_ALL_CHAIN, chain, schedule_of, stage
+
+SOLVE_KEYS = [
+    "outcome",
+    "solver",
+    "budget_bytes",
+    "makespan_ns",
+    "peak_bytes",
+    "host_peak_bytes",
+    "lower_bound_ns",
+    "gap",
+    "least_bytes",
+    "least_is_exact",
+    "least_lower_bytes",
+    "store_all_bytes",
+    "store_all_ns",
+    "reason",
+    "optimal_in",
+    "recompute_ns",
+    "stall_ns",
+    "solve_ns",
+    "solver_peak_bytes",
+    "checkpoints",
+    "objective_bytes",
+]
+REPLAY_KEYS = ["valid", "makespan_ns", "peak_bytes", "host_peak_bytes", "recompute_ns", "stall_ns", "violation"]
+
+
+# ---- solve ----
+
+
+def test_solve_prints_one_object(cairn):
+    answer = cairn.json("solve", cairn.file("p", CHAIN), "--budget", "none", "--solver", "store-all")
+    assert list(answer) == SOLVE_KEYS
+    assert answer["outcome"] in ("optimal", "feasible")
+    assert answer["solver"] == "store-all"
+    assert answer["budget_bytes"] is None
+    assert answer["makespan_ns"] == answer["store_all_ns"] == 6000
+    assert answer["peak_bytes"] == answer["store_all_bytes"]
+    assert answer["gap"] == (answer["makespan_ns"] - answer["lower_bound_ns"]) / answer["makespan_ns"]
+    assert answer["recompute_ns"] == 0
+    assert answer["checkpoints"] is None and answer["objective_bytes"] is None
+    for key in SOLVE_KEYS:
+        if key.endswith(("_bytes", "_ns")) and answer[key] is not None:
+            assert type(answer[key]) is int
+
+
+def test_solve_writes_a_schedule_that_verifies(cairn):
+    problem = cairn.file("p", CHAIN)
+    done = cairn("solve", problem, "--budget", "1MiB", "-o", "s.json")
+    assert done.code == 0, done.err
+    assert cairn.files() == {"p", "s.json"}
+    written = json.loads((cairn.folder / "s.json").read_text())
+    assert written["problem"] == {"format": "cairn-chain", "hash": CHAIN_HASH}
+    assert written["budget_bytes"] == 1 << 20
+    replay = cairn.json("verify", problem, "s.json")
+    assert list(replay) == REPLAY_KEYS
+    assert replay["valid"] and replay["violation"] is None
+    assert (replay["makespan_ns"], replay["peak_bytes"]) == (written["makespan_ns"], written["peak_bytes"])
+
+
+def test_graphs_are_solved(cairn):
+    problem = cairn.file("p", GRAPH)
+    assert cairn("solve", problem, "--budget", "none", "-o", "s").code == 0
+    assert json.loads((cairn.folder / "s").read_text())["problem"] == {"format": "cairn-graph", "hash": GRAPH_HASH}
+    assert cairn.json("simulate", problem, "s")["makespan_ns"] == 1100
+
+
+def test_same_input_same_bytes(cairn):
+    problem = cairn.file("p", chain(*[stage(7 + i, time=3 + i) for i in range(12)]))
+    budget = cairn.json("limits", problem)["store_all_bytes"] - 1
+    first = [cairn("solve", problem, "--budget", budget, "-o", "-").out for _ in range(2)]
+    assert first[0] == first[1]
+
+
+def test_infeasible_is_an_answer(cairn):
+    cairn.file("p", CHAIN)
+    answer = cairn.json("solve", "p", "--budget", "1", "-o", "s", "--trace", "t", code=1)
+    assert answer["outcome"] == "infeasible"
+    assert answer["makespan_ns"] is None and answer["peak_bytes"] is None and answer["gap"] is None
+    assert answer["least_bytes"] > 1
+    assert answer["reason"]
+    assert cairn.files() == {"p"}
+    least = cairn.json("solve", "p", "--budget", answer["least_bytes"])
+    assert least["outcome"] in ("optimal", "feasible")
+    assert cairn.json("solve", "p", "--budget", answer["least_bytes"] - 1, code=1)["outcome"] == "infeasible"
+    done = cairn("solve", "p", "--budget", "1", "-o", "-")
+    assert (done.code, done.out) == (1, "")
+    assert "infeasible" in done.err
+
+
+def test_the_table_for_people(cairn):
+    cairn.file("p", chain(*[stage(1000, saved=3000, name=f"block {i}") for i in range(8)], name="net \u001b[31m"))
+    limits = cairn.json("limits", "p")
+    done = cairn("solve", "p", "--budget", limits["least_bytes"])
+    assert done.code == 0
+    for word in ("budget", "peak", "time", "against store-all", "recomputed", "least memory", "solved in"):
+        assert word in done.out
+    assert "\x1b" not in done.out
+    if limits["least_bytes"] < limits["store_all_bytes"]:
+        assert "block 0" in done.out
+
+
+def test_pipes(cairn):
+    problem = cairn.file("p", CHAIN)
+    solved = cairn("solve", "-", "--budget", "1MiB", "-o", "-", text=json.dumps(CHAIN))
+    assert solved.code == 0 and json.loads(solved.out)["format"] == "cairn-schedule"
+    assert cairn.json("verify", problem, "-", text=solved.out)["valid"]
+    cairn.file("s", solved.out)
+    assert cairn.json("verify", "-", "s", text=json.dumps(CHAIN))["valid"]
+
+
+# ---- verify, simulate ----
+
+
+def test_verify_uses_the_recorded_budget_and_numbers(cairn):
+    cairn.file("p", CHAIN)
+    right = cairn.json("simulate", "p", cairn.file("s", schedule_of(CHAIN_HASH, STORE_ALL_CHAIN)))
+    makespan, peak = right["makespan_ns"], right["peak_bytes"]
+    recorded = {"budget_bytes": peak, "makespan_ns": makespan, "peak_bytes": peak}
+    cases = [
+        ({}, [], None),
+        (recorded, [], None),
+        ({**recorded, "budget_bytes": peak - 1}, [], "over_budget"),
+        ({**recorded, "budget_bytes": peak - 1}, ["--budget", peak], "over_budget"),
+        ({**recorded, "budget_bytes": peak - 1, "makespan_ns": None, "peak_bytes": None}, ["--budget", peak], None),
+        (recorded, ["--budget", peak - 1], "over_budget"),
+        ({**recorded, "makespan_ns": makespan + 1}, [], "recorded_makespan"),
+        ({**recorded, "peak_bytes": peak + 1}, [], "recorded_peak"),
+    ]
+    for fields, flags, code in cases:
+        cairn.file("s", schedule_of(CHAIN_HASH, STORE_ALL_CHAIN, **fields))
+        replay = cairn.json("verify", "p", "s", *flags, code=1 if code else 0)
+        if fields is not cases[3][0]:
+            assert (replay["violation"] or {}).get("code") == code
+    assert cairn.json("simulate", "p", "s", "--budget", "none")["valid"]
+
+
+def test_a_violation_names_the_operation(cairn):
+    cairn.file("p", CHAIN)
+    cairn.file("s", schedule_of(CHAIN_HASH, [["forward_save", 1], ["backward", 1]]))
+    replay = cairn.json("verify", "p", "s", code=1)
+    assert replay["violation"]["code"] == "wrong_order" and replay["violation"]["op"] == 1
+    assert replay["violation"]["message"]
+    assert all(replay[key] is None for key in REPLAY_KEYS[1:-1])
+    cairn.file("s", schedule_of(CHAIN_HASH, []))
+    replay = cairn.json("simulate", "p", "s", code=1)
+    assert replay["violation"]["code"] == "incomplete" and replay["violation"]["op"] is None
+    done = cairn("verify", "p", "s")
+    assert done.code == 1 and done.out.startswith("not valid: incomplete")
+
+
+def test_transfers_need_a_machine(cairn):
+    without = {key: value for key, value in CHAIN.items() if key != "machine"}
+    cairn.file("p", without)
+    hash_ = json.loads(cairn("solve", "p", "--budget", "none", "-o", "-").out)["problem"]["hash"]
+    moves = [["forward_save", 1], ["offload", "saved", 1], ["forward_save", 2], ["backward", 2], ["backward", 1]]
+    cairn.file("s", schedule_of(hash_, moves))
+    assert cairn.json("verify", "p", "s", code=1)["violation"]["code"] == "no_machine"
+    machine = ["--host-budget", "1MiB", "--to-host", "1GB/s", "--to-device", "1GB/s"]
+    replay = cairn.json("verify", "p", "s", *machine, "--latency", "10ns", "--shared-link")
+    assert replay["host_peak_bytes"] == 65536 and replay["makespan_ns"] >= 65536 + 10
+    assert cairn.json("verify", "p", "s", "--host-budget", "1", *machine[2:], code=1)["violation"]["code"] == \
+        "over_host_budget"  # fmt: skip
+    assert cairn("verify", "p", "s", *machine[:4]).code == 2
+    own = {"host_bytes": 1 << 20, "to_host_bytes_per_s": 10**9, "to_device_bytes_per_s": 10**9}
+    cairn.file("s", schedule_of(hash_, moves, machine=own))
+    assert cairn.json("verify", "p", "s")["valid"]
+    done = cairn("verify", "p", "s", "--host-budget", "1", *machine[2:])
+    assert done.code == 0 and "machine of its own" in done.err
+
+
+def test_traces_open_as_json(cairn):
+    cairn.file("p", CHAIN)
+    cairn.file("s", schedule_of(CHAIN_HASH, [["forward_keep", 1], *STORE_ALL_CHAIN]))
+    assert cairn("simulate", "p", "s", "--trace", "t").code == 0
+    events = json.loads((cairn.folder / "t").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [span["name"] for span in spans] == \
+        ["forward h.0", "recompute h.0", "forward h.1", "backward h.1", "backward h.0"]  # fmt: skip
+    assert [span["dur"] for span in spans] == [0.95, 1.0, 1.0, 2.0, 2.0]
+    curve = [event["args"]["bytes"] for event in events if event["ph"] == "C" and event["name"] == "device memory"]
+    assert max(curve) == cairn.json("simulate", "p", "s")["peak_bytes"]
+    assert cairn("simulate", "p", "s", "--trace", "t2", "--budget", "1").code == 1
+    assert cairn.files() == {"p", "s", "t"}
+    assert cairn("solve", "p", "--budget", "none", "--trace", "t3").code == 0
+    assert json.loads((cairn.folder / "t3").read_text())["traceEvents"]
+    assert json.loads(cairn("simulate", "p", "s", "--trace", "-").out)["traceEvents"] == events
+
+
+# ---- the rest ----
+
+
+def test_limits(cairn):
+    limits = cairn.json("limits", cairn.file("p", CHAIN), "--solver", "store-all")
+    assert list(limits) == ["least_bytes", "least_is_exact", "least_lower_bytes", "store_all_bytes", "store_all_ns"]
+    assert limits["least_lower_bytes"] <= limits["least_bytes"] <= limits["store_all_bytes"]
+    graph = cairn("limits", cairn.file("g", GRAPH))
+    assert graph.code == 0 and "exact" in graph.out
+
+
+def test_bound(cairn):
+    bound = cairn.json("bound", cairn.file("p", CHAIN), "--budget", "none")
+    assert list(bound) == ["lower_bound_ns", "method"]
+    assert 0 < bound["lower_bound_ns"] <= 6000
+    assert cairn("bound", "p").code == 2
+
+
+def test_solvers(cairn):
+    solvers = cairn.json("solvers")["solvers"]
+    names = [solver["name"] for solver in solvers]
+    assert {"auto", "store-all"} <= set(names) and len(set(names)) == len(names)
+    for solver in solvers:
+        assert list(solver)[:2] == ["name", "available"] and type(solver["available"]) is bool
+        assert solver["summary"]
+    text = cairn("solvers").out
+    assert all(name in text for name in names)
+
+
+def test_compare(cairn):
+    cairn.file("p", chain(*[stage(10 + i) for i in range(4)]))
+    limits = cairn.json("limits", "p")
+    done = cairn("compare", "p", "--budgets", "3", "--json")
+    assert done.code == 0
+    answers = [json.loads(line) for line in done.out.splitlines()]
+    assert all(list(answer) == SOLVE_KEYS for answer in answers)
+    asked = sorted({answer["budget_bytes"] for answer in answers})
+    assert asked[0] == limits["least_bytes"] and asked[-1] == limits["store_all_bytes"]
+    at = limits["store_all_bytes"]
+    best = min(a["makespan_ns"] for a in answers if a["budget_bytes"] == at and a["makespan_ns"] is not None)
+    assert best == limits["store_all_ns"]
+    lines = cairn("compare", "p", "--budgets", f"{at},1GiB,none", "--json").out.splitlines()
+    assert {json.loads(line)["budget_bytes"] for line in lines} == {at, 1 << 30, None}
+    assert cairn("compare", "p", "--budgets", "2").out.startswith("solver")
+    csv = cairn("compare", "p", "--budgets", "2", "--csv").out.splitlines()
+    assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
+
+
+def test_help(cairn):
+    overview = cairn("help")
+    assert overview.code == 0 and overview.out == cairn("--help").out
+    for name in ("solve", "verify", "simulate", "limits", "bound", "compare", "solvers", "help"):
+        assert f"\n  {name} " in overview.out
+        about = cairn("help", name)
+        assert about.code == 0 and about.out.startswith(f"usage: cairn {name}")
+        assert about.out == cairn(name, "--help").out
+    assert "--time-limit DURATION" in cairn("help", "solve").out
+    assert cairn("help", "store-all").code == 0
+    done = cairn("help", "simulat")
+    assert done.code == 2 and '"simulate"' in done.err
+    version = cairn("--version")
+    assert version.code == 0 and version.out.startswith("cairn ")
+
+
+# ---- writing ----
+
+
+def test_outputs_are_replaced_whole(cairn):
+    cairn.file("p", CHAIN)
+    cairn.file("s", "old")
+    os.chmod(cairn.folder / "s", 0o640)
+    (cairn.folder / "link").symlink_to("s")
+    assert cairn("solve", "p", "--budget", "none", "-o", "link").code == 0
+    assert (cairn.folder / "link").is_symlink()
+    assert json.loads((cairn.folder / "s").read_text())["ops"]
+    assert (cairn.folder / "s").stat().st_mode & 0o777 == 0o640
+    assert cairn.files() == {"p", "s", "link"}
+    assert cairn("solve", "p", "--budget", "none", "-o", "/dev/null").code == 0
+
+
+def test_inputs_are_not_overwritten(cairn):
+    cairn.file("p", CHAIN)
+    (cairn.folder / "link").symlink_to("p")
+    for words in (
+        ["solve", "p", "--budget", "none", "-o", "./p"],
+        ["solve", "p", "--budget", "none", "--trace", "link"],
+    ):
+        done = cairn(*words)
+        assert done.code == 2 and "overwritten" in done.err
+    assert json.loads((cairn.folder / "p").read_text()) == CHAIN
+    assert cairn("solve", "p", "--budget", "none", "-o", "n" * 255).code == 0
+    assert cairn.files() == {"p", "link", "n" * 255}
+
+
+@pytest.mark.parametrize("target", ["missing/s", ".", "p/s", ""])
+def test_outputs_that_cannot_be_are_refused_first(cairn, target):
+    cairn.file("p", CHAIN)
+    done = cairn("solve", "p", "--budget", "none", "-o", target)
+    assert done.code == 2 and "cannot be written" in done.err and done.out == ""
+    assert cairn.files() == {"p"}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_noticed(cairn):
+    cairn.file("p", CHAIN)
+    done = cairn("solve", "p", "--budget", "none", "-o", "/dev/full")
+    assert done.code == 3 and "No space" in done.err
+    with open("/dev/full", "w") as full:
+        for words in (["solvers"], ["solve", "p", "--budget", "none"], ["solve", "p", "--budget", "none", "--json"]):
+            done = subprocess.run([PROGRAM, *words], cwd=cairn.folder, stdout=full, stderr=subprocess.PIPE, check=False)
+            assert done.returncode == 3 and b"standard output" in done.stderr
+
+
+def test_a_closed_pipe_is_noticed(cairn):
+    cairn.file("p", CHAIN)
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([PROGRAM, "solve", "p", "--budget", "none"], cwd=cairn.folder, stdout=write,
+                          stderr=subprocess.PIPE, check=False)  # fmt: skip
+    os.close(write)
+    assert done.returncode == 3 and b"Broken pipe" in done.stderr
+
+
+def test_an_interrupt_gives_the_best_answer_so_far(cairn):
+    """At whatever moment it comes: no crash, and either an answer or none, told by the exit code."""
+    cairn.file("p", chain(*[stage(1000 + 37 * i % 101, time=100 + i) for i in range(400)]))
+    budget = cairn.json("limits", "p", "--solver", "store-all")["store_all_bytes"] // 8
+    for delay in (0.02, 0.2, 1.0):
+        process = subprocess.Popen(
+            [PROGRAM, "solve", "p", "--budget", str(budget), "-o", "s", "--json"],
+            cwd=cairn.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode in (0, 1, 130, -signal.SIGINT)
+        if process.returncode == 130:
+            answer = json.loads(out)
+            if answer.get("makespan_ns") is not None:
+                assert cairn.json("verify", "p", "s")["valid"]
+            else:
+                assert "s" not in cairn.files()
+        (cairn.folder / "s").unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""Every example in the documentation runs."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNNER = Path(__file__).parent / "run_document.py"
+BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build" / "release"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def run_document(path: Path, folder: Path, timeout: int = 300) -> subprocess.CompletedProcess:
+    path_list = [str(BUILD / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {**os.environ, "CAIRN_BUILD_DIR": str(BUILD), "PATH": os.pathsep.join(path_list)}
+    return subprocess.run(
+        [sys.executable, RUNNER, path], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_run(document, tmp_path):
+    if find_spec("torch") is None and "import torch" in document.read_text(encoding="utf-8"):
+        pytest.skip("an environment without torch")
+    done = run_document(document, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def anchors_of(document: Path) -> set[str]:
+    """The anchors of a document's headings, as web views of Markdown make them."""
+    headings = re.findall(r"^#+ +(.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    for target, anchor in LINK.findall(document.read_text(encoding="utf-8")):
+        path = document.parent / target if target else document
+        assert path.exists(), f"{target} does not exist"
+        assert not anchor or path.suffix != ".md" or anchor in anchors_of(path), f"{target} has no heading {anchor}"
+
+
+def example(tmp_path: Path, text: str) -> subprocess.CompletedProcess:
+    document = tmp_path / "document.md"
+    document.write_text(text)
+    return run_document(document, tmp_path, timeout=60)
+
+
+def test_blocks_run_in_order_and_share_a_folder(tmp_path):
+    done = example(
+        tmp_path,
+        "Text.\n<!-- hidden:\n```python\nx = 6\n```\n-->\n```python\nopen('f', 'w').write(str(7 * x))\n```\n"
+        "```sh\ntest $(cat f) = 42\n```\n```text\nnot a program\n```\n"
+        "<!-- not run: it would fail -->\n```sh\nfalse\n```\n"
+        "```c\n#include <cairn/cairn.h>\nint main(void)\n{\n    return !cairn_version();\n}\n```\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("-- document.md") == 4
+    assert "document.md:21: c" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["```python\n1 / 0\n```", "```sh\nfalse\ntrue\n```", "```c\nint main(void)\n{\n    return 3;\n}\n```",
+     "```c\nint main(void)\n{\n    int unused;\n    return 0;\n}\n```", "<!-- not run: -->\n```sh\nfalse\n```"],
+)  # fmt: skip
+def test_an_example_that_fails_is_found(tmp_path, block):
+    assert example(tmp_path, block).returncode != 0

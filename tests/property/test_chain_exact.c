@@ -1,0 +1,175 @@
+/*
+ * chain-exact against others: with as many slots as there are bytes chain-dp finds the same optimum, exhaustive search
+ * nothing worse; at any number of slots chain-dp is no better; one session answers all budgets as many sessions do.
+ * cairn_solve has every schedule judged by the simulator and fails when it is not valid, so that is tested all along.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include <cairn/cairn.h>
+
+#include "support/random_problem.h"
+
+static cairn_options *options_for(const char *solver, int64_t budget_bytes, int64_t slots)
+{
+    cairn_options *options;
+    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
+    if (slots > 0)
+        assert_int_equal(cairn_options_set_int(options, "slots", slots, NULL), CAIRN_OK);
+    if (budget_bytes >= 0)
+        assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
+    return options;
+}
+
+static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes, int64_t slots)
+{
+    cairn_info info;
+    cairn_error error;
+    cairn_options *options = options_for(solver, budget_bytes, slots);
+    cairn_status status = cairn_solve(NULL, problem, options, NULL, &info, &error);
+    if (status != CAIRN_OK)
+        fail_msg("%s: %s", solver, error.message);
+    cairn_options_free(options);
+    return info;
+}
+
+static cairn_limits limits(const cairn_problem *problem, const char *solver)
+{
+    cairn_limits found;
+    cairn_options *options = options_for(solver, -1, 0);
+    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return found;
+}
+
+/* Bytes that are not always there: as many slots make every slot a byte. */
+static int64_t free_bytes(const cairn_problem *problem, int64_t budget_bytes)
+{
+    return budget_bytes - cairn_problem_chain(problem)->input_bytes - cairn_problem_info_of(problem)->fixed_bytes;
+}
+
+static test_chain_shape shape_of(int round)
+{
+    test_chain_shape shape = test_chain_of_everything(5);
+    if (round % 3 == 0)
+        shape = (test_chain_shape){.stages_max = 5, .equal_forwards = true, .plain_grads = true};
+    if (round % 3 == 1)
+        shape = (test_chain_shape){.stages_max = 5, .weight_grads = true, .signed_workspaces = true, .bytes_max = 20};
+    shape.machine = false;
+    return shape;
+}
+
+static void check_budget(const cairn_problem *problem, int64_t budget_bytes, bool with_brute)
+{
+    cairn_info exact = solve(problem, "chain-exact", budget_bytes, 0);
+    int64_t slots = free_bytes(problem, budget_bytes);
+    if (slots >= 1) {
+        cairn_info fine = solve(problem, "chain-dp", budget_bytes, slots);
+        assert_int_equal(exact.makespan_ns, fine.makespan_ns);
+    }
+    cairn_info coarse = solve(problem, "chain-dp", budget_bytes, 13);
+    assert_int_equal(exact.makespan_ns < 0, coarse.makespan_ns < 0);
+    assert_true(exact.makespan_ns <= coarse.makespan_ns);
+    assert_int_equal(exact.least_bytes, coarse.least_bytes);
+    if (exact.makespan_ns >= 0)
+        assert_true(exact.peak_bytes <= budget_bytes);
+    if (with_brute) {
+        cairn_info best = solve(problem, "brute-chain", budget_bytes, 0);
+        if (exact.makespan_ns >= 0)
+            assert_true(best.makespan_ns <= exact.makespan_ns);
+        assert_true(best.least_bytes <= exact.least_bytes);
+    }
+}
+
+static void optimum_is_that_of_bytes(void **state)
+{
+    test_random random = test_random_seeded(41);
+    (void)state;
+    for (int round = 0; round < 1500; round++) {
+        test_chain_shape shape = shape_of(round);
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        cairn_limits found = limits(problem, "chain-exact");
+        if (found.least_bytes >= 0) {
+            int64_t span = found.store_all_bytes - found.least_bytes;
+            check_budget(problem, found.least_bytes, true);
+            check_budget(problem, found.least_bytes - 1, false);
+            check_budget(problem, found.least_bytes + test_random_between(&random, 0, span), true);
+            check_budget(problem, found.store_all_bytes + 3, false);
+        }
+        cairn_problem_free(problem);
+    }
+}
+
+/* Long enough for blocks, cells and repeated sub-chains to matter. */
+static void longer_chains_too(void **state)
+{
+    test_random random = test_random_seeded(42);
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        test_chain_shape shape = {.stages_min = 12,
+                                  .stages_max = 30,
+                                  .bytes_max = round % 2 ? 12 : 60,
+                                  .ns_max = round % 3 ? 1000 : 12,
+                                  .options_max = 1 + round % 3,
+                                  .homogeneous = round % 5 == 0,
+                                  .weight_grads = round % 4 == 0,
+                                  .no_recompute = round % 7 == 0,
+                                  .signed_workspaces = round % 4 < 2};
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        cairn_limits found = limits(problem, "chain-exact");
+        if (found.least_bytes >= 0) {
+            for (int i = 0; i < 4; i++)
+                check_budget(problem, found.least_bytes + 90 * i, false);
+        }
+        cairn_problem_free(problem);
+    }
+}
+
+enum { BUDGETS = 12 };
+
+static void one_session_answers_all_budgets(void **state)
+{
+    test_random random = test_random_seeded(43);
+    (void)state;
+    for (int round = 0; round < 100; round++) {
+        test_chain_shape shape = {.stages_min = 4, .stages_max = 16, .bytes_max = 50, .ns_max = 50, .options_max = 2};
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        cairn_limits found = limits(problem, "chain-exact");
+        cairn_options *options = options_for("chain-exact", -1, 0);
+        cairn_info infos[BUDGETS];
+        int64_t budgets[BUDGETS];
+        for (int i = 0; i < BUDGETS - 1; i++)
+            budgets[i] = found.least_bytes + 40 * i;
+        budgets[BUDGETS - 1] = CAIRN_NONE;
+        assert_int_equal(cairn_solve_many(NULL, problem, options, budgets, BUDGETS, NULL, infos, NULL), CAIRN_OK);
+        int64_t last_ns = INT64_MAX;
+        for (int i = 0; i < BUDGETS - 1; i++) {
+            cairn_info alone = solve(problem, "chain-exact", budgets[i], 0);
+            assert_int_equal(infos[i].makespan_ns, alone.makespan_ns);
+            assert_int_equal(infos[i].peak_bytes, alone.peak_bytes);
+            assert_true(infos[i].makespan_ns <= last_ns);
+            last_ns = infos[i].makespan_ns;
+            cairn_info_clear(&infos[i]);
+        }
+        assert_int_equal(infos[BUDGETS - 1].recompute_ns, 0);
+        cairn_options_free(options);
+        cairn_problem_free(problem);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optimum_is_that_of_bytes),
+        cmocka_unit_test(longer_chains_too),
+        cmocka_unit_test(one_session_answers_all_budgets),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,222 @@
+/* Statuses, errors, arithmetic, memory, hashing, text and threads. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/checked.h"
+#include "base/failure.h"
+#include "base/memory.h"
+#include "base/parallel.h"
+#include "base/sha256.h"
+#include "base/textbuf.h"
+
+static void statuses_have_names_and_texts(void **state)
+{
+    (void)state;
+    for (int s = 0; s < CAIRN_STATUS_COUNT; s++) {
+        assert_true(strlen(cairn_status_name((cairn_status)s)) > 1);
+        assert_true(strlen(cairn_status_text((cairn_status)s)) > 10);
+        for (int other = 0; other < s; other++)
+            assert_string_not_equal(cairn_status_name((cairn_status)s), cairn_status_name((cairn_status)other));
+    }
+    assert_string_equal(cairn_status_name((cairn_status)-1), "unknown");
+    assert_string_equal(cairn_status_name(CAIRN_STATUS_COUNT), "unknown");
+    assert_string_equal(cairn_version(), "0.1.0");
+}
+
+static void errors_carry_positions_and_cut_long_texts(void **state)
+{
+    (void)state;
+    cairn_error error;
+    char longer[2 * CAIRN_ERROR_MESSAGE_MAX];
+    memset(longer, 'x', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    assert_int_equal(crn_fail_at(&error, CAIRN_BAD_INPUT, 7, "stages[6].name", "%s", longer), CAIRN_BAD_INPUT);
+    assert_int_equal(error.status, CAIRN_BAD_INPUT);
+    assert_int_equal(error.index, 7);
+    assert_int_equal(error.line, CAIRN_NONE);
+    assert_string_equal(error.path, "stages[6].name");
+    assert_int_equal(strlen(error.message), CAIRN_ERROR_MESSAGE_MAX - 1);
+    assert_int_equal(crn_fail(NULL, CAIRN_IO, "nobody reads this"), CAIRN_IO);
+    assert_int_equal(crn_no_memory(&error), CAIRN_NO_MEMORY);
+    assert_string_equal(error.path, "");
+}
+
+static void arithmetic_reports_overflow(void **state)
+{
+    (void)state;
+    int64_t result;
+    assert_true(crn_add(INT64_MAX - 1, 1, &result) && result == INT64_MAX);
+    assert_false(crn_add(INT64_MAX, 1, &result));
+    assert_false(crn_sub(INT64_MIN, 1, &result));
+    assert_false(crn_mul(INT64_MAX / 2 + 1, 2, &result));
+    assert_true(crn_mul(-3, 4, &result) && result == -12);
+}
+
+static void arrays_of_impossible_size_are_refused(void **state)
+{
+    (void)state;
+    cairn_allocator allocator = crn_allocator(NULL);
+    assert_null(crn_alloc(&allocator, SIZE_MAX / 2, 3));
+    assert_null(crn_alloc(&allocator, SIZE_MAX, 1));
+    void *empty = crn_alloc(&allocator, 0, 8);
+    assert_non_null(empty);
+    crn_free(&allocator, empty, 0, 8);
+}
+
+static void an_arena_aligns_and_frees_everything(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
+    crn_arena arena;
+    crn_arena_init(&arena, crn_meter_allocator(&meter));
+    for (size_t size = 1; size < 20000; size = size * 3 + 1) {
+        unsigned char *memory = crn_arena_alloc_zero(&arena, size, 1);
+        assert_non_null(memory);
+        assert_int_equal((uintptr_t)memory % _Alignof(max_align_t), 0);
+        for (size_t i = 0; i < size; i++)
+            assert_int_equal(memory[i], 0);
+        memset(memory, 0xff, size);
+    }
+    assert_string_equal(crn_arena_text(&arena, "a cairn"), "a cairn");
+    assert_null(crn_arena_alloc(&arena, SIZE_MAX / 2, 2));
+    crn_arena_clear(&arena);
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+    assert_true(atomic_load(&meter.peak_bytes) > 20000);
+}
+
+static void a_meter_refuses_what_passes_its_limit(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    crn_meter_init(&meter, crn_allocator(NULL), 100);
+    cairn_allocator allocator = crn_meter_allocator(&meter);
+    char *block = crn_alloc(&allocator, 60, 1);
+    assert_non_null(block);
+    assert_null(crn_alloc(&allocator, 60, 1));
+    assert_true(atomic_load(&meter.refused));
+    block = crn_realloc(&allocator, block, 60, 100, 1);
+    assert_non_null(block);
+    assert_null(crn_realloc(&allocator, block, 100, 101, 1));
+    crn_free(&allocator, block, 100, 1);
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+    assert_int_equal(atomic_load(&meter.peak_bytes), 100);
+}
+
+/* The examples of FIPS 180-4, fed in pieces of every length. */
+static void sha256_matches_published_digests(void **state)
+{
+    (void)state;
+    static const char text[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+    char digest[CRN_HASH_TEXT_MAX];
+    crn_sha256 hash;
+    for (size_t piece = 1; piece <= sizeof(text); piece++) {
+        crn_sha256_init(&hash);
+        for (size_t at = 0; at < sizeof(text) - 1; at += piece) {
+            size_t left = sizeof(text) - 1 - at;
+            crn_sha256_add(&hash, text + at, left < piece ? left : piece);
+        }
+        crn_sha256_text(&hash, digest);
+        assert_string_equal(digest, "sha256:248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    }
+    crn_sha256_init(&hash);
+    crn_sha256_text(&hash, digest);
+    assert_string_equal(digest, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    crn_sha256_init(&hash);
+    for (int i = 0; i < 1000000; i++)
+        crn_sha256_add(&hash, "a", 1);
+    crn_sha256_text(&hash, digest);
+    assert_string_equal(digest, "sha256:cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+
+static void text_grows_escapes_and_is_handed_over(void **state)
+{
+    (void)state;
+    crn_textbuf buffer;
+    size_t length;
+    crn_textbuf_init(&buffer, crn_allocator(NULL));
+    crn_textbuf_json(&buffer, "a\"b\\c\n\x01");
+    char *text = crn_textbuf_take(&buffer, &length);
+    assert_string_equal(text, "\"a\\\"b\\\\c\\u000a\\u0001\"");
+    assert_int_equal(length, strlen(text));
+    crn_free(&buffer.allocator, text, length + 1, 1);
+    for (int i = 0; i < 1000; i++)
+        crn_textbuf_print(&buffer, "%d,", i);
+    text = crn_textbuf_take(&buffer, &length);
+    assert_int_equal(length, 10 * 2 + 90 * 3 + 900 * 4);
+    crn_free(&buffer.allocator, text, length + 1, 1);
+}
+
+static void text_that_runs_out_of_memory_says_so_once(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    size_t length;
+    crn_meter_init(&meter, crn_allocator(NULL), 300);
+    crn_textbuf buffer;
+    crn_textbuf_init(&buffer, crn_meter_allocator(&meter));
+    for (int i = 0; i < 100; i++)
+        crn_textbuf_print(&buffer, "%d and more, ", i);
+    assert_true(buffer.failed);
+    assert_null(crn_textbuf_take(&buffer, &length));
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+}
+
+typedef struct marks {
+    int times[5000];
+    int team_size;
+    atomic_int bad_worker;
+} marks;
+
+static void mark(void *context, int64_t i, int worker)
+{
+    marks *m = context;
+    m->times[i]++;
+    if (worker < 0 || worker >= m->team_size)
+        atomic_store(&m->bad_worker, 1);
+}
+
+static void a_team_runs_every_iteration_once(void **state)
+{
+    (void)state;
+    cairn_allocator allocator = crn_allocator(NULL);
+    for (int threads = 0; threads <= 4; threads++) {
+        crn_team *team = crn_team_new(&allocator, threads);
+        assert_non_null(team);
+        for (int64_t count = 0; count <= 5000; count = count * 7 + 1) {
+            marks m = {.team_size = crn_team_size(team)};
+            crn_team_run(team, count, mark, &m);
+            for (int64_t i = 0; i < 5000; i++)
+                assert_int_equal(m.times[i], i < count ? 1 : 0);
+            assert_int_equal(atomic_load(&m.bad_worker), 0);
+        }
+        crn_team_free(team);
+    }
+    marks alone = {.team_size = 1};
+    crn_team_run(NULL, 10, mark, &alone);
+    assert_int_equal(alone.times[9], 1);
+    crn_team_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(statuses_have_names_and_texts),
+        cmocka_unit_test(errors_carry_positions_and_cut_long_texts),
+        cmocka_unit_test(arithmetic_reports_overflow),
+        cmocka_unit_test(arrays_of_impossible_size_are_refused),
+        cmocka_unit_test(an_arena_aligns_and_frees_everything),
+        cmocka_unit_test(a_meter_refuses_what_passes_its_limit),
+        cmocka_unit_test(sha256_matches_published_digests),
+        cmocka_unit_test(text_grows_escapes_and_is_handed_over),
+        cmocka_unit_test(text_that_runs_out_of_memory_says_so_once),
+        cmocka_unit_test(a_team_runs_every_iteration_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,373 @@
+/*
+ * Running schedules through callbacks: a little machine checks that every value that an operation reads is there, that
+ * nothing is freed twice, and that the memory in use is what the simulator says. And the online mode: its guarantee.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <cairn/cairn.h>
+
+#include "support/random_problem.h"
+
+/* ---- chains ---- */
+
+enum { STAGES_MAX = 16 };
+
+typedef struct device {
+    const cairn_chain *chain;
+    int64_t used_bytes, peak_bytes; /* of values, workspaces not counted */
+    bool there[2][STAGES_MAX + 1], on_host[2][STAGES_MAX + 1];
+    uint16_t option[STAGES_MAX + 1];
+    int32_t gradient, calls, fail_at;
+} device;
+
+static int64_t size_of(const device *d, int32_t l, int value)
+{
+    if (l == 0)
+        return d->chain->input_bytes;
+    const cairn_stage *stage = &d->chain->stages[l - 1];
+    return value == CAIRN_VALUE_OUTPUT ? stage->output_bytes : stage->options[d->option[l]].saved_bytes;
+}
+
+static void put(device *d, int32_t l, int value)
+{
+    assert_false(d->there[value][l]);
+    d->there[value][l] = true;
+    d->used_bytes += size_of(d, l, value);
+    d->peak_bytes = d->used_bytes > d->peak_bytes ? d->used_bytes : d->peak_bytes;
+}
+
+static void take(device *d, int32_t l, int value)
+{
+    assert_true(d->there[value][l]);
+    d->there[value][l] = false;
+    d->used_bytes -= size_of(d, l, value);
+}
+
+static bool has_input(const device *d, int32_t l)
+{
+    return d->there[CAIRN_VALUE_OUTPUT][l - 1] || (l > 1 && d->there[CAIRN_VALUE_SAVED][l - 1]);
+}
+
+static int counted(device *d)
+{
+    return ++d->calls == d->fail_at ? 7 : 0;
+}
+
+static int on_forward(void *context, int32_t l, int32_t option, bool save, bool drop_input)
+{
+    device *d = context;
+    assert_true(has_input(d, l));
+    if (save)
+        d->option[l] = (uint16_t)option;
+    put(d, l, save ? CAIRN_VALUE_SAVED : CAIRN_VALUE_OUTPUT);
+    if (drop_input)
+        take(d, l - 1, CAIRN_VALUE_OUTPUT);
+    return counted(d);
+}
+
+static int on_backward(void *context, int32_t l, int32_t option, bool free_input)
+{
+    device *d = context;
+    assert_int_equal(d->gradient, l);
+    assert_int_equal(d->option[l], option);
+    assert_true(has_input(d, l));
+    take(d, l, CAIRN_VALUE_SAVED);
+    assert_int_equal(free_input, l > 1 && d->there[CAIRN_VALUE_OUTPUT][l - 1]);
+    if (free_input)
+        take(d, l - 1, CAIRN_VALUE_OUTPUT);
+    d->gradient = l - 1;
+    return counted(d);
+}
+
+static int on_drop(void *context, int32_t l, cairn_value value)
+{
+    take(context, l, (int)value);
+    return counted(context);
+}
+
+static const cairn_exec_callbacks without_transfers = {NULL, on_forward, on_backward, on_drop, NULL, NULL, NULL, NULL};
+
+static cairn_verified *solve(const cairn_problem *problem, const char *solver, const char *budget,
+                             cairn_schedule **schedule)
+{
+    cairn_options *options;
+    cairn_verified *verified = NULL;
+    cairn_replay replay;
+    cairn_info info;
+    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "budget", budget, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    assert_int_equal(cairn_solve(NULL, problem, options, schedule, &info, NULL), CAIRN_OK);
+    if (*schedule)
+        assert_int_equal(cairn_verify(NULL, problem, *schedule, CAIRN_RECORDED, &verified, &replay, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return verified;
+}
+
+static void run(const cairn_problem *problem, const cairn_verified *verified)
+{
+    device d = {.chain = cairn_problem_chain(problem)};
+    cairn_exec_callbacks callbacks = without_transfers;
+    cairn_error error;
+    callbacks.context = &d;
+    d.gradient = d.chain->stage_count;
+    put(&d, 0, CAIRN_VALUE_OUTPUT);
+    assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, &error), CAIRN_OK);
+    assert_int_equal(d.gradient, 0);
+    assert_true(d.peak_bytes <= cairn_verified_replay(verified)->peak_bytes);
+
+    int32_t calls = d.calls;
+    for (int32_t at = 1; at <= calls; at++) { /* a failure at any call ends the run there */
+        d = (device){.chain = d.chain, .gradient = d.chain->stage_count, .fail_at = at};
+        put(&d, 0, CAIRN_VALUE_OUTPUT);
+        assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, &error), CAIRN_CALLBACK);
+        assert_int_equal(d.calls, at);
+        assert_int_equal(error.index, at - 1);
+    }
+}
+
+static void schedules_run_through_callbacks(void **state)
+{
+    (void)state;
+    static const char *const solvers[] = {"store-all", "auto"};
+    test_chain_shape shape = test_chain_of_everything(STAGES_MAX);
+    shape.machine = false;
+    for (uint64_t seed = 0; seed < 100; seed++)
+        for (int i = 0; i < 2; i++) {
+            test_random random = test_random_seeded(seed);
+            cairn_problem *problem = test_random_chain(&random, &shape);
+            cairn_schedule *schedule = NULL;
+            cairn_verified *verified = solve(problem, solvers[i], "none", &schedule);
+            assert_non_null(verified);
+            run(problem, verified);
+            cairn_verified_free(verified);
+            cairn_schedule_free(schedule);
+            cairn_problem_free(problem);
+        }
+}
+
+/* Two stages on a machine; what transfers move is waited for before it is read, and only then. */
+static char spoken[256];
+
+static int say(const char *word, int32_t l, cairn_value value)
+{
+    size_t length = strlen(spoken);
+    snprintf(spoken + length, sizeof(spoken) - length, "%s%c%d ", word, value == CAIRN_VALUE_SAVED ? 'A' : 'a', l);
+    return 0;
+}
+
+static int say_forward(void *context, int32_t l, int32_t option, bool save, bool drop_input)
+{
+    (void)context, (void)option, (void)drop_input;
+    return say("f", l, save ? CAIRN_VALUE_SAVED : CAIRN_VALUE_OUTPUT);
+}
+
+static int say_backward(void *context, int32_t l, int32_t option, bool free_input)
+{
+    (void)context, (void)option, (void)free_input;
+    return say("b", l, CAIRN_VALUE_SAVED);
+}
+
+static int say_drop(void *context, int32_t l, cairn_value value)
+{
+    (void)context;
+    return say("drop ", l, value);
+}
+
+static int say_offload(void *context, int32_t l, cairn_value value)
+{
+    (void)context;
+    return say("off ", l, value);
+}
+
+static int say_prefetch(void *context, int32_t l, cairn_value value)
+{
+    (void)context;
+    return say("back ", l, value);
+}
+
+static int say_discard(void *context, int32_t l, cairn_value value)
+{
+    (void)context;
+    return say("discard ", l, value);
+}
+
+static int say_wait(void *context, int32_t l, cairn_value value)
+{
+    (void)context;
+    return say("wait ", l, value);
+}
+
+static void transfers_are_waited_for_where_needed(void **state)
+{
+    (void)state;
+    cairn_stage_option option = {"keep", 8, 5, 5, 0, 0};
+    cairn_stage stages[2] = {{"one", 4, 4, 0, 5, 0, false, 1, &option}, {"two", 4, 4, 0, 5, 0, false, 1, &option}};
+    cairn_chain chain = {4, 4, 2, stages};
+    cairn_machine machine = {100, 1000000000, 1000000000, 0, false};
+    cairn_problem_info info = {.machine = &machine};
+    cairn_problem *problem;
+    cairn_builder *builder;
+    cairn_schedule *schedule;
+    cairn_verified *verified;
+    cairn_replay replay;
+    cairn_exec_callbacks callbacks = {NULL,        say_forward,  say_backward, say_drop,
+                                      say_offload, say_prefetch, say_discard,  say_wait};
+    static const cairn_op ops[] = {{CAIRN_OP_FORWARD_SAVE, 0, 0, 1},
+                                   {CAIRN_OP_OFFLOAD, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_FORWARD_SAVE, 0, 0, 2},
+                                   {CAIRN_OP_DROP, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_PREFETCH, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_BACKWARD, 0, 0, 2},
+                                   {CAIRN_OP_DISCARD, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_BACKWARD, 0, 0, 1}};
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, &info, &problem, NULL), CAIRN_OK);
+    assert_int_equal(cairn_builder_new(NULL, problem, &builder, NULL), CAIRN_OK);
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
+        assert_int_equal(cairn_builder_add(builder, ops[i], NULL), CAIRN_OK);
+    assert_int_equal(cairn_builder_finish(builder, NULL, &schedule, NULL), CAIRN_OK);
+    assert_int_equal(cairn_verify(NULL, problem, schedule, CAIRN_NONE, &verified, &replay, NULL), CAIRN_OK);
+    assert_true(replay.valid);
+    spoken[0] = '\0';
+    assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, NULL), CAIRN_OK);
+    assert_string_equal(spoken, "fA1 off A1 wait A1 fA2 drop A1 back A1 wait A1 bA2 discard A1 bA1 ");
+    cairn_error error;
+    callbacks.wait = NULL;
+    assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, &error), CAIRN_BAD_ARGUMENT);
+    assert_int_equal(error.index, 1);
+    cairn_verified_free(verified);
+    cairn_schedule_free(schedule);
+    cairn_builder_free(builder);
+    cairn_problem_free(problem);
+}
+
+/* ---- online ---- */
+
+enum { STEPS_MAX = 1500, SLOTS_MAX = 8 };
+
+typedef struct loop {
+    int64_t steps, current, next_reverse;
+    int64_t slot_step[SLOTS_MAX];
+    int32_t slots, times[STEPS_MAX + 1];
+    int64_t calls, fail_at;
+} loop;
+
+static int may_fail(loop *l)
+{
+    return ++l->calls == l->fail_at ? -1 : 0;
+}
+
+static int step_advance(void *context, int64_t step, bool *last)
+{
+    loop *l = context;
+    assert_int_equal(step, l->current);
+    l->times[step]++;
+    l->current++;
+    *last = l->current == l->steps;
+    return may_fail(l);
+}
+
+static int step_store(void *context, int64_t step, int32_t slot)
+{
+    loop *l = context;
+    assert_int_equal(step, l->current);
+    assert_true(slot >= 0 && slot < l->slots);
+    assert_true(slot > 0 || step == 0);
+    l->slot_step[slot] = step;
+    return may_fail(l);
+}
+
+static int step_restore(void *context, int64_t step, int32_t slot)
+{
+    loop *l = context;
+    assert_int_equal(l->slot_step[slot], step);
+    l->current = step;
+    return may_fail(l);
+}
+
+static int step_reverse(void *context, int64_t step)
+{
+    loop *l = context;
+    assert_int_equal(step, l->current);
+    assert_int_equal(step, --l->next_reverse);
+    l->current = -1;
+    return may_fail(l);
+}
+
+static cairn_status run_loop(loop *l, int64_t steps, int32_t slots, cairn_online_report *report, cairn_error *error)
+{
+    cairn_online_callbacks callbacks = {l, step_advance, step_store, step_restore, step_reverse};
+    int64_t fail_at = l->fail_at;
+    memset(l, 0, sizeof(*l));
+    l->fail_at = fail_at;
+    l->steps = l->next_reverse = steps;
+    l->slots = slots;
+    return cairn_exec_online(NULL, slots, &callbacks, report, error);
+}
+
+/* The least r with C(s + r, r) >= n. */
+static int32_t repetitions_allowed(int32_t s, int64_t n)
+{
+    int32_t r = 0;
+    for (double reach = 1; reach < (double)n; r++)
+        reach = reach * (s + r + 1) / (r + 1);
+    return r;
+}
+
+static void online_runs_keep_their_guarantee(void **state)
+{
+    (void)state;
+    static loop l;
+    for (int32_t slots = 1; slots <= SLOTS_MAX; slots++)
+        for (int64_t steps = 1; steps <= STEPS_MAX; steps += 1 + steps / 40) {
+            cairn_online_report report;
+            l.fail_at = 0;
+            if (slots == 1 && steps > 300)
+                break;
+            assert_int_equal(run_loop(&l, steps, slots, &report, NULL), CAIRN_OK);
+            assert_int_equal(l.next_reverse, 0);
+            assert_int_equal(report.steps, steps);
+            int64_t total = 0;
+            for (int64_t i = 0; i < steps; i++) {
+                total += l.times[i];
+                if (l.times[i] - 1 > repetitions_allowed(slots, steps))
+                    fail_msg("%d slots, %d steps: step %d advanced %d times more", slots, (int)steps, (int)i,
+                             l.times[i] - 1);
+            }
+            assert_int_equal(report.advances, total);
+        }
+}
+
+static void online_failures_end_the_run(void **state)
+{
+    (void)state;
+    static loop l;
+    cairn_error error;
+    l.fail_at = 0;
+    assert_int_equal(run_loop(&l, 20, 3, NULL, &error), CAIRN_OK);
+    int64_t calls = l.calls;
+    for (int64_t at = 1; at <= calls; at++) {
+        l.fail_at = at;
+        assert_int_equal(run_loop(&l, 20, 3, NULL, &error), CAIRN_CALLBACK);
+        assert_int_equal(l.calls, at);
+    }
+    assert_int_equal(run_loop(&l, 20, 0, NULL, &error), CAIRN_BAD_ARGUMENT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_run_through_callbacks),
+        cmocka_unit_test(transfers_are_waited_for_where_needed),
+        cmocka_unit_test(online_runs_keep_their_guarantee),
+        cmocka_unit_test(online_failures_end_the_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

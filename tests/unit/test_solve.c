@@ -1,0 +1,339 @@
+/* The call around the solvers: options, outcomes, records, cancelling, limits. Solvers themselves: test_solvers.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "solve/solver.h"
+#include "support/faulty_allocator.h"
+#include "support/random_problem.h"
+
+/* Two stages: storing everything takes 10 + 20 + 30 bytes at the turn, and 1 + 2 + 3 + 4 ns. */
+static cairn_problem *two_stages(const cairn_machine *machine)
+{
+    static const cairn_stage_option first = {"keep", 20, 1, 4, 0, 0}, second = {"keep", 30, 2, 3, 0, 0};
+    static const cairn_stage stages[] = {
+        {"one", 10, 0, 0, 1, 0, false, 1, &first},
+        {"two", 10, 0, 0, 2, 0, false, 1, &second},
+    };
+    cairn_chain chain = {10, 0, 2, stages};
+    cairn_problem_info info = {.name = "two", .machine = machine};
+    cairn_problem *problem;
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, &info, &problem, NULL), CAIRN_OK);
+    return problem;
+}
+
+static cairn_options *options_of(const char *solver, const char *budget)
+{
+    cairn_options *options;
+    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+    if (solver)
+        assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    if (budget)
+        assert_int_equal(cairn_options_set(options, "budget", budget, NULL), CAIRN_OK);
+    return options;
+}
+
+static void an_answer_is_complete(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("store-all", "60");
+    cairn_schedule *schedule;
+    cairn_info info;
+    cairn_error error;
+    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, &error), CAIRN_OK);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_OPTIMAL);
+    assert_string_equal(info.solver, "store-all");
+    assert_true(info.budget_bytes == 60 && info.makespan_ns == 10 && info.peak_bytes == 60);
+    assert_true(info.lower_bound_ns == 10 && info.gap >= 0 && info.gap <= 0);
+    assert_true(info.store_all_bytes == 60 && info.store_all_ns == 10 && info.least_bytes == 60);
+    assert_true(info.recompute_ns == 0 && info.stall_ns == 0 && info.host_peak_bytes == CAIRN_NONE);
+    assert_true(info.objective_bytes == CAIRN_NONE && info.checkpoint_count == -1 && !info.checkpoints);
+    assert_true(info.solve_ns >= 0 && info.solver_peak_bytes > 0 && !info.stopped_early);
+    assert_string_equal(info.optimal_in, "");
+
+    const cairn_schedule_info *recorded = cairn_schedule_info_of(schedule);
+    assert_string_equal(recorded->solver, "store-all");
+    assert_true(recorded->budget_bytes == 60 && recorded->makespan_ns == 10 && recorded->peak_bytes == 60);
+    assert_true(recorded->lower_bound_ns == 10 && !recorded->machine);
+    cairn_replay replay;
+    assert_int_equal(cairn_verify(NULL, problem, schedule, CAIRN_RECORDED, NULL, &replay, &error), CAIRN_OK);
+    assert_true(replay.valid);
+    cairn_schedule_free(schedule);
+    cairn_info_clear(&info);
+    cairn_info_clear(&info);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void infeasible_is_an_outcome(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("store-all", "59");
+    cairn_schedule *schedule = (cairn_schedule *)&options;
+    cairn_info info;
+    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, NULL), CAIRN_OK);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_INFEASIBLE);
+    assert_null(schedule);
+    assert_true(info.makespan_ns == CAIRN_NONE && info.peak_bytes == CAIRN_NONE && info.gap < 0);
+    assert_int_equal(info.least_bytes, 60);
+    assert_non_null(strstr(info.reason, "60"));
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void what_is_asked_must_make_sense(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of(NULL, NULL);
+    cairn_info info;
+    cairn_error error;
+    cairn_bound bound;
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_BAD_INPUT);
+    assert_string_equal(error.path, "budget");
+    assert_int_equal(cairn_solve(NULL, problem, NULL, NULL, &info, &error), CAIRN_BAD_INPUT);
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, &error), CAIRN_BAD_INPUT);
+    cairn_options_set(options, "minimize", "memory", NULL);
+    cairn_options_set(options, "budget", "60", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_BAD_INPUT);
+    int64_t negative = -7;
+    assert_int_equal(cairn_solve_many(NULL, problem, NULL, &negative, 1, NULL, &info, &error), CAIRN_BAD_INPUT);
+    cairn_options_free(options);
+
+    options = options_of("store-all", "none");
+    cairn_options_set(options, "latency", "1us", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_BAD_INPUT);
+    assert_non_null(strstr(error.message, "to-host"));
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void an_overridden_machine_is_recorded(void **state)
+{
+    (void)state;
+    cairn_machine own = {1000, 1, 1, 0, false};
+    cairn_problem *problem = two_stages(&own);
+    cairn_options *options = options_of("store-all", "none");
+    cairn_schedule *schedule;
+    cairn_info info;
+    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, NULL), CAIRN_OK);
+    assert_null(cairn_schedule_info_of(schedule)->machine);
+    assert_int_equal(cairn_schedule_info_of(schedule)->budget_bytes, CAIRN_NONE);
+    assert_int_equal(info.host_peak_bytes, 0);
+    cairn_schedule_free(schedule);
+    cairn_options_set(options, "host-budget", "77", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, NULL), CAIRN_OK);
+    assert_int_equal(cairn_schedule_info_of(schedule)->machine->host_bytes, 77);
+    cairn_schedule_free(schedule);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void a_curve_equals_its_points(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(11);
+    test_chain_shape shape = test_chain_of_everything(6);
+    int64_t budgets[] = {CAIRN_NONE, 0, 40, 60, 80, 100};
+    enum { COUNT = sizeof(budgets) / sizeof(budgets[0]) };
+    for (int round = 0; round < 50; round++) {
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        cairn_options *options = options_of("auto", NULL);
+        cairn_schedule *schedules[COUNT];
+        cairn_info infos[COUNT];
+        assert_int_equal(cairn_solve_many(NULL, problem, options, budgets, COUNT, schedules, infos, NULL), CAIRN_OK);
+        for (int i = 0; i < COUNT; i++) {
+            cairn_info one;
+            cairn_schedule *schedule;
+            if (budgets[i] == CAIRN_NONE)
+                cairn_options_set(options, "budget", "none", NULL);
+            else
+                cairn_options_set_int(options, "budget", budgets[i], NULL);
+            assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &one, NULL), CAIRN_OK);
+            assert_true(one.outcome == infos[i].outcome && one.makespan_ns == infos[i].makespan_ns);
+            assert_true(!schedule == !schedules[i]);
+            if (schedule)
+                assert_string_equal(cairn_schedule_hash(schedule), cairn_schedule_hash(schedules[i]));
+            cairn_schedule_free(schedule);
+            cairn_schedule_free(schedules[i]);
+        }
+        cairn_options_free(options);
+        cairn_problem_free(problem);
+    }
+}
+
+static void limits_and_bounds(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("store-all", "1");
+    cairn_limits limits;
+    cairn_bound bound;
+    assert_int_equal(cairn_limits_of(NULL, problem, options, &limits, NULL), CAIRN_OK);
+    assert_true(limits.least_bytes == 60 && limits.store_all_bytes == 60 && limits.store_all_ns == 10);
+    assert_true(limits.least_lower_bytes > 0 && limits.least_lower_bytes <= 60);
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, NULL), CAIRN_OK);
+    assert_true(bound.lower_bound_ns >= 10 && strlen(bound.method) > 0);
+    assert_int_equal(cairn_limits_of(NULL, problem, NULL, &limits, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void solvers_say_what_they_take(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_error error;
+    assert_int_equal(cairn_solver_accepts("store-all", problem, NULL, &error), CAIRN_OK);
+    assert_int_equal(cairn_solver_accepts("no-such", problem, NULL, &error), CAIRN_BAD_INPUT);
+    assert_int_equal(cairn_solver_accepts(NULL, problem, NULL, &error), CAIRN_BAD_INPUT);
+    for (int i = 0; cairn_solver_at(i); i++) {
+        const cairn_solver_info *info = cairn_solver_at(i);
+        assert_true(info->takes_chains || info->takes_graphs);
+        assert_true(strlen(info->name) > 0 && strlen(info->summary) > 5 && strlen(info->cost) > 0);
+        assert_ptr_equal(crn_solver_find(info->name)->info.name, info->name);
+        assert_int_equal(info->available,
+                         !crn_solver_find(info->name)->available || crn_solver_find(info->name)->available());
+        if (!info->takes_chains)
+            assert_int_equal(cairn_solver_accepts(info->name, problem, NULL, &error), CAIRN_UNSUPPORTED);
+    }
+    assert_null(cairn_solver_at(-1));
+    assert_null(cairn_solver_at(1000));
+    for (int outcome = 0; outcome <= CAIRN_OUTCOME_UNKNOWN; outcome++)
+        assert_true(strlen(cairn_outcome_name((cairn_outcome)outcome)) > 3);
+    cairn_problem_free(problem);
+}
+
+static int stop_at_once(void *context, const cairn_progress *progress)
+{
+    assert_non_null(progress);
+    ++*(int *)context;
+    return 1;
+}
+
+static void cancelling_before_anything_is_found(void **state)
+{
+    (void)state;
+    int polls = 0;
+    cairn_env env = {.poll = stop_at_once, .poll_context = &polls};
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("auto", "60");
+    cairn_info info;
+    cairn_schedule *schedule;
+    assert_int_equal(cairn_solve(&env, problem, options, &schedule, &info, NULL), CAIRN_CANCELLED);
+    assert_int_equal(polls, 1); /* asked once, and remembered */
+    assert_null(schedule);
+    cairn_options_set(options, "time-limit", "0ns", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, NULL), CAIRN_OK);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_UNKNOWN);
+    assert_true(info.stopped_early && strlen(info.reason) > 0);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static int count_and_go_on(void *context, const cairn_progress *progress)
+{
+    (void)progress;
+    ++*(int *)context;
+    return 0;
+}
+
+static int polls_of(int64_t interval_ns)
+{
+    int polls = 0;
+    cairn_env env = {.poll = count_and_go_on, .poll_context = &polls, .poll_interval_ns = interval_ns};
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("chain-dp", "60");
+    cairn_info info;
+    assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
+    cairn_info_clear(&info);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+    return polls;
+}
+
+static void polling_waits_for_its_interval(void **state)
+{
+    (void)state;
+    assert_true(polls_of(0) > 1);
+    assert_int_equal(polls_of(INT64_MAX), 1);
+}
+
+static void keep_line(void *context, const char *line)
+{
+    snprintf(context, 200, "%s", line);
+}
+
+static void an_answer_is_logged(void **state)
+{
+    (void)state;
+    char line[200] = "";
+    cairn_env env = {.log = keep_line, .log_context = line};
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("store-all", "60");
+    cairn_info info;
+    assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
+    assert_non_null(strstr(line, "solver=store-all outcome=optimal budget_bytes=60 makespan_ns=10"));
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void memory_limits_are_kept(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(5);
+    test_chain_shape shape = {.stages_min = 300, .stages_max = 300};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_options *options = options_of("store-all", "none");
+    cairn_info info;
+    cairn_error error;
+    cairn_options_set(options, "memory-limit", "1KiB", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_MEMORY_LIMIT);
+    assert_non_null(strstr(error.message, "memory-limit"));
+    cairn_options_set(options, "memory-limit", "1MiB", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_OK);
+    assert_true(info.solver_peak_bytes <= 1048576);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static cairn_status solve_and_free(const cairn_env *env, void *context)
+{
+    cairn_options *options = options_of("auto", "60");
+    cairn_schedule *schedule = NULL;
+    cairn_info info;
+    cairn_status status = cairn_solve(env, context, options, &schedule, &info, NULL);
+    cairn_schedule_free(schedule);
+    cairn_info_clear(&info);
+    cairn_options_free(options);
+    return status;
+}
+
+static void failing_allocations_leave_nothing(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    assert_true(test_every_allocation_fails(solve_and_free, problem) > 3);
+    cairn_problem_free(problem);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_answer_is_complete),          cmocka_unit_test(infeasible_is_an_outcome),
+        cmocka_unit_test(what_is_asked_must_make_sense),  cmocka_unit_test(an_overridden_machine_is_recorded),
+        cmocka_unit_test(a_curve_equals_its_points),      cmocka_unit_test(limits_and_bounds),
+        cmocka_unit_test(solvers_say_what_they_take),     cmocka_unit_test(cancelling_before_anything_is_found),
+        cmocka_unit_test(polling_waits_for_its_interval), cmocka_unit_test(an_answer_is_logged),
+        cmocka_unit_test(memory_limits_are_kept),         cmocka_unit_test(failing_allocations_leave_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

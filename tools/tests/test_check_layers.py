@@ -1,0 +1,88 @@
+"""check_layers finds every kind of violation that is planted, and none in the tree itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "check_layers"
+ROOT = Path(__file__).parents[2]
+
+CLEAN = {
+    "src/base/memory.h": "#include <cairn/base.h>\n",
+    "src/base/memory.c": '#include "base/memory.h"\n#include <stdlib.h>\n',
+    "src/schedule/simulate.c": '#include <cairn/schedule.h>\n#include "base/memory.h"\n',
+    "src/solve/solver.h": "#include <cairn/solve.h>\n",
+    "src/solve/registry.c": '#include "solve/solver.h"\n#include "solve/chain/chain_dp.h"\n',
+    "src/solve/chain/chain_dp.h": '#include "solve/solver.h"\n',
+    "src/solve/milp/highs.c": "#include <interfaces/highs_c_api.h>\n",
+    "src/io/json.c": "#include <cairn/io.h>\n#include <jansson.h>\n",
+    "src/report/trace.c": "#include <cairn/solve.h>\n#include <cairn/report.h>\n",
+    "cli/main.c": '#include "main.h"\n#include <cairn/cairn.h>\n',
+    "cli/main.h": "",
+    "python/cairn/__init__.py": "import ctypes\nfrom . import _library\n",
+    "python/cairn/_library.py": "def plot():\n    import matplotlib.pyplot\n",
+    "python/cairn/torch/__init__.py": "import torch\nfrom .. import _library\n",
+    "examples/python/first.py": "import cairn\nimport torch\n",
+}
+
+PLANTED = [
+    ("src/base/memory.c", '#include "schedule/simulate.h"\n', "schedule/simulate.h"),
+    ("src/base/memory.c", "#include <cairn/problem.h>\n", "does not build on problem/"),
+    ("src/problem/chain.c", "#  include <cairn/schedule.h>\n", "does not build on schedule/"),
+    ("src/schedule/simulate.c", '#include "solve/solver.h"\n', "does not build on solve/"),
+    ("src/schedule/simulate.c", "#include <cairn/cairn.h>\n", "umbrella"),
+    ("src/schedule/simulate.c", '#include "../base/memory.h"\n', "from src/"),
+    ("src/solve/graph/search.c", '#include "solve/chain/chain_dp.h"\n', "each other"),
+    ("src/solve/options.c", '#include "solve/chain/chain_dp.h"\n', "each other"),
+    ("src/solve/options.c", "#include <cairn/io.h>\n", "does not build on io/"),
+    ("src/report/trace.c", "#include <cairn/io.h>\n", "does not build on io/"),
+    ("src/report/trace.c", "#include <jansson.h>\n", "jansson"),
+    ("src/solve/graph/lp.c", "void f(void) { Highs_run(0); }\n", "HiGHS"),
+    ("src/stray.c", "", "folders of the layers"),
+    ("src/solve/graph/chain_dp.h", "", "has the name of"),
+    ("cli/main.c", '#include "base/memory.h"\n', "not a public header"),
+    ("bench/solvers.c", '#include "../src/base/memory.h"\n', "own folder"),
+    ("examples/c/first.c", '#include "solve/solver.h"\n', "not a public header"),
+    ("python/cairn/__init__.py", "import torch.nn\n", "imports torch.nn"),
+    ("python/cairn/__init__.py", "from torch import nn\n", "imports torch"),
+    ("python/cairn/__init__.py", "import numpy\n", "imports numpy"),
+    ("python/cairn/__init__.py", "import matplotlib\n", "imports matplotlib"),
+    ("python/cairn/__init__.py", "def f():\n    from . import torch\n", "imports cairn.torch"),
+    ("demo/run.py", "from cairn._library import load\n", "private"),
+    ("examples/python/first.py", "from cairn import _library\n", "private"),
+]
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def check(root: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_clean_tree_passes(tmp_path):
+    plant(tmp_path, CLEAN)
+    assert check(tmp_path) == (0, "")
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), PLANTED)
+def test_a_planted_violation_is_found_with_its_place(tmp_path, name, text, reason):
+    plant(tmp_path, CLEAN)
+    plant(tmp_path, {name: text})
+    code, output = check(tmp_path)
+    assert code == 1
+    assert all(line.startswith(f"{name}:") for line in output.splitlines())
+    assert reason in output
+
+
+def test_this_tree_passes():
+    code, output = check(ROOT)
+    assert code == 0, output

@@ -86,6 +86,13 @@ static void take_limits(const crn_session *session, cairn_limits *limits)
                              .store_all_ns = session->store_all_ns};
 }
 
+/* The least may be found without a pause at which one could stop. */
+static cairn_status poll_once(const crn_session *session, cairn_error *error)
+{
+    return crn_should_stop(&session->task, NULL) ? crn_fail(error, CAIRN_CANCELLED, "stopped before it began")
+                                                 : CAIRN_OK;
+}
+
 cairn_status cairn_limits_of(const cairn_env *env, const cairn_problem *problem, const cairn_options *options,
                              cairn_limits *limits, cairn_error *error)
 {
@@ -93,7 +100,9 @@ cairn_status cairn_limits_of(const cairn_env *env, const cairn_problem *problem,
     *limits = (cairn_limits){CAIRN_NONE, false, CAIRN_NONE, CAIRN_NONE, CAIRN_NONE};
     cairn_status status = crn_session_begin(&session, env, problem, options, 0, error);
     if (status == CAIRN_OK) {
-        status = crn_session_least(&session, error);
+        status = poll_once(&session, error);
+        if (status == CAIRN_OK)
+            status = crn_session_least(&session, error);
         if (status == CAIRN_CANCELLED && !session.cancelled) /* by the clock: what is known is still an answer */
             status = CAIRN_OK;
     }

@@ -176,6 +176,30 @@ class _Wild:
                 self._emit_forward(self._random.choice(again))
 
 
+def accepted(stages: Sequence[StageRef], seed: int, most: int = 60) -> list[Op]:
+    """A random schedule grown from whatever operations the simulator accepts next, sensible or not."""
+    chain, choose, last = cairn.Chain.from_json(_chain_json(stages)), random.Random(seed), len(stages)
+    numbers = range(1, last + 1)
+    every = [make(s) for s in numbers for make in (save, keep, drop_input)]
+    every += [drop(value, s) for s in numbers for value in ("output", "saved")]
+    ops: list[Op] = []
+
+    def is_next(op: Op) -> bool:
+        replay = cairn.simulate(chain, cairn.Schedule.from_ops(chain, [*ops, op]))
+        return replay.violation is None or replay.violation.op is None  # at most incomplete
+
+    while last > 0:
+        if (len(ops) > most or choose.random() < 0.5) and is_next(backward(last)):
+            ops.append(backward(last))
+            last -= 1
+            continue
+        found = [op for op in every if is_next(op) and (op[0] != "drop" or choose.random() < 0.3)]
+        if len(ops) > most:  # to an end
+            found = [op for op in found if op[0] == "forward_save" and op[1] <= last] or found
+        ops += [choose.choice(found)] if found else []
+    return ops
+
+
 def is_valid(stages: Sequence[StageRef], ops: Sequence[Op]) -> bool:
     """By the simulator."""
     chain = cairn.Chain.from_json(_chain_json(stages))
@@ -192,8 +216,14 @@ def _chain_json(stages: Sequence[StageRef]) -> str:
 
 
 def expected_runs(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[tuple[str, int]]:
-    """The runs of blocks that a list of operations asks for."""
-    return [(op[0], op[1]) for op in ops if op[0].startswith("forward") and stages[op[1] - 1].is_block]
+    """The runs of blocks that a list of operations asks for, those apart that come after the block's backward."""
+    found, backwards = [], set()
+    for op in ops:
+        if op[0] == "backward":
+            backwards.add(op[1])
+        elif op[0].startswith("forward") and stages[op[1] - 1].is_block and op[1] not in backwards:
+            found.append((op[0], op[1]))
+    return found
 
 
 # -- steps ---------------------------------------------------------------------------------------------------

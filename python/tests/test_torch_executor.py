@@ -23,11 +23,13 @@ from cairn.torch.holders import Holder, Lease
 from cairn.torch.replay import Run
 from executor_support import (
     Op,
+    accepted,
     assert_same,
     backward,
     blocks,
     differing,
     drop,
+    drop_input,
     every_block,
     expected_runs,
     from_input,
@@ -102,6 +104,43 @@ def test_random_schedules(seed: int) -> None:
     stages = (STAGES, ONLY_BLOCKS)[seed % 2]
     assert_same(net(), loss_of, stages, wild(stages, seed))
     assert_same(net(), loss_of, stages, persistent(stages, seed), steps=1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_the_simulator_accepts(seed: int) -> None:
+    stages = blocks(*(f"layers.{i}" for i in range(4 + seed % 3)))
+    ops = accepted(stages, seed)
+    assert is_valid(stages, ops)
+    assert_same(net(len(stages)), loss_of, stages, ops)
+
+
+#: Of four blocks, as text; none of them keeps everything that it stored until it was used.
+WEAK = {
+    "a kept output replaced by a later one": "keep 1, keep 2, drop_input 3, save 4, backward 4, drop_input 2, save 3, "
+    "backward 3, keep 1, save 2, backward 2, save 1, backward 1",
+    "saved, and then only the output kept": "save 1, save 2, keep 3, keep 2, drop saved 2, save 4, backward 4, save 3, "
+    "backward 3, save 2, backward 2, backward 1",
+    "saved twice": "keep 1, save 2, save 3, keep 3, drop saved 3, save 4, backward 4, save 3, backward 3, "
+    "drop saved 2, save 2, backward 2, save 1, backward 1",
+    "a later output moved on while an earlier one comes and goes": "keep 1, keep 2, drop output 1, drop_input 3, "
+    "save 4, backward 4, keep 1, drop_input 2, save 3, backward 3, keep 1, save 2, backward 2, save 1, backward 1",
+    "forwards after their backward": "save 1, save 2, save 3, save 4, backward 4, backward 3, keep 2, save 3, "
+    "drop output 2, backward 2, keep 2, keep 3, backward 1",
+}
+
+
+def ops_of(text: str) -> list[Op]:
+    words = [part.split() for part in text.split(", ")]
+    makers: dict[str, Callable[..., Op]] = {"save": save, "keep": keep, "drop_input": drop_input, "backward": backward}
+    return [drop(rest[0], int(rest[1])) if kind == "drop" else makers[kind](int(rest[0])) for kind, *rest in words]
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_weakly_persistent_schedules(name: str) -> None:
+    stages = blocks(*(f"layers.{i}" for i in range(4)))
+    ops = ops_of(WEAK[name])
+    assert is_valid(stages, ops)
+    assert_same(net(4), loss_of, stages, ops)
 
 
 # -- memory --------------------------------------------------------------------------------------------------

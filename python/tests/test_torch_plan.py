@@ -107,6 +107,23 @@ def test_more_budget_is_never_slower(resnet_profile: ct.Profile) -> None:
     assert all(p.peak_bytes is not None and p.peak_bytes <= p.budget_bytes for p in points)
 
 
+def test_the_exact_solver_is_the_default(resnet_profile: ct.Profile) -> None:
+    budgets = [p.budget_bytes for p in ct.sweep(resnet_profile, 5)]
+    exact = [ct.plan(resnet_profile, budget) for budget in budgets]
+    assert {plan.solver for plan in exact} <= {"chain-weak", "chain-exact", "store-all"}
+    assert exact[1].solver in ("chain-weak", "chain-exact") and exact[1].solver in str(ct.explain(exact[1]))
+    slotted = [ct.plan(resnet_profile, budget, solver="chain-dp", slots=50) for budget in budgets[1:]]
+    assert {plan.solver for plan in slotted} == {"chain-dp"}
+    assert all(a.step_ns <= b.step_ns for a, b in zip(exact[1:], slotted, strict=True))
+
+
+def test_a_solver_that_needs_too_much_memory_is_refused_by_name(resnet_profile: ct.Profile) -> None:
+    budget = ct.sweep(resnet_profile, 3)[1].budget_bytes
+    with pytest.raises(cairn.MemoryLimit, match="chain-exact"):
+        ct.plan(resnet_profile, budget, solver="chain-exact", memory_limit="16KiB")
+    assert ct.plan(resnet_profile, budget, memory_limit="16KiB").solver != "chain-exact"
+
+
 def test_verify_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unsteady(nn.Linear):
         offset = 0.0

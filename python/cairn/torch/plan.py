@@ -176,22 +176,17 @@ def plan(
     gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
         loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
     allow: what may be done to save memory; this version recomputes.
-    solver, options: as for `cairn.solve`.
+    solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
+        a model has hundreds of blocks that are all unlike each other. One that is named, and would need more memory
+        than it may use (memory_limit=), raises cairn.MemoryLimit.
 
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
     _check_options(allow, host_budget, scope, gradients)
-    options.setdefault("slots", _slots(len(profile.stages)))
-    task = _Task(profile, scope, gradients, budget, solver, options)
-    if task.optimizer_peak + task.reserve > task.total:
-        raise task.infeasible()
-    solution = cairn.solve(task.chain, task.total - task.reserve, solver=solver, **options)
-    return task.plan_of(solution)
-
-
-def _slots(stages: int) -> int:
-    """Memory slots of the slotted programs: rounding costs less with more of them, and models have few blocks."""
-    return max(500, min(8000, 2 * 10**9 // stages**3))
+    [made] = _Task(profile, scope, gradients, solver, options).plans([budget])
+    if isinstance(made, InfeasibleBudget):
+        raise made
+    return made
 
 
 def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
@@ -210,22 +205,56 @@ def _check_options(allow: Iterable[str], host_budget: Any, scope: str, gradients
         raise ValueError(f"gradients must be {ACCUMULATED!r} or {CREATED!r}, not {gradients!r}")
 
 
-class _Task:
-    """One profile, one budget: what `plan` works on."""
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """A budget, and what of it stays in reserve."""
 
-    def __init__(
-        self, profile: Profile, scope: str, gradients: str, budget: Any, solver: str, options: Mapping[str, Any]
-    ) -> None:
+    total_bytes: int
+    reserve_bytes: int
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.total_bytes - self.reserve_bytes
+
+
+class _Task:
+    """What plans of one profile have in common; the solver's tables are made once for all budgets."""
+
+    def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
         self.profile, self.scope, self.gradients = profile, scope, gradients
         self.solver, self.options = solver, options
-        is_step = scope == "step"
-        self.total = budgets.resolve(budget, torch.device(profile.device), profile.present_bytes if is_step else 0)
         self.problem = profile.chain(scope, gradients)
         self.chain = _chain_of(self.problem)
-        self.reserve = self._reserve(budget)
-        self.optimizer_peak = _optimizer_peak(profile) if is_step else 0
+        self.optimizer_peak = _optimizer_peak(profile) if scope == "step" else 0
 
-    def _reserve(self, budget: Any) -> int:
+    def plans(self, wanted: Sequence[Any]) -> list[Plan | InfeasibleBudget]:
+        """For each budget its plan, or the error that says why there is none."""
+        rooms = [self._room(budget) for budget in wanted]
+        fitting = [room for room in rooms if max(self.optimizer_peak, 1) <= room.usable_bytes]
+        usable = [room.usable_bytes for room in fitting]
+        solved = cairn.solve_many(self.chain, usable, solver=self.solver, **self.options) if usable else []
+        solutions = dict(zip(fitting, solved, strict=True))
+        return [self._answer(room, solutions.get(room)) for room in rooms]
+
+    def _answer(self, room: _Room, solution: cairn.Solution | None) -> Plan | InfeasibleBudget:
+        if solution is None or solution.schedule is None:
+            return self._infeasible(room)
+        return self._plan_of(room, solution)
+
+    def even_budgets(self, count: int) -> list[int]:
+        """So many from the least to storing everything."""
+        limits, reserve = cairn.limits(self.chain, solver=self.solver, **self.options), self.reserve(None)
+        low, high = (
+            max(_number(size), self.optimizer_peak) + reserve for size in (limits.least_bytes, limits.store_all_bytes)
+        )
+        return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
+
+    def _room(self, budget: Any) -> _Room:
+        present = self.profile.present_bytes if self.scope == "step" else 0
+        return _Room(budgets.resolve(budget, torch.device(self.profile.device), present), self.reserve(budget))
+
+    def reserve(self, budget: Any) -> int:
+        """What of a budget stays free for what the profile cannot know."""
         if isinstance(budget, Budget) and budget.reserve is not None:
             return budgets.size_bytes(budget.reserve, "reserve") if budget.reserve != 0 else 0
         share, least = UNCERTAINTY[torch.device(self.profile.device).type]
@@ -234,22 +263,20 @@ class _Task:
         everything = _number(cairn.limits(self.chain, solver="store-all").store_all_bytes)
         return least + int(share * (everything - self.problem["fixed_bytes"])) + self.profile.miss_bytes
 
-    def plan_of(self, solution: cairn.Solution) -> Plan:
-        """The plan of an answer; raises InfeasibleBudget if it has no schedule."""
-        if solution.schedule is None:
-            raise self.infeasible()
+    def _plan_of(self, room: _Room, solution: cairn.Solution) -> Plan:
+        assert solution.schedule is not None
         profile, scope, ops = self.profile, self.scope, solution.schedule.ops
         return Plan(
             model_name=profile.model_name,
             device=profile.device,
             scope=scope,
-            budget_bytes=self.total,
-            reserve_bytes=self.reserve,
+            budget_bytes=room.total_bytes,
+            reserve_bytes=room.reserve_bytes,
             gradients=self.gradients,
             accumulated_peak_bytes=self._peak(ops, ACCUMULATED),
             created_peak_bytes=self._peak(ops, CREATED),
             plain_peak_bytes=max(_number(solution.store_all_bytes), self.optimizer_peak),
-            least_budget_bytes=max(_number(solution.least_bytes), self.optimizer_peak) + self.reserve,
+            least_budget_bytes=max(_number(solution.least_bytes), self.optimizer_peak) + room.reserve_bytes,
             optimizer_peak_bytes=self.optimizer_peak,
             step_ns=_number(solution.makespan_ns),
             plain_ns=_number(solution.store_all_ns),
@@ -274,26 +301,26 @@ class _Task:
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, ops), None)
         return max(_number(replayed.peak_bytes), self.optimizer_peak)
 
-    def infeasible(self) -> InfeasibleBudget:
+    def _infeasible(self, room: _Room) -> InfeasibleBudget:
         """Says what the least budget is, what it consists of, and what stands in the way."""
-        limits = cairn.limits(self.chain, solver=self.solver)
+        limits = cairn.limits(self.chain, solver=self.solver, **self.options)
         if limits.least_bytes is None:
             raise Unsupported(
                 f"solver {self.solver!r} finds no schedule of this model at any budget; leave solver= out"
             )
         if self.optimizer_peak > limits.least_bytes:
-            return self._optimizer_needs_more()
+            return self._optimizer_needs_more(room)
         profile = self.profile
         solution = cairn.solve(self.chain, limits.least_bytes, solver=self.solver, **self.options)
         ops = [] if solution.schedule is None else list(solution.schedule.ops)
         moment = peak_moment(self.problem, ops, self._resident(), profile.held_by_name)
-        blocking = first_over(self.problem, ops, max(self.total - self.reserve, 0))
+        blocking = first_over(self.problem, ops, max(room.usable_bytes, 0))
         names = [str(ref) for ref in profile.refs if ref.is_block]
         parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
-        least = limits.least_bytes + self.reserve
-        return InfeasibleBudget.make(self.total, least, self.reserve, parts, moment.text, blocking)
+        least = limits.least_bytes + room.reserve_bytes
+        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
 
-    def _optimizer_needs_more(self) -> InfeasibleBudget:
+    def _optimizer_needs_more(self, room: _Room) -> InfeasibleBudget:
         profile, name = self.profile, "step of the optimizer"
         parts = {
             **profile.resident_by_name(self.scope),
@@ -301,7 +328,8 @@ class _Task:
             "held by the caller": profile.held_bytes,
             "temporaries of the optimizer": profile.optimizer_step_bytes,
         }
-        return InfeasibleBudget.make(self.total, self.optimizer_peak + self.reserve, self.reserve, parts, name, name)
+        least = self.optimizer_peak + room.reserve_bytes
+        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name)
 
 
 def _number(value: int | None) -> int:
@@ -330,35 +358,37 @@ class Point:
 
 
 def sweep(
-    profile: Profile, budgets_or_count: int | Sequence[Any] = 10, *, plot: str | Path | None = None, **options: Any
+    profile: Profile,
+    budgets_or_count: int | Sequence[Any] = 10,
+    *,
+    plot: str | Path | None = None,
+    host_budget: Any = "auto",
+    allow: Iterable[str] = ("recompute",),
+    solver: str = "auto",
+    scope: str = "step",
+    gradients: str = ACCUMULATED,
+    **options: Any,
 ) -> list[Point]:
     """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
 
-    plot: path of a picture to draw (needs matplotlib). options: as for `plan`.
+    Many budgets take little more time than one: the solver's tables serve all of them.
+
+    plot: path of a picture to draw (needs matplotlib). The others are as for `plan`.
     """
+    _check_options(allow, host_budget, scope, gradients)
+    task = _Task(profile, scope, gradients, solver, options)
     wanted = budgets_or_count
     if isinstance(wanted, int):
-        wanted = _even_budgets(profile, wanted, **options)
-    points = [_point(profile, item, options) for item in wanted]
+        wanted = task.even_budgets(wanted)
+    points = [_point(made) for made in task.plans(list(wanted))]
     if plot is not None:
         _draw(points, Path(plot), profile.model_name)
     return points
 
 
-def _even_budgets(profile: Profile, count: int, **options: Any) -> list[int]:
-    everything = plan(profile, UNLIMITED, **options)
-    low, high = everything.least_budget_bytes, everything.plain_peak_bytes + everything.reserve_bytes
-    return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
-
-
-UNLIMITED = 2**62
-
-
-def _point(profile: Profile, budget: Any, options: Mapping[str, Any]) -> Point:
-    try:
-        made = plan(profile, budget, **options)
-    except InfeasibleBudget as error:
-        return Point(error.budget_bytes or 0, None, None, None)
+def _point(made: Plan | InfeasibleBudget) -> Point:
+    if isinstance(made, InfeasibleBudget):
+        return Point(made.budget_bytes or 0, None, None, None)
     return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
 
 

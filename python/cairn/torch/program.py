@@ -10,6 +10,9 @@ Values. a[l] is the output of stage l on its own, A[l] what its saving forward l
 Native stages. A stage whose saving forward is its only forward, whose A[l] is never dropped, and whose input is still
 the same copy when its backward comes, needs no machinery: autograd keeps what it keeps anyway.
 
+Idle forwards. A schedule may run a stage forward again after its backward. Only that backward, and stages further on
+that are done as well, could read what comes of it, so it is left out: the step takes less than the simulator counted.
+
 A list of operations that contradicts itself is refused here; sizes, times and budgets are the simulator's business.
 """
 
@@ -45,6 +48,7 @@ class Op:
     value: str = ""
     option: int = 0
     source: Value | None = None  # None: the chain's own input, or nothing to read
+    is_idle: bool = False  # a forward after the stage's backward: valid, but nothing can read what it makes
 
     @property
     def is_forward(self) -> bool:
@@ -167,7 +171,8 @@ class _Residency:
         if op.kind == DROP:
             self._remove(position, (op.value, op.stage))
             return op
-        op = Op(op.kind, op.stage, op.value, op.option, self._source(position, op.stage))
+        is_idle = op.is_forward and op.stage in self._done
+        op = Op(op.kind, op.stage, op.value, op.option, self._source(position, op.stage), is_idle)
         if op.kind == BACKWARD:
             self._backward(position, op)
             return op
@@ -175,8 +180,6 @@ class _Residency:
         assert product is not None
         if product in self._resident:
             raise ValueError(f"operation {position} computes {_text(product)}, which is resident")
-        if op.stage in self._done:
-            raise Unsupported(f"operation {position} runs stage {op.stage} forward after its backward")
         self._resident.add(product)
         if op.kind == FORWARD_DROP:
             self._remove(position, (OUTPUT, op.stage - 1))
@@ -228,6 +231,8 @@ def _native_stages(
     made: dict[Value, int] = {}  # where the resident copy of a value was made
     read: dict[int, tuple[Value | None, int]] = {}  # by stage: the copy that its only forward read
     for position, op in enumerate(ops):
+        if op.is_idle:
+            continue
         if op.is_forward:
             forwards[op.stage] += 1
             native[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1

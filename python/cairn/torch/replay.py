@@ -343,7 +343,7 @@ class Run:
             self._remove((op.value, op.stage))
         elif op.kind == BACKWARD:
             self._end_backward(op.stage)
-        elif self._needed is None or position in self._needed:
+        elif not op.is_idle and (self._needed is None or position in self._needed):
             self._run_again(op)
         self._after(position)
 

@@ -117,9 +117,10 @@ class Report:
     def _bound(self) -> str:
         bound = self.plan.lower_bound_ns
         if bound is None or not self.plan.step_ns:
-            return ""
+            return f" ({self.plan.solver})"
         gap = 100 * (1 - bound / self.plan.step_ns)
-        return ", proved optimal" if gap <= 0 else f", at most {gap:.1f} % from the optimum"
+        text = "proved optimal" if gap <= 0 else f"at most {gap:.1f} % from the optimum"
+        return f", {text} ({self.plan.solver})"
 
     def _peak(self) -> list[str]:
         lines = [f"  what makes up the peak (during the {self.peak_at}):"]

@@ -104,6 +104,21 @@ CAIRN_API const cairn_problem_info *cairn_problem_info_of(const cairn_problem *p
 /** "sha256:" and 64 hexadecimal digits over the canonical form (docs/formats/). Valid as long as the problem. */
 CAIRN_API const char *cairn_problem_hash(const cairn_problem *problem);
 
+/**
+ * A chain as a graph, for graph solvers: forward, loss gradient and backward as nodes (docs/solvers/convert.md, also on
+ * what graphs allow and chains do not). A stage with several options runs by its first. name, provenance and machine
+ * stay; fixed_bytes includes the input. Errors: UNSUPPORTED (a graph), TOO_LARGE, NO_MEMORY. Cost: O(size).
+ */
+CAIRN_API cairn_status cairn_chain_to_graph(const cairn_env *env, const cairn_problem *chain, cairn_problem **graph,
+                                            cairn_error *error);
+
+/**
+ * The problem at another size: all sizes, workspaces and times times multiplier / divisor, each rounded up; fixed_bytes
+ * and the machine stay. Errors: BAD_INPUT (less than 1), OVERFLOW, NO_MEMORY. Cost: O(size).
+ */
+CAIRN_API cairn_status cairn_problem_scale(const cairn_env *env, const cairn_problem *problem, int64_t multiplier,
+                                           int64_t divisor, cairn_problem **made, cairn_error *error);
+
 /** Duration of a transfer: latency + ceil(bytes * 1e9 / bytes_per_s). CAIRN_NONE when it passes 2^63 - 1. */
 CAIRN_API int64_t cairn_transfer_ns(int64_t bytes, int64_t bytes_per_s, int64_t latency_ns);
 

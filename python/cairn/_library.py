@@ -30,6 +30,9 @@ const cairn_chain *cairn_problem_chain(const cairn_problem *);
 const cairn_graph *cairn_problem_graph(const cairn_problem *);
 const cairn_problem_info *cairn_problem_info_of(const cairn_problem *);
 const char *cairn_problem_hash(const cairn_problem *);
+cairn_status cairn_chain_to_graph(const cairn_env *, const cairn_problem *, cairn_problem **, cairn_error *);
+cairn_status cairn_problem_scale(const cairn_env *, const cairn_problem *, int64_t, int64_t, cairn_problem **,
+                                 cairn_error *);
 int64_t cairn_transfer_ns(int64_t, int64_t, int64_t);
 
 const char *cairn_op_name(cairn_op_code);

@@ -350,6 +350,20 @@ class Problem:
         """Hash of the canonical form: "sha256:" and 64 hexadecimal digits."""
         return text_of(lib.cairn_problem_hash(self.pointer))
 
+    def scaled(self: P, multiplier: int, divisor: int = 1) -> P:
+        """The problem at another size: sizes, workspaces and times times a fraction, rounded up; fixed bytes stay.
+
+        A problem that was measured at batch 32 is ``problem.scaled(48, 32)`` at batch 48.
+
+        Raises:
+            BadInput: the multiplier or the divisor is less than 1.
+            Overflow: a size or time passes 2^63 - 1.
+        """
+        parts = integer(multiplier, "multiplier"), integer(divisor, "divisor")
+        pointer = ctypes.POINTER(_structs.Problem)()
+        lib.check(lib.cairn_problem_scale, None, self.pointer, *parts, ctypes.byref(pointer))
+        return type(self)._adopt(pointer)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Problem):
             return NotImplemented
@@ -479,6 +493,12 @@ class Chain(Problem):
     def __len__(self) -> int:
         """Number of stages."""
         return int(self._chain.stage_count)
+
+    def to_graph(self) -> Graph:
+        """The chain as a graph, for graph solvers; a stage with several options runs by its first."""
+        pointer = ctypes.POINTER(_structs.Problem)()
+        lib.check(lib.cairn_chain_to_graph, None, self.pointer, ctypes.byref(pointer))
+        return Graph._adopt(pointer)
 
     def replace(self, **changes: Any) -> Chain:
         """A new chain with some of the constructor's arguments changed: ``chain.replace(machine=None)``."""

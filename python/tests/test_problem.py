@@ -286,3 +286,33 @@ def test_errors_survive_pickling() -> None:
         cairn.Problem.from_json('{"format"')
     again = pickle.loads(pickle.dumps(caught.value))
     assert type(again) is cairn.Parse and vars(again) == vars(caught.value) and str(again) == str(caught.value)
+
+
+def test_a_chain_as_a_graph() -> None:
+    stages = [cairn.Stage(10, saved_bytes=30, forward_ns=7, backward_ns=9, name=name) for name in "ab"]
+    chain = cairn.Chain(stages, input_bytes=5, fixed_bytes=100, name="net", provenance={"model": "net"})
+    graph = chain.to_graph()
+    assert isinstance(graph, cairn.Graph)
+    assert (graph.name, graph.provenance, graph.fixed_bytes) == ("net", {"model": "net"}, 105)
+    assert [node.name for node in graph.nodes[1:]] == ["a.saved", "a", "b.saved", "b", "b.backward", "a.backward"]
+    assert sum(node.cost_ns for node in graph.nodes[:5]) == 14 and graph.backward_begins_at == 5
+    assert cairn.limits(graph).store_all_ns == cairn.limits(chain).store_all_ns
+
+
+def test_scaled() -> None:
+    node = cairn.Node(3, 5, workspace_bytes=-3)
+    graph = cairn.Graph([node], fixed_bytes=100)
+    half = graph.scaled(1, 2)
+    assert isinstance(half, cairn.Graph)
+    assert half.fixed_bytes == 100
+    assert (half.nodes[0].cost_ns, half.nodes[0].bytes, half.nodes[0].workspace_bytes) == (2, 3, -1)
+    assert graph.scaled(7).nodes[0].bytes == 35 and graph.scaled(4, 4) == graph
+    chain = cairn.Chain([cairn.Stage(10, saved_bytes=11, forward_ns=1, backward_ns=2)], input_bytes=3)
+    assert chain.scaled(3, 2).stages[0].saved_bytes == 17 and chain.scaled(3, 2).input_bytes == 5
+    for wrong in ((0, 1), (1, 0), (-1, 1)):
+        with pytest.raises(cairn.BadInput):
+            graph.scaled(*wrong)
+    with pytest.raises(cairn.Overflow):
+        graph.scaled(2**62)
+    with pytest.raises(cairn.Overflow):
+        graph.scaled(2**64)

@@ -245,10 +245,32 @@ def test_compare(cairn):
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
 
 
+def test_convert(cairn):
+    cairn.file("p", CHAIN)
+    done = cairn("convert", "p")
+    assert done.code == 0 and 'stage 2, h.1 has 2 options; the graph has the first, "keep"' in done.err
+    graph = json.loads(done.out)
+    names = ["output gradient", "h.0.saved", "h.0", "h.1.saved", "h.1"]
+    backward = ["h.1.backward", "h.0.weight_grad", "h.0.backward"]
+    assert [node["name"] for node in graph["nodes"]] == names + backward
+    assert graph["backward_begins_at"] == len(names) and graph["fixed_bytes"] == 4096
+    assert graph["machine"] == CHAIN["machine"] and graph["provenance"] == CHAIN["provenance"]
+    assert cairn("convert", "-", "-o", "-", text=json.dumps(CHAIN)).out == done.out
+    assert cairn("convert", "p", "--json").out == done.out
+    assert cairn("convert", "p", "-o", "g").out == "nodes         8            5 before the backward\n"
+    assert (cairn.folder / "g").read_text() == done.out
+    assert cairn.json("limits", "g")["store_all_bytes"] == cairn.json("limits", "p")["store_all_bytes"]
+    moved = json.loads(cairn("convert", "p", "--host-budget", "1KB").out)
+    assert moved["machine"] == CHAIN["machine"] | {"host_bytes": 1000}
+    again = cairn("convert", "g")
+    assert again.code == 2 and "only a chain is converted" in again.err
+    assert cairn("convert", "p", "-o", "p").code == 2 and cairn("convert").code == 2
+
+
 def test_help(cairn):
     overview = cairn("help")
     assert overview.code == 0 and overview.out == cairn("--help").out
-    for name in ("solve", "verify", "simulate", "limits", "bound", "compare", "solvers", "help"):
+    for name in ("solve", "verify", "simulate", "limits", "bound", "compare", "convert", "solvers", "help"):
         assert f"\n  {name} " in overview.out
         about = cairn("help", name)
         assert about.code == 0 and about.out.startswith(f"usage: cairn {name}")

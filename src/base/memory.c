@@ -1,10 +1,31 @@
-#include "base/memory.h"
+#ifdef __linux__
+#define _DEFAULT_SOURCE /* madvise */ // NOLINT(bugprone-reserved-identifier)
+#include <sys/mman.h>
+#endif
 
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/memory.h"
+
+/* Large tables are touched once from end to end: in small pages, most of the time would go into page faults. */
+enum { HUGE_PAGE_BYTES = 2 << 20, HUGE_BLOCK_BYTES = 2 * HUGE_PAGE_BYTES };
+
+static void ask_for_huge_pages(void *block, size_t bytes)
+{
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    uintptr_t from = (uintptr_t)block + HUGE_PAGE_BYTES - 1, to = (uintptr_t)block + bytes;
+    from -= from % HUGE_PAGE_BYTES;
+    to -= to % HUGE_PAGE_BYTES;
+    if (from < to)
+        (void)madvise((char *)block + (from - (uintptr_t)block), to - from, MADV_HUGEPAGE); /* a wish, no more */
+#else
+    (void)block;
+    (void)bytes;
+#endif
+}
 
 static void *libc_resize(void *context, void *block, size_t old_size, size_t new_size)
 {
@@ -14,7 +35,10 @@ static void *libc_resize(void *context, void *block, size_t old_size, size_t new
         free(block);
         return NULL;
     }
-    return realloc(block, new_size);
+    block = realloc(block, new_size);
+    if (block && new_size >= HUGE_BLOCK_BYTES)
+        ask_for_huge_pages(block, new_size);
+    return block;
 }
 
 cairn_allocator crn_allocator(const cairn_env *env)
@@ -74,7 +98,8 @@ struct crn_arena_block {
     size_t bytes; /* of the whole block, this header included */
 };
 
-enum { ARENA_BLOCK_BYTES = 4096, ARENA_ALIGN = alignof(max_align_t) };
+/* Blocks grow with the arena, so that they are few and at most one in ARENA_SLACK bytes lies idle. */
+enum { ARENA_BLOCK_MIN = 4096, ARENA_BLOCK_MAX = 32 << 20, ARENA_SLACK = 16, ARENA_ALIGN = alignof(max_align_t) };
 
 static size_t aligned(size_t bytes)
 {
@@ -86,28 +111,56 @@ void crn_arena_init(crn_arena *arena, cairn_allocator allocator)
     *arena = (crn_arena){.allocator = allocator};
 }
 
-static bool arena_grow(crn_arena *arena, size_t bytes)
+static crn_arena_block *new_block(crn_arena *arena, size_t bytes)
 {
-    size_t header = aligned(sizeof(crn_arena_block));
-    size_t wanted = bytes > ARENA_BLOCK_BYTES / 4 ? bytes + header : ARENA_BLOCK_BYTES;
-    crn_arena_block *block = crn_alloc(&arena->allocator, 1, wanted);
+    crn_arena_block *block = crn_alloc(&arena->allocator, 1, bytes);
+    if (!block)
+        return NULL;
+    *block = (crn_arena_block){NULL, bytes};
+    arena->total += bytes;
+    return block;
+}
+
+static bool start_block(crn_arena *arena, size_t bytes)
+{
+    crn_arena_block *block = new_block(arena, bytes);
     if (!block)
         return false;
-    *block = (crn_arena_block){arena->blocks, wanted};
+    block->next = arena->blocks;
     arena->blocks = block;
-    arena->used = header;
-    arena->capacity = wanted;
+    arena->used = aligned(sizeof(*block));
+    arena->capacity = bytes;
     return true;
+}
+
+/* A block for this alone, behind the one that is being filled. */
+static void *alloc_alone(crn_arena *arena, size_t bytes)
+{
+    size_t header = aligned(sizeof(crn_arena_block));
+    crn_arena_block *block = new_block(arena, header + bytes);
+    if (!block)
+        return NULL;
+    crn_arena_block **link = arena->blocks ? &arena->blocks->next : &arena->blocks;
+    block->next = *link;
+    *link = block;
+    if (arena->blocks == block)
+        arena->used = arena->capacity = block->bytes;
+    return (char *)block + header;
 }
 
 void *crn_arena_alloc(crn_arena *arena, size_t count, size_t size)
 {
-    size_t bytes;
-    if (!block_size(count, size, &bytes) || bytes > PTRDIFF_MAX - ARENA_BLOCK_BYTES)
+    size_t bytes, fresh = arena->total / ARENA_SLACK;
+    fresh = fresh < ARENA_BLOCK_MIN ? ARENA_BLOCK_MIN : fresh > ARENA_BLOCK_MAX ? ARENA_BLOCK_MAX : fresh;
+    if (!block_size(count, size, &bytes) || bytes > PTRDIFF_MAX - ARENA_BLOCK_MIN)
         return NULL;
     bytes = aligned(bytes);
-    if (arena->capacity - arena->used < bytes && !arena_grow(arena, bytes))
-        return NULL;
+    if (arena->capacity - arena->used < bytes) {
+        if (bytes > fresh / 4)
+            return alloc_alone(arena, bytes);
+        if (!start_block(arena, fresh))
+            return NULL;
+    }
     void *memory = (char *)arena->blocks + arena->used;
     arena->used += bytes;
     return memory;
@@ -137,7 +190,7 @@ void crn_arena_clear(crn_arena *arena)
         arena->blocks = block->next;
         crn_free(&arena->allocator, block, 1, block->bytes);
     }
-    arena->used = arena->capacity = 0;
+    arena->used = arena->capacity = arena->total = 0;
 }
 
 /* ---- meter ---- */

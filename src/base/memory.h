@@ -28,7 +28,8 @@ typedef struct crn_arena_block crn_arena_block;
 typedef struct crn_arena {
     cairn_allocator allocator;
     crn_arena_block *blocks;
-    size_t used, capacity; /* of the newest block */
+    size_t used, capacity; /* of the block that is being filled */
+    size_t total;          /* of all blocks */
 } crn_arena;
 
 void crn_arena_init(crn_arena *arena, cairn_allocator allocator);

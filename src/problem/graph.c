@@ -7,6 +7,13 @@
 #include "problem/problem.h"
 #include "problem/total.h"
 
+static cairn_status deps_error(cairn_error *error, int32_t v, const char *what, int32_t dep)
+{
+    char path[CAIRN_ERROR_PATH_MAX];
+    snprintf(path, sizeof(path), "nodes[%d].deps", v);
+    return crn_fail_at(error, CAIRN_BAD_INPUT, v, path, "deps lists %d%s", dep, what);
+}
+
 static cairn_status node_error(cairn_error *error, int32_t v, const char *field, const char *what, int64_t value)
 {
     char path[CAIRN_ERROR_PATH_MAX];
@@ -28,7 +35,7 @@ static cairn_status check_node(const cairn_node *node, int32_t v, cairn_error *e
         return node_error(error, v, "deps", "a list", node->dep_count);
     for (int32_t i = 0; i < node->dep_count; i++)
         if (node->deps[i] < 0 || node->deps[i] >= v)
-            return node_error(error, v, "deps", "the indices of earlier nodes", node->deps[i]);
+            return deps_error(error, v, "; the indices of earlier nodes", node->deps[i]);
     return CAIRN_OK;
 }
 
@@ -85,7 +92,7 @@ static cairn_status copy_deps(crn_arena *arena, const cairn_node *from, int32_t 
     }
     for (size_t i = 1; i < count; i++)
         if (deps[i] == deps[i - 1])
-            return node_error(error, v, "deps", "a dependency is listed once", deps[i]);
+            return deps_error(error, v, " twice", deps[i]);
     to->deps = deps;
     return CAIRN_OK;
 }

@@ -2,7 +2,8 @@
 
 Predictions are the simulator's, of the schedule that each strategy stands for. Measurements are of the real thing:
 PyTorch's own checkpointing where it is PyTorch's, a step replayed by Cairn where it is Cairn's. Times are of the
-processor, one thread, the least of a few steps: what else runs on the machine disturbs them least.
+processor, one thread, the least of a few steps that the strategies take in turn: what else runs on the machine disturbs
+them least, and all alike.
 """
 
 from __future__ import annotations
@@ -22,20 +23,28 @@ from torch.utils.checkpoint import checkpoint_sequential
 from workloads import Workload, cnn
 
 MIB = 2**20
-STEPS = 5
+ROUNDS = 6
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One strategy: peaks in bytes of the whole step, times in nanoseconds."""
+class Strategy:
+    """A network set up to run its steps in one way, and what the simulator says of it."""
 
     name: str
+    work: Workload
     predicted_bytes: int
-    measured_bytes: int
     predicted_ns: int
-    measured_ns: int
     is_cairn: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy as measured: peak of the whole step, least time of a step."""
+
+    strategy: Strategy
+    measured_bytes: int
+    measured_ns: int
 
 
 # -- predicting ----------------------------------------------------------------------------------------------
@@ -88,23 +97,28 @@ def resident_bytes(work: Workload, x: Tensor) -> int:
     return unique_bytes([*parameters, *grads, *work.model.buffers(), *state, x])
 
 
-def measure(work: Workload, x: Tensor, y: Tensor) -> tuple[int, int]:
-    """Peak bytes of a step and the least of its processor times, gradients kept between steps."""
+def run_step(work: Workload, x: Tensor, y: Tensor) -> int:
+    """One step, gradients kept; its processor time."""
+    began = time.process_time_ns()
+    work.loss(work.model(x), y).backward()
+    return time.process_time_ns() - began
 
-    def step() -> None:
-        work.loss(work.model(x), y).backward()
 
-    step()
-    times = []
-    for _ in range(STEPS):
-        began = time.process_time_ns()
-        step()
-        times.append(time.process_time_ns() - began)
+def measure_peak(work: Workload, x: Tensor, y: Tensor) -> int:
+    """Peak bytes of a step that adds to gradients."""
+    run_step(work, x, y)
     with meter_for(CPU) as meter:
         first = meter.mark()
-        step()
+        run_step(work, x, y)
         last = meter.mark()
-    return resident_bytes(work, x) + meter.peak(first, last) - meter.level(first), min(times)
+    return resident_bytes(work, x) + meter.peak(first, last) - meter.level(first)
+
+
+def measure(strategies: Sequence[Strategy], x: Tensor, y: Tensor) -> list[Row]:
+    """All strategies, their steps in turn."""
+    peaks = [measure_peak(each.work, x, y) for each in strategies]
+    rounds = [[run_step(each.work, x, y) for each in strategies] for _ in range(ROUNDS)]
+    return [Row(*measured) for measured in zip(strategies, peaks, map(min, zip(*rounds, strict=True)), strict=True)]
 
 
 def with_forward(work: Workload, run_blocks: Callable[[nn.ModuleList, Tensor], Tensor]) -> Workload:
@@ -134,34 +148,31 @@ def in_segments(count: int) -> Callable[[nn.ModuleList, Tensor], Tensor]:
 # -- the table -----------------------------------------------------------------------------------------------
 
 
-def torch_rows(make: Callable[[], Workload], plan: ct.Plan, x: Tensor, y: Tensor, counts: Sequence[int]) -> list[Row]:
+def torch_strategies(make: Callable[[], Workload], plan: ct.Plan, counts: Sequence[int]) -> list[Strategy]:
     """Plain PyTorch and its own checkpointing."""
     problem = plan.verified.problem
     blocks = [i for i, ref in enumerate(plan.stages, 1) if ref.kind == "block"]
-    rows = [Row("plain PyTorch", *interleave(predict(problem, []), measure(make(), x, y)))]
-    for count in counts:
-        predicted = predict(problem, cut(blocks, count, last_too=False))
-        measured = measure(with_forward(make(), in_segments(count)), x, y)
-        rows.append(Row(f"checkpoint_sequential, {count} segments", *interleave(predicted, measured)))
-    predicted = predict(problem, cut(blocks, len(blocks), last_too=True))
-    measured = measure(with_forward(make(), every_block), x, y)
-    return [*rows, Row("checkpoint on every block", *interleave(predicted, measured))]
+    segmented_ones = [
+        Strategy(
+            f"checkpoint_sequential, {count} segments",
+            with_forward(make(), in_segments(count)),
+            *predict(problem, cut(blocks, count, last_too=False)),
+        )
+        for count in counts
+    ]
+    each = cut(blocks, len(blocks), last_too=True)
+    return [
+        Strategy("plain PyTorch", make(), *predict(problem, [])),
+        *segmented_ones,
+        Strategy("checkpoint on every block", with_forward(make(), every_block), *predict(problem, each)),
+    ]
 
 
-def interleave(predicted: tuple[int, int], measured: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Bytes before times, as a Row has them."""
-    return predicted[0], measured[0], predicted[1], measured[1]
-
-
-def cairn_rows(make: Callable[[], Workload], plans: Sequence[ct.Plan], x: Tensor, y: Tensor) -> list[Row]:
-    """Cairn at several budgets."""
-    rows = []
-    for made in plans:
-        work = make()
-        with ct.apply(work.model, made):
-            peak, took = measure(work, x, y)
-        rows.append(Row(f"Cairn, {made.budget_bytes / MIB:.0f} MiB", made.peak_bytes, peak, made.step_ns, took, True))
-    return rows
+def cairn_strategy(make: Callable[[], Workload], plan: ct.Plan) -> Strategy:
+    """Cairn with a plan."""
+    work = make()
+    ct.apply(work.model, plan)
+    return Strategy(f"Cairn, {plan.budget_bytes / MIB:.0f} MiB", work, plan.peak_bytes, plan.step_ns, is_cairn=True)
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -169,11 +180,12 @@ def show(rows: Sequence[Row]) -> None:
     base = rows[0]
     print(f"  {'':34}{'peak, MiB':>20}{'time of a step, ms':>24}{'extra time':>12}")
     print(f"  {'':34}{'predicted':>10}{'measured':>10}{'predicted':>14}{'measured':>10}{'measured':>12}")
-    for r in rows:
-        extra = 100 * (r.measured_ns / base.measured_ns - 1)
+    for row in rows:
+        told = row.strategy
+        extra = 100 * (row.measured_ns / base.measured_ns - 1)
         print(
-            f"  {r.name:34}{r.predicted_bytes / MIB:10.1f}{r.measured_bytes / MIB:10.1f}"
-            f"{r.predicted_ns / 1e6:14.0f}{r.measured_ns / 1e6:10.0f}{extra:+11.0f}%"
+            f"  {told.name:34}{told.predicted_bytes / MIB:10.1f}{row.measured_bytes / MIB:10.1f}"
+            f"{told.predicted_ns / 1e6:14.0f}{row.measured_ns / 1e6:10.0f}{extra:+11.0f}%"
         )
 
 
@@ -190,11 +202,10 @@ def draw(rows: Sequence[Row], curve: Sequence[ct.Point], title: str, path: Path)
     axes.plot(*zip(*points[1:], strict=True), color="tab:green", label="Cairn, predicted")
     for row in rows:
         at = row.measured_bytes / MIB, 100 * (row.measured_ns / base.measured_ns - 1)
-        axes.plot(
-            *at, marker="o" if row.is_cairn else "s", color="tab:green" if row.is_cairn else "tab:red", linestyle=""
-        )
-        if not row.is_cairn:
-            axes.annotate(row.name, at, textcoords="offset points", xytext=(6, 4), fontsize=8)
+        marker, color = ("o", "tab:green") if row.strategy.is_cairn else ("s", "tab:red")
+        axes.plot(*at, marker=marker, color=color, linestyle="")
+        if not row.strategy.is_cairn:
+            axes.annotate(row.strategy.name, at, textcoords="offset points", xytext=(6, 4), fontsize=8)
     axes.plot([], [], marker="o", color="tab:green", linestyle="", label="Cairn, measured")
     axes.plot([], [], marker="s", color="tab:red", linestyle="", label="PyTorch, measured")
     axes.set(xlabel="peak memory of a step, MiB", ylabel="extra time, %", title=title)
@@ -217,10 +228,11 @@ def compare(out: Path, quick: bool) -> None:
     profile = ct.profile(work.model, (x,), loss_fn=lambda output: work.loss(output, y))
     curve = ct.sweep(profile, 12)
     near_least = ct.plan(profile, curve[1].budget_bytes)
-    rows = torch_rows(make, near_least, x, y, counts=[2, 3, 4])
-    same = sorted({round(row.predicted_bytes / MIB): row.predicted_bytes for row in rows[1:]}.values())
+    strategies = torch_strategies(make, near_least, counts=[2, 3, 4])
+    same = sorted({round(each.predicted_bytes / MIB): each.predicted_bytes for each in strategies[1:]}.values())
     plans = [near_least, *(ct.plan(profile, peak + 2 * near_least.reserve_bytes) for peak in same)]
-    rows += cairn_rows(make, plans, x, y)
+    strategies += [cairn_strategy(make, plan) for plan in plans]
+    rows = measure(strategies, x, y)
     show(rows)
     draw(rows, curve, f"Residual pyramid, {len(work.blocks)} blocks, batch {len(x)}", out / "tradeoff.png")
     tightest = near_least.verified

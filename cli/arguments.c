@@ -21,6 +21,7 @@ static const flag own_flags[] = {
     {"json", NULL, CLI_JSON, "print JSON for programs instead of a table for people", NULL},
     {"trace", "FILE", CLI_TRACE, "write a timeline, for ui.perfetto.dev or chrome://tracing", NULL},
     {"budgets", "N|A,B,C", CLI_BUDGETS, "N budgets from the least to store-all, or these sizes (default 10)", NULL},
+    {"batch", "N", CLI_BATCH, "the batch at which the problem was measured", NULL},
     {"csv", NULL, CLI_BUDGETS, "print comma-separated values instead of a table", NULL},
 };
 
@@ -164,6 +165,8 @@ static cli_exit set_flag(cli_call *call, const flag *found, const char *value)
         call->csv = true;
     else if (strcmp(found->name, "trace") == 0)
         call->trace = value;
+    else if (strcmp(found->name, "batch") == 0)
+        call->batch = value;
     else
         call->budgets = value;
     return CLI_FOUND;

@@ -32,6 +32,7 @@ typedef enum cli_flags {
     CLI_OUTPUT = 1 << 6,  /* -o */
     CLI_TRACE = 1 << 7,
     CLI_BUDGETS = 1 << 8, /* --budgets, --csv */
+    CLI_BATCH = 1 << 9,
 } cli_flags;
 
 typedef struct cli_call cli_call;
@@ -58,7 +59,7 @@ struct cli_call {
     const char *operands[CLI_OPERANDS_MAX];
     int operand_count;
     bool json, csv, wants_help;
-    const char *output, *trace, *budget, *budgets; /* NULL = not given */
+    const char *output, *trace, *budget, *budgets, *batch; /* NULL = not given */
     bool has_machine_flag, minimizes_memory;
     cairn_options *options;
     cairn_problem *problem;

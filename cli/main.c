@@ -6,12 +6,12 @@
 
 #include "cli.h"
 
-extern const cli_command cli_solve, cli_verify, cli_simulate, cli_limits, cli_bound, cli_compare, cli_convert,
-    cli_solvers, cli_help;
+extern const cli_command cli_solve, cli_verify, cli_simulate, cli_limits, cli_bound, cli_compare, cli_max_batch,
+    cli_convert, cli_solvers, cli_help;
 
 const cli_command *const cli_commands[] = {
-    &cli_solve,   &cli_verify,  &cli_simulate, &cli_limits, &cli_bound,
-    &cli_compare, &cli_convert, &cli_solvers,  &cli_help,   NULL,
+    &cli_solve,     &cli_verify,  &cli_simulate, &cli_limits, &cli_bound, &cli_compare,
+    &cli_max_batch, &cli_convert, &cli_solvers,  &cli_help,   NULL,
 };
 
 const cli_command *cli_command_find(const char *name)

@@ -159,6 +159,30 @@ typedef struct cairn_bound {
 CAIRN_API cairn_status cairn_bound_of(const cairn_env *env, const cairn_problem *problem, const cairn_options *options,
                                       cairn_bound *bound, cairn_error *error);
 
+/** The largest batch, and what is proved about larger ones. */
+typedef struct cairn_max_batch {
+    int64_t batch; /**< the largest for which a schedule was found; CAIRN_NONE: not even 1 */
+    int64_t
+        refuted_batch; /**< proved: neither this batch nor any larger one is possible; CAIRN_NONE: nothing is proved */
+    int64_t budget_bytes;
+    int64_t makespan_ns, peak_bytes, recompute_ns; /**< of the schedule for batch, the simulator's */
+    int64_t forward_ns;                            /**< one forward at batch: what recompute_ns may be at most */
+    char solver[32];                               /**< whose schedule it is */
+    bool stopped_early;                            /**< by the time limit or by poll: the largest so far */
+} cairn_max_batch;
+
+/**
+ * The largest batch b such that the problem, measured at measured_batch and scaled to b (cairn_problem_scale by
+ * b / measured_batch), has a schedule within option "budget" whose recompute_ns is at most one forward: the nodes before
+ * backward_begins_at, or all forwards of a chain (of the first options). Other options as cairn_solve; a time limit holds
+ * for all of it. Where refuted_batch = batch + 1 the answer is proved. docs/solvers/max-batch.md has the method.
+ * Errors: as cairn_solve; BAD_INPUT (no budget, a graph without backward_begins_at), OVERFLOW (there is no largest),
+ * CANCELLED (nothing found).
+ */
+CAIRN_API cairn_status cairn_max_batch_of(const cairn_env *env, const cairn_problem *problem,
+                                          const cairn_options *options, int64_t measured_batch,
+                                          cairn_max_batch *max_batch, cairn_error *error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -71,6 +71,8 @@ cairn_status cairn_solve_many(const cairn_env *, const cairn_problem *, const ca
                               cairn_schedule **, cairn_info *, cairn_error *);
 cairn_status cairn_limits_of(const cairn_env *, const cairn_problem *, const cairn_options *, cairn_limits *,
                              cairn_error *);
+cairn_status cairn_max_batch_of(const cairn_env *, const cairn_problem *, const cairn_options *, int64_t,
+                                cairn_max_batch *, cairn_error *);
 cairn_status cairn_bound_of(const cairn_env *, const cairn_problem *, const cairn_options *, cairn_bound *,
                             cairn_error *);
 

@@ -583,3 +583,83 @@ def bound(
     call.run(lib.cairn_bound_of, problem_pointer(problem), chosen.pointer, ctypes.byref(found))
     call.finish()
     return Bound(number_of(found.lower_bound_ns), text_of(found.method))
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest batch, and what is proved about larger ones.
+
+    Attributes:
+        batch: the largest for which a schedule was found; None: not even 1.
+        refuted_batch: neither this batch nor any larger one is possible; None: nothing is proved.
+        budget_bytes: the budget, bytes.
+        makespan_ns: of the schedule for ``batch``, nanoseconds.
+        peak_bytes: its peak, bytes.
+        recompute_ns: time that it spends on recomputation, nanoseconds.
+        forward_ns: one forward at ``batch``, which ``recompute_ns`` does not exceed, nanoseconds.
+        solver: whose schedule it is.
+        stopped_early: by the time limit or the progress callback: the largest so far.
+    """
+
+    batch: int | None
+    refuted_batch: int | None
+    budget_bytes: int | None
+    makespan_ns: int | None
+    peak_bytes: int | None
+    recompute_ns: int | None
+    forward_ns: int | None
+    solver: str | None
+    stopped_early: bool
+
+    @property
+    def proved(self) -> bool:
+        """Whether no larger batch is possible."""
+        return self.refuted_batch == (self.batch or 0) + 1
+
+
+def max_batch(
+    problem: Problem,
+    budget: Size,
+    batch: int,
+    *,
+    solver: str = "auto",
+    machine: Machine | None = None,
+    progress: ProgressCallback | None = None,
+    **options: OptionValue,
+) -> MaxBatch:
+    """Finds the largest batch that fits a budget when recomputation may take as long as one forward.
+
+    Args:
+        problem: a Chain, or a Graph with ``backward_begins_at``, measured at a batch.
+        budget: device memory, bytes or text such as "16GB".
+        batch: the batch at which the problem was measured. At others, sizes and times are as many times larger, fixed
+            bytes are not (``Problem.scaled``).
+        solver: whose schedules count.
+        machine: replaces the problem's.
+        progress: as in ``solve``; a true result ends the search with the largest batch so far.
+        options: those of ``options()``; ``time_limit`` holds for the whole search.
+
+    Raises:
+        BadInput: no budget, or a graph that does not say where its backward begins.
+        Overflow: there is no largest batch.
+        Cancelled: stopped before anything was found.
+    """
+    chosen = _chosen(solver, machine, options)
+    chosen.set_budget(budget)
+    measured = integer(batch, "batch", least=1)
+    found = _structs.MaxBatch()
+    call = Call(progress)
+    call.run(lib.cairn_max_batch_of, problem_pointer(problem), chosen.pointer, measured, ctypes.byref(found))
+    made = MaxBatch(
+        number_of(found.batch),
+        number_of(found.refuted_batch),
+        number_of(found.budget_bytes),
+        number_of(found.makespan_ns),
+        number_of(found.peak_bytes),
+        number_of(found.recompute_ns),
+        number_of(found.forward_ns),
+        text_of(found.solver) or None,
+        found.stopped_early,
+    )
+    call.finish(made)
+    return made

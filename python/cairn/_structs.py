@@ -318,6 +318,20 @@ class Bound(Structure):
     ]
 
 
+class MaxBatch(Structure):
+    _fields_: ClassVar = [
+        ("batch", c_int64),
+        ("refuted_batch", c_int64),
+        ("budget_bytes", c_int64),
+        ("makespan_ns", c_int64),
+        ("peak_bytes", c_int64),
+        ("recompute_ns", c_int64),
+        ("forward_ns", c_int64),
+        ("solver", c_char * 32),
+        ("stopped_early", c_bool),
+    ]
+
+
 WriteCallback = CFUNCTYPE(c_int, c_void_p, POINTER(c_char), c_size_t)
 
 
@@ -351,6 +365,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "cairn_info": Info,
     "cairn_limits": Limits,
     "cairn_bound": Bound,
+    "cairn_max_batch": MaxBatch,
     "cairn_sink": Sink,
 }
 OPAQUE: dict[str, type[ctypes.Structure]] = {

@@ -210,3 +210,24 @@ def test_units() -> None:
             parse(text)
         with pytest.raises(TypeError):
             parse(1.0)
+
+
+def test_max_batch() -> None:
+    stages = [cairn.Stage(10, saved_bytes=30, forward_ns=5, backward_ns=10) for _ in range(6)]
+    chain = cairn.Chain(stages, input_bytes=10, fixed_bytes=100)
+    found = cairn.max_batch(chain, 2000, 1, solver="chain-exact")
+    assert found.batch is not None and found.refuted_batch is not None and found.refuted_batch > found.batch
+    assert found.forward_ns == 30 * found.batch and found.recompute_ns <= found.forward_ns
+    assert found.solver == "chain-exact" and found.peak_bytes <= 2000 and not found.stopped_early
+    here = cairn.solve(chain.scaled(found.batch), 2000)
+    assert here.makespan_ns == found.makespan_ns
+    nothing = cairn.max_batch(chain, 100, 1)
+    assert nothing.batch is None and nothing.makespan_ns is None and nothing.proved
+    with pytest.raises(cairn.BadInput):
+        cairn.max_batch(chain, 2000, 0)
+    with pytest.raises(cairn.BadInput):
+        cairn.max_batch(chain, None, 1)  # type: ignore[arg-type]
+    with pytest.raises(cairn.BadInput):
+        cairn.max_batch(cairn.Graph([cairn.Node(1, 1)]), 10, 1)
+    with pytest.raises(cairn.Cancelled):
+        cairn.max_batch(chain, 2000, 1, solver="chain-exact", progress=lambda state: True)

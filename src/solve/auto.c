@@ -265,13 +265,20 @@ static bool is_settled(const search *s)
     return s->best->found && !s->task->settings->minimize_memory && s->replay.makespan_ns <= s->bound_ns;
 }
 
+static bool should_stop(const search *s, int asked, int count)
+{
+    int64_t best_ns = s->best->found ? s->replay.makespan_ns : CAIRN_NONE;
+    const cairn_progress progress = {"asking solvers", asked, count, best_ns, s->bound_ns};
+    return crn_should_stop(s->task, &progress);
+}
+
 static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
         candidate *c = &session->candidates[i];
         if ((c->work > WORK_MAX) != dear)
             continue;
-        if (crn_should_stop(s->task, NULL)) {
+        if (should_stop(s, i, session->count)) {
             s->best->stopped_early = true;
             return CAIRN_OK;
         }

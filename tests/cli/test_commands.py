@@ -245,6 +245,39 @@ def test_compare(cairn):
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
 
 
+def test_max_batch(cairn):
+    cairn.file("p", chain(*[stage(10, saved=30) for _ in range(6)], fixed_bytes=100))
+    asked = ("max-batch", "p", "--batch", "2", "--budget")
+    answer = cairn.json(*asked, 2000)
+    assert list(answer) == ["max_batch", "budget_bytes", "makespan_ns"] and answer["budget_bytes"] == 2000
+    batch = answer["max_batch"]
+    for size in ("forward_ns", "backward_ns", "output_bytes", "saved_bytes"):
+        assert stage(10, saved=30)[size] * batch % 2 == 0
+    scaled = {key: value * batch // 2 for key, value in stage(10, saved=30).items()}
+    cairn.file("scaled", chain(*[scaled] * 6, fixed_bytes=100) | {"input_bytes": 5 * batch})
+    solved = cairn.json("solve", "scaled", "--budget", 2000)
+    assert solved["makespan_ns"] == answer["makespan_ns"]
+    assert solved["recompute_ns"] <= 6 * scaled["forward_ns"]
+    table = cairn(*asked, 2000)
+    assert table.code == 0 and table.out.startswith(f"max batch     {batch} ") and "is not possible" in table.out
+    assert cairn.json(*asked, 101, code=1) == {"max_batch": None, "budget_bytes": 101, "makespan_ns": None}
+    assert "max batch     none" in cairn(*asked, 101).out
+    unlimited = cairn.json(*asked, 2000, "--time-limit", "0ns", "--solver", "chain-exact", code=1)
+    assert unlimited["max_batch"] is None
+    for wrong in ("0", "-1", "1.5", "", "99999999999999999999"):
+        assert cairn("max-batch", "p", "--budget", "1KB", f"--batch={wrong}").code == 2
+    assert "--batch" in cairn("max-batch", "p", "--budget", "1KB").err
+    assert "--budget" in cairn("max-batch", "p", "--batch", "2").err
+    assert cairn("max-batch", "p", "--batch", "2", "--budget", "none").code == 2
+    graph = {key: value for key, value in GRAPH.items() if key != "backward_begins_at"}
+    done = cairn("max-batch", cairn.file("g", graph), "--batch", "2", "--budget", "1MB")
+    assert done.code == 2 and "where its backward begins" in done.err
+    nothing = {**GRAPH, "nodes": [{"cost_ns": 1, "bytes": 0, "deps": []}]}
+    assert cairn.json("max-batch", cairn.file("n", nothing), "--batch", "1", "--budget", "1", code=2)["error"][
+        "code"
+    ] == ("overflow")
+
+
 def test_convert(cairn):
     cairn.file("p", CHAIN)
     done = cairn("convert", "p")
@@ -270,7 +303,18 @@ def test_convert(cairn):
 def test_help(cairn):
     overview = cairn("help")
     assert overview.code == 0 and overview.out == cairn("--help").out
-    for name in ("solve", "verify", "simulate", "limits", "bound", "compare", "convert", "solvers", "help"):
+    for name in (
+        "solve",
+        "verify",
+        "simulate",
+        "limits",
+        "bound",
+        "compare",
+        "max-batch",
+        "convert",
+        "solvers",
+        "help",
+    ):
         assert f"\n  {name} " in overview.out
         about = cairn("help", name)
         assert about.code == 0 and about.out.startswith(f"usage: cairn {name}")

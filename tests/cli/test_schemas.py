@@ -55,10 +55,8 @@ def test_documented_examples(cairn):
 
 
 def test_documented_outputs():
-    answer, replay, limits, bound, error = documented("json-output.md")
-    for kind, example in zip(
-        ("solve", "replay", "limits", "bound", "error"), (answer, replay, limits, bound, error), strict=True
-    ):
+    kinds = ("solve", "replay", "limits", "bound", "max_batch", "error")
+    for kind, example in zip(kinds, documented("json-output.md"), strict=True):
         output(kind).validate(example)
         assert list(schema("json-output")["$defs"][kind]["properties"]) == list(example)
 
@@ -74,6 +72,8 @@ def test_printed_objects(cairn):
     output("replay").validate(cairn.json("simulate", "p", "s", "--budget", "1", code=1))
     output("limits").validate(cairn.json("limits", "p"))
     output("bound").validate(cairn.json("bound", "p", "--budget", "1GiB"))
+    output("max_batch").validate(cairn.json("max-batch", "p", "--budget", "1GiB", "--batch", "4"))
+    output("max_batch").validate(cairn.json("max-batch", "p", "--budget", "1", "--batch", "4", code=1))
     output("solvers").validate(cairn.json("solvers"))
     output("error").validate(cairn.json("limits", "missing", code=2))
     output("error").validate(cairn.json("limits", code=2))

@@ -32,10 +32,12 @@ from .errors import (
 )
 from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
+from .interpreter import Step
 from .plan import Plan, Point, plan, sweep
 from .profiler import Profile, profile
 from .report import Report, explain
 from .stages import StageRef
+from .trace import Traced, trace
 
 __all__ = [
     "Budget",
@@ -49,7 +51,9 @@ __all__ = [
     "RecomputationError",
     "Report",
     "StageRef",
+    "Step",
     "TorchError",
+    "Traced",
     "Unsupported",
     "Verification",
     "VerificationFailed",
@@ -63,6 +67,7 @@ __all__ = [
     "profile",
     "report",
     "sweep",
+    "trace",
     "trainer_callback",
     "verify",
 ]

@@ -192,3 +192,25 @@ def profiler_is_active() -> bool:
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Calls `function` when the backward that is running has ended; only from within that backward."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# -- where in autograd's graph a traced step is --------------------------------------------------------------
+
+
+def next_sequence_number() -> int:
+    """The number that autograd's next function will get; 0 where torch does not say."""
+    number = getattr(torch.autograd, "_get_sequence_nr", None)
+    return int(number()) if number is not None else 0
+
+
+def backward_sequence_number() -> int:
+    """The number of the function whose backward runs now; -1 where there is none, or torch does not say."""
+    current = getattr(torch._C, "_current_autograd_node", None)
+    node = current() if current is not None else None
+    return int(node._sequence_nr()) if node is not None else -1
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Operators called inside are not recorded for a backward, at no cost; parameters stay what they are to them."""
+    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+    return torch.no_grad() if guard is None else guard()

@@ -179,8 +179,8 @@ def profile(
     """
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
-    device = _device_of(sample)
-    _check(model)
+    device = device_of(sample)
+    check_model(model)
     with set_aside(model), untouched(model, device):
         observed = discovery.trace(model, sample.forward)
         found = discovery.find_blocks(model, observed, blocks)
@@ -204,7 +204,8 @@ def profile(
     )
 
 
-def _device_of(sample: Sample) -> torch.device:
+def device_of(sample: Sample) -> torch.device:
+    """The one device that a model and its sample lie on."""
     tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
     devices = {t.device for t in tensors if t.device.type != "cpu" or t.dim() > 0}
     if len(devices) > 1:
@@ -218,7 +219,8 @@ def _device_of(sample: Sample) -> torch.device:
     return device
 
 
-def _check(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Refuses wrappers and models that recompute by themselves."""
     name = type(model).__name__
     if name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
         raise Unsupported(f"profile the module inside {name}, before it is wrapped")

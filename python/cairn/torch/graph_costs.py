@@ -1,0 +1,115 @@
+"""Measures a traced program in place and makes the cairn-graph of it.
+
+The program runs as it was traced, every value dropped after its last reader, so each operation meets the sizes, strides
+and values that it has in training. Operations that are alike (same operators, shapes, strides, types and numbers) get
+the same time, the median over all of them and over the passes, and the same workspace, the largest.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cairn
+import torch
+
+from . import memory
+from .graph_program import Machine, Program
+from .interpreter import below_everything
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times and workspaces of a program's operations, in its order."""
+
+    cost_ns: tuple[int, ...]
+    workspace_bytes: tuple[int, ...]
+
+
+def measured(program: Program, externals: Sequence[torch.Tensor], device: torch.device, passes: int) -> Costs:
+    """Runs the program once for its workspaces and `passes` times for its times."""
+    kinds = [operation.described for operation in program.operations]
+    workspaces = _workspaces(program, externals, device)
+    largest: dict[str, int] = {}
+    for kind, workspace in zip(kinds, workspaces, strict=True):
+        largest[kind] = max(workspace, largest.get(kind, workspace))
+    samples: dict[str, list[int]] = {kind: [] for kind in kinds}
+    for _ in range(passes):
+        for kind, time_ns in zip(kinds, _times(program, externals, device), strict=True):
+            samples[kind].append(time_ns)
+    median = {kind: int(statistics.median(times)) if times else 0 for kind, times in samples.items()}
+    return Costs(tuple(median[kind] for kind in kinds), tuple(largest[kind] for kind in kinds))
+
+
+def _in_order(program: Program, machine: Machine, compute: Callable[[int], None]) -> None:
+    for name, v in program.store_all():
+        if name == "compute":
+            compute(v)
+        else:
+            machine.drop(v)
+
+
+def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
+    machine, times = Machine(program, externals), []
+
+    def now() -> int:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter_ns()
+
+    def compute(v: int) -> None:
+        began = now()
+        machine.compute(v)
+        times.append(now() - began)
+
+    with below_everything(device):
+        _in_order(program, machine, compute)
+    return times
+
+
+def _workspaces(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
+    """What the allocator's peak during each operation has beyond what was there and the operation's result."""
+    machine, meter = Machine(program, externals), memory.meter_for(device)
+    marks: list[tuple[int, int]] = []
+
+    def compute(v: int) -> None:
+        begin = meter.mark()
+        machine.compute(v)
+        marks.append((begin, meter.mark()))
+
+    with meter, below_everything(device):
+        _in_order(program, machine, compute)
+        machine.clear()
+    return [
+        meter.peak(begin, end) - meter.level(begin) - operation.bytes
+        for (begin, end), operation in zip(marks, program.operations, strict=True)
+    ]
+
+
+def graph_of(program: Program, costs: Costs, fixed_bytes: int, name: str, provenance: Mapping[str, Any]) -> cairn.Graph:
+    """The program as a problem for the solvers."""
+    nodes = [
+        cairn.Node(
+            cost_ns=cost_ns,
+            bytes=operation.bytes,
+            deps=operation.deps,
+            name=operation.name,
+            workspace_bytes=workspace_bytes,
+            alias_of=operation.base,
+            keep=operation.keep,
+            no_recompute=operation.once,
+        )
+        for operation, cost_ns, workspace_bytes in zip(
+            program.operations, costs.cost_ns, costs.workspace_bytes, strict=True
+        )
+    ]
+    return cairn.Graph(
+        nodes,
+        fixed_bytes=fixed_bytes,
+        backward_begins_at=program.backward_begins_at,
+        name=name,
+        provenance=provenance,
+    )

@@ -1,0 +1,188 @@
+"""A traced training step as a program: operations on values, in the order in which the step performed them.
+
+An operation is one node of the cairn-graph. It consists of one call of an operator, or of a few where the step worked
+in place: what is written before anybody reads it belongs to the operation that made it. Operands are other operations'
+results, tensors from outside (parameters, inputs, constants), or results of the operation's own earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# -- operands ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Value:
+    """A result of an operation of the program."""
+
+    operation: int
+    output: int
+
+
+@dataclass(frozen=True)
+class External:
+    """A tensor that was there before the step."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Local:
+    """A result of an earlier call of the same operation."""
+
+    call: int
+    result: int
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A tensor that was there before the step, or that the program's text has as numbers."""
+
+    name: str
+    tensor: torch.Tensor
+    is_literal: bool = False
+
+
+# -- the program ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator; operands stand where the tensors were.
+
+    `described` is the same with shapes and types in their place: calls that are described alike take alike time.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    described: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One node of the graph.
+
+    Attributes:
+        name: for people.
+        calls: what to do.
+        outputs: which results it hands on; the others die with it.
+        storage_bytes: bytes of each storage that is new with it; none for a view.
+        deps: the operations whose results it reads, ascending.
+        base: the operation whose storage its outputs show, for a view.
+        once: it draws random numbers or talks to other processes, so it is computed once.
+        keep: its outputs are results of the step.
+    """
+
+    name: str
+    calls: tuple[Call, ...]
+    outputs: tuple[Local, ...]
+    storage_bytes: tuple[int, ...]
+    deps: tuple[int, ...]
+    base: int | None
+    once: bool
+    keep: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its outputs take."""
+        return sum(self.storage_bytes)
+
+    @property
+    def described(self) -> str:
+        """Equal for operations that take alike time and workspace."""
+        return " ".join([*(call.described for call in self.calls), *map(repr, self.outputs)])
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training step.
+
+    Attributes:
+        operations: in the order of the step.
+        externals: the tensors from outside.
+        backward_begins_at: how many operations come before the backward.
+        loss: where the loss is.
+        outputs: the tensors of the model's output, where they are results.
+        grads: gradients by the name of their parameter or input.
+        written: what the step leaves in tensors from outside (buffers): (external, where its new contents are).
+    """
+
+    operations: tuple[Operation, ...]
+    externals: tuple[Outside, ...]
+    backward_begins_at: int
+    loss: Value | External
+    outputs: tuple[Value | External, ...]
+    grads: Mapping[str, Value | External]
+    written: tuple[tuple[int, Value | External], ...]
+
+    def store_all(self) -> list[tuple[str, int]]:
+        """The program as a schedule: every operation once, each value dropped after its last reader."""
+        last = {v: v for v in range(len(self.operations))}
+        for v, operation in enumerate(self.operations):
+            last.update(dict.fromkeys(operation.deps, v))
+        dying: dict[int, list[int]] = {}
+        for v, reader in last.items():
+            if not self.operations[v].keep:
+                dying.setdefault(reader, []).append(v)
+        ops: list[tuple[str, int]] = []
+        for v in range(len(self.operations)):
+            ops.append(("compute", v))
+            ops += [("drop", dead) for dead in dying.get(v, [])]
+        return ops
+
+
+# -- performing operations -----------------------------------------------------------------------------------
+
+
+class Machine:
+    """The values that exist while a program runs."""
+
+    def __init__(self, program: Program, externals: Sequence[torch.Tensor]) -> None:
+        self._operations = program.operations
+        self._externals = externals
+        self._values: list[list[Any] | None] = [None] * len(program.operations)
+
+    def compute(self, v: int) -> None:
+        """Performs an operation; afterwards its outputs exist and nothing else of it."""
+        operation = self._operations[v]
+        results: list[list[Any]] = []
+        for call in operation.calls:
+            args = [self._operand(argument, results) for argument in call.args]
+            kwargs = {name: self._operand(argument, results) for name, argument in call.kwargs.items()}
+            made = call.function(*args, **kwargs)
+            results.append(list(made) if isinstance(made, (tuple, list)) else [made])
+        self._values[v] = [results[output.call][output.result] for output in operation.outputs]
+
+    def drop(self, v: int) -> None:
+        """Releases an operation's outputs."""
+        self._values[v] = None
+
+    def clear(self) -> None:
+        """Releases everything."""
+        self._values = [None] * len(self._values)
+
+    def tensor(self, where: Value | External) -> torch.Tensor:
+        """A value that exists."""
+        if isinstance(where, External):
+            return self._externals[where.index]
+        values = self._values[where.operation]
+        if values is None:
+            raise RuntimeError(f"{self._operations[where.operation].name} is read but does not exist")
+        tensor: torch.Tensor = values[where.output]
+        return tensor
+
+    def _operand(self, argument: Any, results: Sequence[Sequence[Any]]) -> Any:
+        kind = type(argument)
+        if kind is Value or kind is External:
+            return self.tensor(argument)
+        if kind is Local:
+            return results[argument.call][argument.result]
+        if kind is list:
+            return [self._operand(item, results) for item in argument]
+        return argument

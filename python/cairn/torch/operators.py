@@ -1,0 +1,156 @@
+"""What an operator does beside computing new tensors: it may write into its arguments, or make numbers of tensors.
+
+Operators say most of it themselves, in their schemas and tags. What they leave out is written down here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: any operator: one overload of one function of torch.ops
+Operator = Any
+
+#: arguments, by position, that an operator writes although its schema does not say so, and the position of the flag
+#: that makes it do so
+_UNDECLARED_WRITES = {
+    "aten::native_batch_norm": ((3, 4), 5),
+    "aten::cudnn_batch_norm": ((3, 4), 5),
+    "aten::miopen_batch_norm": ((3, 4), 5),
+}
+
+#: operators that replace all of what they write into, and do not read it
+_OVERWRITING = frozenset(
+    f"aten::{name}"
+    for name in (
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+    )
+)
+
+_LITERALS = ("aten::lift_fresh", "aten::lift_fresh_copy")
+_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one operator does.
+
+    Attributes:
+        name: as in torch, "aten::add_".
+        written: the arguments that it writes, by position or by keyword.
+        is_collective: it talks to other processes.
+        is_literal: it makes a tensor of numbers in the program text.
+        overwrites: it does not read what it writes into.
+    """
+
+    name: str
+    written: tuple[int | str, ...]
+    is_collective: bool
+    is_literal: bool
+    overwrites: bool
+
+    def tensors_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call writes into."""
+        positions, flag = _UNDECLARED_WRITES.get(self.name, ((), None))
+        written: list[int | str] = list(self.written)
+        if flag is not None and args[flag]:
+            written += positions
+        return list(tensors_of([_argument(args, kwargs, where) for where in written]))
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], where: int | str) -> Any:
+    if isinstance(where, str):
+        return kwargs.get(where)
+    return args[where] if where < len(args) else None
+
+
+@functools.cache
+def facts_of(operator: Operator) -> Facts:
+    """The facts about an operator."""
+    schema = operator._schema
+    written = tuple(
+        argument.name if argument.kwarg_only else position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return Facts(
+        name=schema.name,
+        written=written,
+        is_collective=schema.name.startswith(_COLLECTIVES),
+        is_literal=schema.name in _LITERALS,
+        overwrites=schema.name in _OVERWRITING,
+    )
+
+
+def reads_numbers(operator: Operator, args: Sequence[Any]) -> bool:
+    """Whether a call makes numbers or shapes out of the numbers in its tensors, on which the program may branch."""
+    if operator is torch.ops.aten.index.Tensor:
+        return any(index.dtype in (torch.bool, torch.uint8) for index in tensors_of(args[1]))
+    tags = operator.tags
+    return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+@functools.cache
+def out_of_place(operator: Operator) -> Operator | None:
+    """The operator that computes what this one writes into its first argument, as a new tensor: add for add_."""
+    namespace, _, name = operator._schema.name.partition("::")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    found = getattr(packet, operator._overloadname, None)
+    if found is None or facts_of(found).written:
+        return None
+    names = [[argument.name for argument in each._schema.arguments] for each in (operator, found)]
+    return found if names[0] == names[1] else None
+
+
+def label(function: Callable[..., Any]) -> str:
+    """The name of an operator for people: "addmm", "add_"."""
+    schema = getattr(function, "_schema", None)
+    return function.__name__ if schema is None else str(schema.name).rpartition("::")[2]
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in the arguments or results of an operator: bare, or in lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+# -- operations that no operator of torch's stands for -------------------------------------------------------
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor on a copy of its storage."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    storage = tensor.untyped_storage().clone()
+    return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def shown(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The storage of a tensor, shown in another way."""
+    alias = torch.empty(0, dtype=dtype, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
+
+
+def fresh(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor, its numbers not set yet."""
+    return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)

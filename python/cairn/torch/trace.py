@@ -1,0 +1,143 @@
+"""`trace`: one training step as a graph of operators that solvers take, and that runs by their schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cairn
+import torch
+from torch import nn
+
+from . import graph_costs, interpreter, memory
+from .ambient import Switches
+from .errors import PlanMismatch, Unsupported
+from .graph_program import Program
+from .handle import set_aside
+from .interpreter import Step
+from .profiler import check_model, device_of, fingerprint_of
+from .recording import recorded
+from .sample import Sample
+from .surroundings import Surroundings
+from .untouched import untouched
+
+
+class Traced:
+    """A training step as a graph; made by `trace`.
+
+    Attributes:
+        graph: the problem: a node for each operation, in the order of the step.
+    """
+
+    def __init__(self, graph: cairn.Graph, program: Program, surroundings: Surroundings, device: torch.device) -> None:
+        self.graph = graph
+        self._program, self._surroundings, self._device = program, surroundings, device
+        self._switches = Switches()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the graph as a cairn-graph file, which the command line reads."""
+        self.graph.save(path)
+
+    def run(
+        self,
+        verified: cairn.Verified | None = None,
+        args: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        measure: bool = True,
+    ) -> Step:
+        """Runs the step as a verified schedule says; without one, as it was traced, nothing recomputed.
+
+        Random numbers are drawn from torch's default generators, as in training; buffers get the contents that the
+        step leaves in them; parameters' `grad` is not touched.
+
+        verified: what `cairn.verify` returned for `graph` and a schedule.
+        args, kwargs: other inputs of the same shapes; those that were traced if neither is given.
+        measure: also measure the peak of memory.
+
+        Raises:
+            PlanMismatch: the schedule was verified for another graph, or shapes, inputs or parameters are not those
+                that were traced.
+            Unsupported: the schedule sends values to host memory.
+        """
+        ops = self._program.store_all() if verified is None else self._ops(verified)
+        externals = [outside.tensor for outside in self._program.externals]
+        if args is not None or kwargs is not None:
+            self._surroundings.replace_inputs(externals, args, kwargs)
+        self._surroundings.check(externals)
+        meter = memory.meter_for(self._device) if measure else None
+        with self._switches.in_force():
+            outcome, rise, computed = interpreter.run(self._program, ops, externals, self._device, meter)
+        interpreter.write_back(outcome, externals)
+        return Step(
+            loss=outcome.loss,
+            grads=outcome.grads,
+            outputs=outcome.outputs,
+            peak_bytes=self.graph.fixed_bytes + rise if measure else None,
+            predicted_peak_bytes=None if verified is None else verified.replay.peak_bytes,
+            computed=computed,
+        )
+
+    def _ops(self, verified: cairn.Verified) -> Sequence[tuple[Any, ...]]:
+        if not isinstance(verified, cairn.Verified):
+            raise TypeError(
+                f"run takes what cairn.verify(traced.graph, schedule) returns, not a {type(verified).__name__}"
+            )
+        if verified.problem.hash != self.graph.hash:
+            raise PlanMismatch(
+                f"the schedule was verified for the problem {verified.problem.hash[:19]}, and this step is "
+                f"{self.graph.hash[:19]}: solve traced.graph itself, or what traced.save wrote"
+            )
+        for op in verified.schedule.ops:
+            if op[0] not in ("compute", "drop"):
+                raise Unsupported(f"the schedule has the operation {op}: traced steps do not use host memory yet")
+        return verified.schedule.ops
+
+    def __repr__(self) -> str:
+        return f"<cairn.torch.Traced {self.graph.name!r}: {len(self.graph)} operations>"
+
+
+def trace(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    keep_output: bool = False,
+    passes: int = 3,
+    name: str | None = None,
+) -> Traced:
+    """Traces one plain training step of `model` on sample arguments, without changing the model.
+
+    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
+    loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+    keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
+    passes: how often the times are taken (the median counts).
+    name: of the graph; the model's class if not given.
+
+    The step runs once as ever and is recorded; then what was recorded runs again, its results are compared with the
+    step's bit for bit, and its operations are measured. This takes the memory of plain training.
+
+    Raises:
+        Unsupported: the step does something that one graph cannot stand for; the message names the operation.
+    """
+    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    device = device_of(sample)
+    check_model(model)
+    surroundings = Surroundings(sample)
+    with set_aside(model), untouched(model, device):
+        program, generators = recorded(sample, surroundings, device, keep_output)
+        tensors = [outside.tensor for outside in program.externals]
+        costs = graph_costs.measured(program, tensors, device, passes)
+        generators.restore()
+    surroundings.note(program.externals)
+    fixed = memory.unique_bytes([*model.parameters(), *model.buffers(), *sample.static_tensors(), *tensors])
+    provenance = {
+        "traced_by": f"cairn {cairn.__version__}",
+        **fingerprint_of(model, arguments, sample.kwargs),
+        "threads": torch.get_num_threads(),
+    }
+    graph = graph_costs.graph_of(program, costs, fixed, name or type(model).__name__, provenance)
+    return Traced(graph, program, surroundings, device)

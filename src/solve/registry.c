@@ -14,6 +14,10 @@
     X(crn_chain_dp_solver)         \
     X(crn_chain_exact_solver)      \
     X(crn_brute_chain_solver)      \
+    X(crn_offload_greedy_solver)   \
+    X(crn_offload_dp_solver)       \
+    X(crn_offload_vdnn_solver)     \
+    X(crn_offload_exact_solver)    \
     X(crn_select_cubic_solver)     \
     X(crn_select_quadratic_solver) \
     X(crn_select_linear_solver)    \

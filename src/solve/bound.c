@@ -4,7 +4,7 @@
  * Time. Every stage of a chain runs its backward once, with what a saving forward of the same option left; every node
  * of a graph is computed at least once. So
  *     chain: sum over l of min over k of uF_k[l] + uB_k[l],      graph: sum of cost_ns.
- * The methods of the registry raise that where they can.
+ * The methods of the registry raise that where they can: chains and graphs have one each.
  *
  * Memory. An operation needs what it reads, what it makes and its workspace at once, besides what is always resident.
  */
@@ -33,20 +33,40 @@ static int64_t graph_work_ns(const cairn_graph *graph)
     return sum_ns;
 }
 
+static cairn_status raise_by(const crn_task *task, int method, int64_t budget_bytes, int64_t *bound_ns,
+                             cairn_error *error)
+{
+    const crn_bound_method *m = crn_bound_methods[method];
+    void *own = NULL, **kept = task->bounds ? &task->bounds->kept[method] : &own;
+    cairn_status status = m->raise_makespan(task, kept, budget_bytes, bound_ns, error);
+    if (own)
+        m->forget(task, own);
+    return status;
+}
+
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     *method = "work";
     *bound_ns = chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(task->problem));
-    for (const crn_bound_method *const *other = crn_bound_methods; *other; other++) {
+    for (int i = 0; crn_bound_methods[i]; i++) {
         int64_t before_ns = *bound_ns;
-        if ((*other)->raise_makespan)
-            CRN_TRY((*other)->raise_makespan(task, budget_bytes, bound_ns, error));
+        if (crn_bound_methods[i]->raise_makespan)
+            CRN_TRY(raise_by(task, i, budget_bytes, bound_ns, error));
         if (*bound_ns > before_ns)
-            *method = (*other)->name;
+            *method = crn_bound_methods[i]->name;
     }
     return CAIRN_OK;
+}
+
+void crn_bounds_forget(const crn_task *task)
+{
+    for (int i = 0; task->bounds && crn_bound_methods[i]; i++) {
+        if (task->bounds->kept[i])
+            crn_bound_methods[i]->forget(task, task->bounds->kept[i]);
+        task->bounds->kept[i] = NULL;
+    }
 }
 
 /* ---- memory ---- */

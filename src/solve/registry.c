@@ -46,6 +46,7 @@ const crn_solver *const crn_solvers[] = {
 
 /* X(descriptor) */
 #define BOUND_MAP(X)                 \
+    X(crn_chain_bound_method)        \
     X(crn_chain_memory_bound_method) \
     X(crn_graph_bound_method)
 
@@ -59,6 +60,9 @@ const crn_bound_method *const crn_bound_methods[] = {
 #undef CRN_X
         NULL,
 };
+
+_Static_assert(sizeof(crn_bound_methods) / sizeof(crn_bound_methods[0]) - 1 <= CRN_BOUND_METHODS_MAX,
+               "too many bounds");
 
 enum { SOLVER_COUNT = sizeof(crn_solvers) / sizeof(crn_solvers[0]) - 1 };
 

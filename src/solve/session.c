@@ -123,6 +123,7 @@ static void set_up(crn_session *session, const cairn_env *env, const cairn_probl
 static cairn_status begin(crn_session *session, cairn_error *error)
 {
     session->solver = crn_solver_find(session->settings.solver);
+    session->task.bounds = &session->bounds;
     if (!session->solver)
         return crn_fail(error, CAIRN_BAD_INPUT, "there is no solver \"%s\"", session->settings.solver);
     CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
@@ -153,6 +154,7 @@ void crn_session_end(crn_session *session)
     if (session->is_open && session->solver->close)
         session->solver->close(&session->task, session->state);
     session->is_open = false;
+    crn_bounds_forget(&session->task);
     crn_team_free(session->task.team);
     session->task.team = NULL;
 }

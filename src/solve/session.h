@@ -24,6 +24,7 @@ typedef struct crn_session {
     int64_t polled_ns;
     int64_t store_all_bytes, store_all_ns;
     crn_least least;
+    crn_bound_store bounds;
 } crn_session;
 
 /** Resolves the options into session->task; nothing to free yet. */

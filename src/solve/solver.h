@@ -37,6 +37,13 @@ typedef struct crn_settings {
     cairn_machine machine;
 } crn_settings;
 
+enum { CRN_BOUND_METHODS_MAX = 8 };
+
+/** What the bound methods keep for other budgets of a session, each its own. */
+typedef struct crn_bound_store {
+    void *kept[CRN_BOUND_METHODS_MAX];
+} crn_bound_store;
+
 /** What is to be solved. The same for all calls of a session. */
 typedef struct crn_task {
     const cairn_env *env; /* with the metered allocator */
@@ -46,6 +53,7 @@ typedef struct crn_task {
     crn_team *team;           /* threads to use; may be NULL */
     int64_t budget_max_bytes; /* no call of the session asks for more; CAIRN_NONE = no budget */
     int64_t deadline_ns;      /* of crn_clock_ns; CAIRN_NONE = none */
+    crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
 } crn_task;
 
 /** How little memory would do. */
@@ -107,7 +115,10 @@ cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, 
 typedef struct crn_bound_method {
     const char *name;
     /** NULL = nothing to say. */
-    cairn_status (*raise_makespan)(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, cairn_error *error);
+    cairn_status (*raise_makespan)(const crn_task *task, void **kept, int64_t budget_bytes, int64_t *bound_ns,
+                                   cairn_error *error);
+    /** Frees what raise_makespan left in *kept for other budgets of the problem; never called with NULL. */
+    void (*forget)(const crn_task *task, void *kept);
     /** Of the device memory that any schedule needs, fixed bytes included. NULL = nothing to say. */
     cairn_status (*raise_memory)(const crn_task *task, int64_t *bound_bytes, cairn_error *error);
 } crn_bound_method;
@@ -132,6 +143,9 @@ bool crn_should_stop(const crn_task *task, const cairn_progress *progress);
 /** A proved lower bound on the makespan of every schedule within a budget; method: static text. */
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error);
+
+/** Empties task->bounds, where there is one. */
+void crn_bounds_forget(const crn_task *task);
 
 /** A proved lower bound on the device memory that any schedule needs. */
 cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *error);

@@ -367,8 +367,10 @@ static cairn_status bounder_for(const crn_task *task, crn_graph_model **model, c
 }
 
 /* A budget that nothing fits leaves the bound as it is. */
-static cairn_status raise_makespan(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, cairn_error *error)
+static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t budget_bytes, int64_t *bound_ns,
+                                   cairn_error *error)
 {
+    (void)kept;
     crn_graph_model *model;
     crn_graph_bounder *bounder;
     if (!applies(task) || budget_bytes == CAIRN_NONE)
@@ -395,4 +397,5 @@ static cairn_status raise_memory(const crn_task *task, int64_t *bound_bytes, cai
     return CAIRN_OK;
 }
 
-const crn_bound_method crn_graph_bound_method = {"min-cut", raise_makespan, raise_memory};
+const crn_bound_method crn_graph_bound_method = {
+    .name = "min-cut", .raise_makespan = raise_makespan, .raise_memory = raise_memory};

@@ -38,7 +38,7 @@ def seeded() -> Iterator[None]:
 def made(name: str) -> torch_models.Step:
     if name in torch_models.HUGGING_FACE:
         pytest.importorskip("transformers")
-    return torch_models.ALL[name]()
+    return (torch_models.ALL | torch_models.ODD)[name]()
 
 
 def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
@@ -54,11 +54,12 @@ def resnet_profile() -> ct.Profile:
 
 # -- what is promised is what is measured --------------------------------------------------------------------
 
-#: By how much a prediction may be too high, as a share: values that several blocks read count all the step.
-LOOSE = {"t5": 0.03}
+#: By how much a prediction may be too high, as a share: values that several blocks read count all the step, and a
+#: block's output counts as saved even where nobody saves it.
+LOOSE = {"t5": 0.03, **dict.fromkeys(torch_models.ODD, 0.03), "recurrent-residual": 0.05}
 
 
-@pytest.mark.parametrize("name", list(torch_models.ALL))
+@pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_planned_steps_are_exact_and_within_every_budget(name: str) -> None:
     step = made(name)
     profile = profiled(step)
@@ -348,6 +349,56 @@ def test_checkpoint_trains_within_the_budget_and_reports() -> None:
     handle.remove()
     with pytest.raises(ValueError, match="no plan"):
         ct.report(model)
+
+
+def distilbert() -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    config = DistilBertConfig(vocab_size=500, dim=64, hidden_dim=256, n_layers=4, n_heads=4)
+    ids = torch.randint(500, (4, 48))
+    return DistilBertForMaskedLM(config), {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def whisper() -> tuple[nn.Module, dict[str, Any]]:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 3), ("ffn_dim", 256))}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "vocab_size": 300}
+    config = WhisperConfig(
+        d_model=64, num_mel_bins=16, max_source_positions=96, dropout=0.1, **sizes, **heads, **tokens
+    )
+    return WhisperForConditionalGeneration(config), {
+        "input_features": torch.randn(2, 16, 192),
+        "labels": torch.randint(3, 300, (2, 32)),
+    }
+
+
+@pytest.mark.parametrize("make", [distilbert, whisper])
+def test_the_three_lines_train_a_hugging_face_model(make: Any) -> None:
+    """As the README says, from a budget between the least and the plain one; every loss and parameter as plainly."""
+    pytest.importorskip("transformers")
+    model, batch = make()
+    points = ct.sweep(ct.profile(model.train(), kwargs=batch, passes=1), 4)
+    losses: list[list[torch.Tensor]] = []
+    trained = []
+    for budget in (None, points[1].budget_bytes):
+        torch.manual_seed(1)
+        own = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(own.parameters())
+        if budget is not None:
+            ct.checkpoint(own, kwargs=batch, budget=budget, strict=True, passes=1)
+            assert not ct.handle(own).plan.is_plain
+        losses.append([])
+        for _ in range(3):
+            loss = own(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.detach())
+        trained.append(own)
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in trained), strict=True))
 
 
 def test_checkpoint_leaves_an_infeasible_model_alone() -> None:

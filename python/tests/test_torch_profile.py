@@ -162,6 +162,33 @@ def test_a_layer_that_runs_twice_is_two_stages_and_one_that_is_skipped_is_none()
     assert refs == [("layers.2", 0), ("layers.0", 0), ("layers.2", 1)]
 
 
+def test_a_layer_that_is_all_there_is_in_its_list_is_found() -> None:
+    profile = profiled(torch_models.shared())
+    assert [(ref.name, ref.call) for ref in profile.refs if ref.is_block] == [("layers.0", i) for i in range(5)]
+
+
+class _SkipsAtRandom(nn.Module):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.layers, self.share = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x if torch.rand(()) < self.share else layer(x)
+        return x
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_that_are_skipped_at_random(seed: int) -> None:
+    """The sample step is one in which few are, and is the same one in every pass."""
+    torch.manual_seed(seed)
+    profile = ct.profile(_SkipsAtRandom(0.15), torch.randn(4, 8, requires_grad=True), loss_fn=torch.sum, passes=2)
+    assert block_names(profile) == [f"layers.{i}" for i in range(4)]
+    profile = ct.profile(_SkipsAtRandom(0.6), torch.randn(4, 8, requires_grad=True), loss_fn=torch.sum, passes=2)
+    skipped = {f"layers.{i}" for i in range(4)} - set(block_names(profile))
+    assert skipped and all(any(note.startswith(f"{name} did not run") for note in profile.notes) for name in skipped)
+
+
 def test_a_model_without_parts_is_one_block() -> None:
     profile = ct.profile(nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True), loss_fn=torch.sum, passes=1)
     assert block_names(profile) == [""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -140,6 +141,87 @@ def branches() -> Step:
     return Step(Branches().train(), (x,), {"scale": scale}, lambda output: output["value"].square().mean())
 
 
+# -- with something odd about memory -------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """An LSTM's output does not lie in memory as the gradient that comes back for it does."""
+
+    def __init__(self, width: int, residual: bool) -> None:
+        super().__init__()
+        self.lstm, self.residual = nn.LSTM(width, width, batch_first=True), residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lstm(x)[0]
+        return x + y if self.residual else y
+
+
+def recurrent(residual: bool = False) -> Step:
+    model = nn.Sequential(nn.Linear(8, 64), *(Recurrent(64, residual) for _ in range(4)), nn.Linear(64, 3))
+    return Step(model.train(), (torch.randn(32, 20, 8),), {}, lambda output: output.square().mean())
+
+
+class Returning(nn.Module):
+    """Each layer returns a copy of its result too, which nobody reads."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Copying(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x
+
+
+class Copying(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + self.down(torch.tanh(self.up(x)))
+        return y, y.t().contiguous()
+
+
+def returning() -> Step:
+    return Step(Returning().train(), (torch.randn(1024, 64),), {}, lambda output: output.square().mean())
+
+
+class Tabled(nn.Module):
+    """Reads a table that it never writes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("table", torch.rand(256, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x) * self.table)
+
+
+def tabled() -> Step:
+    model = nn.Sequential(*(Tabled(64) for _ in range(6)))
+    return Step(model.train(), (torch.randn(8, 256, 64),), {}, lambda output: output.square().mean())
+
+
+class Shared(nn.Module):
+    """One layer, run several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.leave = nn.ModuleList([Bottleneck(32, 8, 1)]), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = self.layers[0](x)
+        return self.leave(x.mean((2, 3)))
+
+
+def shared() -> Step:
+    return classification(Shared(), torch.randn(4, 32, 16, 16), 4)
+
+
 # -- Hugging Face, randomly initialised ----------------------------------------------------------------------
 
 
@@ -240,3 +322,10 @@ def vit() -> Step:
 PLAIN = {"cnn": cnn, "resnet": resnet, "vgg": vgg, "branches": branches}
 HUGGING_FACE = {"gpt2": gpt2, "bert": bert, "llama": llama, "mixtral": mixtral, "t5": t5, "vit": vit}
 ALL = {**PLAIN, **HUGGING_FACE}
+ODD = {
+    "recurrent": recurrent,
+    "recurrent-residual": functools.partial(recurrent, residual=True),
+    "returning": returning,
+    "tabled": tabled,
+    "shared": shared,
+}

@@ -24,8 +24,17 @@ Created = list[tuple[int, int]]  # (mark, bytes) of each gradient that a paramet
 class BlockMeter:
     """See the top of this file. Readings are taken by `read`, once the meter was left."""
 
-    def __init__(self, meter: memory.Meter, stage: StageMeasure, block: Block, device: torch.device) -> None:
+    def __init__(
+        self,
+        meter: memory.Meter,
+        stage: StageMeasure,
+        block: Block,
+        device: torch.device,
+        arriving: isolate.Layouts = (),
+    ) -> None:
         self._meter, self._stage, self._block, self._device = meter, stage, block, device
+        self.arriving = arriving  # how the gradients of the outputs lie; as the outputs, where it is not known
+        self.leaving: list[isolate.Layout | None] = []  # how those of the inputs lie
         self._marks: dict[str, int] = {}
         self._created: Created = []
         self.grads: dict[int, int] = {}  # bytes of the inputs' gradients, by storage of the input
@@ -91,8 +100,11 @@ class BlockMeter:
         }
         prints = [fingerprint(t) for t in tensors]
         made = isolate.differentiable(result)
-        self._handed_bytes = memory.dense_bytes([*made, *waiting])
-        root = isolate.sink([*made, *waiting], isolate.Hooks(begun=lambda: self._mark("begun"))) if made else None
+        self.arriving = isolate.layouts_of(made, self.arriving)
+        handed = [*self.arriving, *isolate.layouts_of(waiting)]
+        self._handed_bytes = isolate.bytes_of(handed)
+        hooks = isolate.Hooks(begun=lambda: self._mark("begun"))
+        root = isolate.sink([*made, *waiting], hooks, handed) if made else None
         del result, made, tensors
         first = len(created)
         if root is not None:
@@ -113,6 +125,7 @@ class BlockMeter:
 
     def _noting(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor | None]], None]:
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            self.leaving = [None if grad is None else isolate.Layout(grad) for grad in grads]
             for tensor, grad in zip(inputs, grads, strict=True):
                 if grad is not None and memory.has_storage(tensor):
                     self.grads[_compat.storage_id(tensor)] = memory.storage_bytes(grad)
@@ -130,7 +143,7 @@ class BlockMeter:
         self._mark("plain end")
         torch.clear_autocast_cache()
         self._mark("plain cleared")
-        output = isolate.bridge(result, arguments.differentiable, hooks)
+        output = isolate.bridge(result, arguments.differentiable, hooks, self.leaving)
         self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
         return output
 

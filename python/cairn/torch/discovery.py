@@ -107,6 +107,16 @@ class _Recorder:
         return frozenset(ref.key for ref in refs)
 
 
+def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
+    """Modules of a list that did not run, although others of the same list did."""
+    called = {id(call.module) for call in observed.calls}
+    found = []
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList) and any(id(child) in called for child in part):
+            found += [f"{name}.{key}" for key, child in part.named_children() if id(child) not in called]
+    return found
+
+
 # -- choosing ------------------------------------------------------------------------------------------------
 
 
@@ -181,14 +191,19 @@ def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
                 found.append(child)
 
     def search(module: nn.Module) -> None:
-        if _is_container(module):
+        if _is_container(module) or _repeats_its_child(module, observed):
             open_container(module)
             return
         for child in module.children():
             search(child)
 
     search(model)
-    return found if len(found) > 1 else []
+    return found if sum(len(observed.calls_of(module)) for module in found) > 1 else []
+
+
+def _repeats_its_child(module: nn.Module, observed: Trace) -> bool:
+    """Whether a list of one child runs it several times, as models that share one layer's parameters do."""
+    return isinstance(module, nn.ModuleList) and len(module) == 1 and len(observed.calls_of(module[0])) > 1
 
 
 def _is_container(module: nn.Module) -> bool:

@@ -4,6 +4,9 @@ How the backward is begun decides what is measured: `y.backward(d)` keeps y and 
 no training step does. So the block stands between two functions that save nothing: `_Source` hands over the inputs and
 is where their gradients end; `_Sink` takes the outputs, and in the backward makes their gradients and hands them over
 as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph.
+
+How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
+are made with the layout in which they arrive, once that is known.
 """
 
 from __future__ import annotations
@@ -45,25 +48,30 @@ class _Source(torch.autograd.Function):
 
 class _Sink(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hooks: Hooks, *outputs: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, hooks: Hooks, grads: Layouts, *outputs: torch.Tensor) -> torch.Tensor:
         ctx.hooks = hooks
-        ctx.shapes = [_Like(t) for t in outputs]
+        ctx.grads = grads
         return outputs[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        grads = [like.tensor() for like in ctx.shapes]
+        grads = _made(ctx.grads)
         ctx.hooks.begun()
-        return None, *grads
+        return None, None, *grads
 
 
 class _Bridge(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: torch.Tensor, hooks: Hooks, outputs: list[torch.Tensor], *inputs: torch.Tensor
+        ctx: Any,
+        anchor: torch.Tensor,
+        hooks: Hooks,
+        grads: Layouts,
+        outputs: list[torch.Tensor],
+        *inputs: torch.Tensor,
     ) -> Any:
         ctx.hooks = hooks
-        ctx.shapes = [_Like(t) for t in inputs]
+        ctx.grads = grads
         ctx.set_materialize_grads(False)
         taken = tuple(outputs)
         outputs.clear()
@@ -72,13 +80,13 @@ class _Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         ctx.hooks.arrived(grads)
-        result = [like.tensor() for like in ctx.shapes]
+        result = _made(ctx.grads)
         ctx.hooks.begun()
-        return None, None, None, *result
+        return None, None, None, None, *result
 
 
-class _Like:
-    """Shape, strides, type and device of a tensor, without holding it."""
+class Layout:
+    """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference."""
 
     __slots__ = ("_device", "_dtype", "_shape", "_strides")
 
@@ -90,8 +98,47 @@ class _Like:
         """A new one; all its values are normal numbers, for denormal ones take their own time."""
         if self._strides is None:
             return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
-        example = torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device="meta")
-        return torch.full_like(example, 1e-3, device=self._device)
+        example = torch.empty_strided(self._stored_shape(), self._strides, dtype=self._dtype, device="meta")
+        return torch.full_like(example, 1e-3, device=self._device).expand(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a new one."""
+        return memory.allocated_bytes(self._stored_shape().numel() * self._dtype.itemsize, self._device)
+
+    def _stored_shape(self) -> torch.Size:
+        """Without what an expanded tensor only repeats."""
+        strides = self._strides or (1,) * len(self._shape)
+        return torch.Size(1 if stride == 0 else size for size, stride in zip(self._shape, strides, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._key() == other._key()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _key(self) -> tuple[Any, ...]:
+        strides = self._strides and tuple(
+            0 if size == 1 else stride for size, stride in zip(self._shape, self._strides, strict=True)
+        )
+        return self._shape, strides, self._dtype, self._device
+
+
+#: Of the gradients of several tensors in order; None where a tensor gets none.
+Layouts = Sequence[Layout | None]
+
+
+def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:
+    """Those that are known, if there is one for each tensor; else each gradient lies as its tensor does."""
+    return list(known) if len(known) == len(tensors) else [Layout(tensor) for tensor in tensors]
+
+
+def bytes_of(layouts: Layouts) -> int:
+    """Of new tensors with these layouts."""
+    return sum(layout.nbytes for layout in layouts if layout is not None)
+
+
+def _made(layouts: Layouts) -> list[torch.Tensor | None]:
+    return [None if layout is None else layout.tensor() for layout in layouts]
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,18 +176,25 @@ def differentiable(value: Any) -> list[torch.Tensor]:
     return list({id(t): t for t in tensors_in(value) if t.requires_grad}.values())
 
 
-def sink(outputs: Sequence[torch.Tensor], hooks: Hooks) -> torch.Tensor:
-    """The root from which the backward of outputs (and of tied parameters, which get a gradient first) begins."""
-    return _Sink.apply(hooks, *outputs)
+def sink(outputs: Sequence[torch.Tensor], hooks: Hooks, grads: Layouts) -> torch.Tensor:
+    """The root from which the backward of outputs (and of tied parameters, which get a gradient first) begins, with
+    gradients of these layouts.
+    """
+    return _Sink.apply(hooks, grads, *outputs)
 
 
-def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks) -> Any:
-    """`output` as the result of a function of `inputs` that saves nothing; inputs passed through stay themselves."""
+def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks, grads: Layouts = ()) -> Any:
+    """`output` as the result of a function of `inputs` that saves nothing; inputs passed through stay themselves.
+
+    `grads` are the layouts of the gradients that it makes for the inputs.
+    """
     same = {identity(t): t for t in inputs}
     tree = Tree.of(output)
     made = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
     taken = [detached(t) for t in made]
-    fresh = iter(_Bridge.apply(_anchor(made[0].device), hooks, taken, *inputs) if made else ())
+    fresh = iter(
+        _Bridge.apply(_anchor(made[0].device), hooks, layouts_of(inputs, grads), taken, *inputs) if made else ()
+    )
     return tree.build([_replaced(t, same, fresh) for t in tree.leaves])
 
 
@@ -208,7 +262,7 @@ def saving_nothing() -> contextlib.AbstractContextManager[None]:
 
     A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_Like, _Like.tensor)
+    return torch.autograd.graph.saved_tensors_hooks(Layout, Layout.tensor)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from .tree import tensors_in
 
 LOSS_BYTES = 4
 
+#: How the gradients of a block's outputs lie when they arrive, by its name and the number of its call.
+Arriving = Mapping[tuple[str, int], isolate.Layouts]
+
 
 @dataclasses.dataclass
 class StepMeasure:
@@ -34,6 +37,8 @@ class StepMeasure:
     blocks: list[StageMeasure]  # the stages that are blocks
     input_grad_bytes: int  # gradients of the step's input
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
+    arriving: Arriving
+    is_settled: bool  # blocks were measured with gradients that lie as `arriving` says
 
 
 # -- the pass that measures memory ---------------------------------------------------------------------------
@@ -66,7 +71,6 @@ class _Run:
     alone: BlockMeter
     inputs: dict[int, int]  # bytes by storage of the inputs that have a gradient
     chained: bool  # it reads exactly what the block before it returned
-    handed_bytes: int  # gradients that are made in its place for its inputs
     chained_to: bool = False  # so does the next block of this one
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
@@ -76,6 +80,7 @@ class _Run:
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     arrived: _Moment | None = None
+    arriving: isolate.Layouts = ()
 
     def returned(self, tensor: torch.Tensor) -> bool:
         """True for a tensor that this run returned and nobody changed."""
@@ -86,8 +91,16 @@ class _Run:
 class MemoryPass:
     """One forward and backward under a meter; see the top of this file."""
 
-    def __init__(self, sample: Sample, blocks: Sequence[Block], owners: Owners, device: torch.device) -> None:
+    def __init__(
+        self,
+        sample: Sample,
+        blocks: Sequence[Block],
+        owners: Owners,
+        device: torch.device,
+        arriving: Arriving | None = None,
+    ) -> None:
         self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
+        self._arriving = arriving or {}
         self._meter = memory.meter_for(device)
         self._static = _static_storages(sample)
         self._runs: list[_Run] = []
@@ -145,10 +158,9 @@ class MemoryPass:
         stage = StageMeasure(block.name, "block", block.class_name, call)
         run = _Run(
             stage,
-            BlockMeter(self._meter, stage, block, self._device),
+            BlockMeter(self._meter, stage, block, self._device, self._arriving.get((block.name, call), ())),
             memory.storages(arguments.differentiable),
             self._is_chained(arguments),
-            memory.dense_bytes(arguments.differentiable),
         )
         self._note_readings(run, arguments)
         hooks, waiting = isolate.Hooks(), self._owners.waiting(block, call)
@@ -157,7 +169,8 @@ class MemoryPass:
         self._remember_outputs(run, output, arguments)
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
-        self._join(len(self._runs) - 1, hooks)
+        handed = isolate.layouts_of(arguments.differentiable, run.alone.leaving)
+        self._join(len(self._runs) - 1, hooks, isolate.bytes_of(handed))
         return output
 
     def _is_chained(self, arguments: isolate.Arguments) -> bool:
@@ -213,20 +226,21 @@ class MemoryPass:
         run.outputs = [ref for key, ref in refs.items() if key not in known]
         run.tensors = [(weakref.ref(t), isolate.identity(t), t._version) for t in fresh]
 
-    def _join(self, index: int, hooks: isolate.Hooks) -> None:
-        """Takes the readings at a block's place in the backward."""
+    def _join(self, index: int, hooks: isolate.Hooks, handed_bytes: int) -> None:
+        """Takes the readings at a block's place in the backward, where gradients of its inputs are made."""
         run, before, after = self._runs[index], self._segments[index], self._segments[index + 1]
 
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
             present = [g for g in grads if g is not None]
             run.stage.grad_bytes = memory.unique_bytes(present)
+            run.arriving = [None if g is None else isolate.Layout(g) for g in grads]
             run.arrived = after.backward_end = self._moment(run.stage.grad_bytes)
             run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
 
         def begun() -> None:
             run.arguments.clear()
             # what arrived is released as soon as this returns
-            before.backward_begin = self._moment(run.handed_bytes + run.stage.grad_bytes)
+            before.backward_begin = self._moment(handed_bytes + run.stage.grad_bytes)
 
         hooks.arrived, hooks.begun = arrived, begun
 
@@ -253,7 +267,17 @@ class MemoryPass:
             pinned["made between blocks"] = self._made_between
         first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}
         input_grad = sum(size for key, size in first.items() if key in self._static)
-        return StepMeasure(stages, pinned, [run.stage for run in self._runs], input_grad, surroundings)
+        settled = all(map(_is_settled, self._runs))
+        self._pass_layouts_on()
+        arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
+        blocks = [run.stage for run in self._runs]
+        return StepMeasure(stages, pinned, blocks, input_grad, surroundings, arriving, settled)
+
+    def _pass_layouts_on(self) -> None:
+        """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""
+        for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
+            if before.chained_to and not _is_settled(run) and run.alone.leaving == list(run.alone.arriving):
+                before.arriving = run.arriving
 
     def _readers(self) -> dict[int, list[int]]:
         readers: dict[int, list[int]] = {}
@@ -328,7 +352,10 @@ class MemoryPass:
         stage.forward_only_rise_bytes += held
         apart = run.pinned | run.unread  # not the chain's to keep
         stage.output_bytes -= _bytes_of(run, apart)
-        stage.saved_bytes -= _bytes_of(run, apart - run.saved_outputs)
+        not_saved = _bytes_of(run, apart - run.saved_outputs)  # gone before the backward that was measured
+        stage.saved_bytes -= not_saved
+        stage.backward_rise_bytes += not_saved
+        stage.accumulated_backward_rise_bytes += not_saved
         if run.chained_to:
             following = self._runs[index + 1]
             mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
@@ -339,6 +366,11 @@ class MemoryPass:
                 stage.accumulated_weight_grad_bytes += run.alone.grads.get(key, 0)
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "the loss does not depend on it"
+
+
+def _is_settled(run: _Run) -> bool:
+    """Whether the block was measured alone with gradients that lie as those that arrived."""
+    return len(run.alone.arriving) != len(run.arriving) or list(run.alone.arriving) == list(run.arriving)
 
 
 def _bytes_of(run: _Run, keys: set[int]) -> int:

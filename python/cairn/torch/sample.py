@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +12,15 @@ from torch import nn
 
 from . import isolate
 from .tree import Tree, tensors_in
+from .untouched import RandomState
 
 
 class Sample:
-    """One training step on sample data: forward and loss."""
+    """One training step on sample data: forward and loss.
+
+    Every forward begins with the random state that there was first, so that layers which are skipped at random are the
+    same ones each time.
+    """
 
     def __init__(
         self,
@@ -29,13 +36,43 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
+        self._random: RandomState | None = None
 
     def forward(self) -> tuple[Any, torch.Tensor | None]:
         """The model's output and its loss; None where the loss is computed elsewhere."""
+        self.random.restore()
         output = self.model(*self.args, **self.kwargs)
         loss = self.loss(output)
         self.has_no_loss = loss is None
         return output, loss
+
+    @property
+    def random(self) -> RandomState:
+        """The random state with which a forward begins."""
+        if self._random is None:
+            self._random = self._random_now()
+        return self._random
+
+    def begin_with(self, state: RandomState) -> None:
+        """Makes it the random state with which a forward begins."""
+        self._random = state
+
+    def begin_with_seed(self, seed: int) -> None:
+        """The same, by a seed of every generator."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        self._random = self._random_now()
+
+    def draws(self) -> bool:
+        """Whether the forward that ran last has drawn random numbers."""
+        now = self._random_now()
+        return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
+
+    def _random_now(self) -> RandomState:
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return RandomState(next((t.device for t in tensors if t.is_cuda), torch.device("cpu")))
 
     def loss(self, output: Any) -> torch.Tensor | None:
         if self.loss_fn is not None:

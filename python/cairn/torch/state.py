@@ -4,7 +4,7 @@ A later run must find what the first run found. Parameters and the buffers that 
 tensors, not written since; buffers that it writes (BatchNorm's statistics, power iterations) get their old values for
 the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's kernels write
 without counting versions; hence copies are taken of all small buffers, and of those large ones that a first run was
-seen to change.
+seen to change. A copy that equals its buffer after the run is let go.
 """
 
 from __future__ import annotations
@@ -87,20 +87,20 @@ class BlockState:
     def after(self, before: Before) -> Record:
         """What a run left, and what it must find when it is run again."""
         if self._changing is None:
-            self._learn(before.copies)
+            self._changing = self._changed(before.copies)
+        for index in before.copies.keys() - self._changing:
+            if not self._is_changed(index, *before.copies[index]):
+                del before.copies[index]
         parameters = [parameter for part in before.modules for parameter in part._parameters.values()]
         return Record(self, before, _with_versions(parameters), [part.training for part in before.modules])
 
-    def _learn(self, copies: _Copies) -> None:
-        """Sees, at a block's first run, which buffers it writes; drops copies of large ones that it only reads."""
-        buffers = self.buffers()
-        self._changing = {
-            index
-            for index, (buffer, copy) in copies.items()
-            if buffers[index][0].get(buffers[index][1]) is not buffer or not _same(buffer, copy)
-        }
-        for index in [i for i, (buffer, _) in copies.items() if not self._may_change(i, buffer)]:
-            del copies[index]
+    def _changed(self, copies: _Copies) -> set[int]:
+        """The buffers that a run wrote or replaced."""
+        return {index for index, (buffer, copy) in copies.items() if self._is_changed(index, buffer, copy)}
+
+    def _is_changed(self, index: int, buffer: torch.Tensor, copy: torch.Tensor) -> bool:
+        registry, key = self.buffers()[index]
+        return registry.get(key) is not buffer or not _same(buffer, copy)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from .blocks import Block, intercepted
 from .measure import StepMeasure
 from .sample import Sample, backward_of
 from .stage_measure import StageMeasure
+from .untouched import RandomState
 
 
 @dataclasses.dataclass
@@ -87,8 +88,10 @@ class TimePasses:
         arguments = isolate.Arguments(args, kwargs)
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
+            state = RandomState(self._device)
             with isolate.capturing_nothing():
                 self._time_saving(stage, function, arguments)
+            state.restore()
         result = self._time_forward_only(stage, function, arguments)
         hooks = isolate.Hooks(arrived=lambda grads: self._close_backward(index + 1), begun=self._begin_backward)
         output = isolate.bridge(result, arguments.differentiable, hooks)
@@ -119,8 +122,10 @@ class TimePasses:
             samples.forward.append(self._now() - began)
         del args, kwargs
         begun: list[int] = []
-        root = isolate.sink(isolate.differentiable(result), isolate.Hooks(begun=lambda: begun.append(self._now())))
-        del result
+        made = isolate.differentiable(result)
+        grads = isolate.layouts_of(made, self._measured.arriving.get((stage.name, stage.call), ()))
+        root = isolate.sink(made, isolate.Hooks(begun=lambda: begun.append(self._now())), grads)
+        del result, made
         with isolate.as_in_backward(self._device):
             root.backward()
         samples.backward.append(self._now() - begun[0])

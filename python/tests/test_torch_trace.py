@@ -354,14 +354,20 @@ def sets_the_random_state(net: Small, x: torch.Tensor) -> torch.Tensor:
     return first + F.dropout(x @ net.weight)
 
 
+def sets_data(net: Small, x: torch.Tensor) -> torch.Tensor:
+    net.weight.data = net.weight.data * 0.9
+    return x @ net.weight
+
+
 REFUSED: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], str]] = {
     "a branch": (branch, "aten._local_scalar_dense"),
     "a mask as an index": (lambda net, x: (x @ net.weight)[x > 0], "aten.index.Tensor"),
     "as many rows as there are": (lambda net, x: net.weight[x.nonzero()[:, 0]], "aten.nonzero"),
     "a list": (lambda net, x: x @ net.weight * x.tolist()[0][0], "tolist"),
     "a function in numpy": (lambda net, x: InNumpy.apply(x @ net.weight), "numpy"),
+    "data that is set": (sets_data, "sets the data of 1.weight"),
     "sparse gradients": (lambda net, x: net.table(torch.arange(8)) + x @ net.weight, "sparse_coo"),
-    "a new shape": (lambda net, x: x.detach().clone().resize_(4, 16).sum() * net.weight, "aten.resize_"),
+    "a new shape": (lambda net, x: x.detach().clone().resize_(16, 16).sum() * net.weight, "aten.resize_"),
     "random numbers from elsewhere": (lambda net, x: x @ net.weight * random.random(), "Python's random"),
     "random state": (sets_the_random_state, "the loss differs"),
 }
@@ -394,6 +400,53 @@ def test_what_looks_forbidden_and_is_not() -> None:
     loss.backward()
     given = traced.run(solved(traced, 0.0))
     assert torch.equal(given.loss, loss) and torch.equal(given.grads["weight"], net.weight.grad)
+
+
+def test_numbers_can_be_checked_instead() -> None:
+    """Then the graph stands for the steps that read the same numbers."""
+
+    def forward(net: Small, x: torch.Tensor) -> torch.Tensor:
+        y = x @ net.weight
+        if bool((x > 0).all()):
+            y = y * 2
+        if x.tolist()[0][0] == 1:
+            y = y + 1
+        return y[x.sum(1) > 8]
+
+    net, x = Small(forward), torch.ones(8, 8)
+    x[0, 0] = 3
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    with pytest.raises(ct.Unsupported, match='numbers="check"'):
+        ct.trace(net, x, loss_fn=loss_fn)
+    traced = ct.trace(net, x, loss_fn=loss_fn, passes=1, numbers="check")
+    assert [node.name for node in traced.graph.nodes if "(checked)" in node.name] == [
+        "_local_scalar_dense (checked)",
+        "tolist (checked)",
+    ]
+    with torch.no_grad():
+        net.weight.mul_(0.5)
+    loss = loss_fn(net(x))
+    loss.backward()
+    given = traced.run(solved(traced, 0.0))
+    assert torch.equal(given.loss, loss) and torch.equal(given.grads["weight"], net.weight.grad)
+    for row, column, value in ((2, 2, 2.0), (0, 0, 4.0), (0, 1, -1.0)):
+        other = x.clone()
+        other[row, column] = value
+        with pytest.raises(ct.PlanMismatch, match="another way"):
+            traced.run(args=other)
+
+
+@pytest.mark.parametrize("name", ["bert"])
+def test_a_mask_that_a_model_looks_at(name: str) -> None:
+    step = make(name)
+    with pytest.raises(ct.Unsupported, match="_local_scalar_dense"):
+        ct.trace(step.model, **step.sample)
+    traced = ct.trace(step.model, **step.sample, passes=1, numbers="check")
+    state, plain = copy.deepcopy(step.model.state_dict()), Plain(step)
+    plain.check(run_from(traced, step.model, state, solved(traced, 0.4)), step.model)
 
 
 def test_a_step_without_a_loss() -> None:

@@ -15,8 +15,8 @@ import torch
 
 from . import memory
 from .graph_program import Call, External, Local, Operation, Outside, Program, Value
-from .recorder import Recorder
 from .records import Output, Record
+from .tape import Tape
 
 Result = Output | External
 
@@ -35,11 +35,11 @@ class Results:
         return [self.loss, *self.outputs, *self.grads.values(), *(where for _, where in self.written)]
 
 
-def assembled(recorder: Recorder, results: Results, device: torch.device) -> Program:
+def assembled(tape: Tape, results: Results, device: torch.device) -> Program:
     """The program of a recorded step."""
-    needed = _needed(recorder.records, results)
-    records = [record for record in recorder.records if record in needed]
-    return _Assembly(records, results, device).program(recorder.externals)
+    needed = _needed(tape.records, results)
+    records = [record for record in tape.records if record in needed]
+    return _Assembly(records, results, device).program(tape.externals)
 
 
 def _needed(records: Sequence[Record], results: Results) -> set[Record]:
@@ -130,7 +130,7 @@ class _Assembly:
 
     def _copy(self, where: Output) -> Record:
         shows = where.record.shows[where.index]
-        record = Record(-1, f"{where.record.name} (kept)", where.record.is_backward)
+        record = Record(f"{where.record.name} (kept)", where.record.is_backward)
         record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"kept {shows.described()}"))
         record.hand_on(Local(0, 0), shows)
         record.storages.append((0, memory.allocated_bytes(shows.dense_bytes, self.device)))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .errors import PlanMismatch
+
 #: any operator: one overload of one function of torch.ops
 Operator = Any
 
@@ -55,6 +57,7 @@ class Facts:
         is_collective: it talks to other processes.
         is_literal: it makes a tensor of numbers in the program text.
         overwrites: it does not read what it writes into.
+        changes_view: what it writes is a tensor's shape and strides, not its contents.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Facts:
     is_collective: bool
     is_literal: bool
     overwrites: bool
+    changes_view: bool
 
     def tensors_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes into."""
@@ -93,6 +97,7 @@ def facts_of(operator: Operator) -> Facts:
         is_collective=schema.name.startswith(_COLLECTIVES),
         is_literal=schema.name in _LITERALS,
         overwrites=schema.name in _OVERWRITING,
+        changes_view=torch.Tag.inplace_view in operator.tags,
     )
 
 
@@ -131,6 +136,35 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_of(item)
+
+
+class Checked:
+    """An operator that must give what it gave when it was traced: the same numbers, or tensors of the same shapes."""
+
+    def __init__(self, operator: Callable[..., Any], given: Any) -> None:
+        self._operator, self._given = operator, _told(given)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it and compares."""
+        given = self._operator(*args, **kwargs)
+        if _told(given) != self._given:
+            raise PlanMismatch(
+                f"{self} gave {self._given} when the step was traced and gives {_told(given)} now: the step would go "
+                "another way than the graph; trace it again"
+            )
+        return given
+
+    def __repr__(self) -> str:
+        return getattr(self._operator, "__name__", str(self._operator))
+
+
+def _told(given: Any) -> Any:
+    """What the program learns from a result: numbers, or the shapes of tensors."""
+    if isinstance(given, torch.Tensor):
+        return f"a tensor of shape {list(given.shape)}"
+    if isinstance(given, (tuple, list)):
+        return [_told(item) for item in given]
+    return repr(given)
 
 
 # -- operations that no operator of torch's stands for -------------------------------------------------------

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from . import interpreter
+from . import _compat, interpreter
 from .assembly import Results, assembled
 from .block_meter import fingerprint
 from .errors import Unsupported
 from .graph_program import Program
 from .recorder import Recorder
+from .records import Geometry
 from .sample import Sample, backward_of
 from .step_watch import Generators
 from .surroundings import Surroundings
@@ -31,26 +32,28 @@ class _Left:
 
 
 def recorded(
-    sample: Sample, surroundings: Surroundings, device: torch.device, keep_output: bool
+    sample: Sample, surroundings: Surroundings, device: torch.device, keep_output: bool, checks_numbers: bool
 ) -> tuple[Program, Generators]:
     """The program of a step, and the generators that it was given.
 
     To be called inside `untouched`, which puts back what the step changes in the model.
     """
-    recorder = Recorder(sample.model, surroundings.outside, [device])
+    recorder = Recorder(sample.model, surroundings.outside, [device], checks_numbers)
     random, buffers = RandomState(device), Buffers(sample.model)
     known = dict(sample.model.named_buffers())
+    outside = [(each.name, each.tensor, each.tensor.detach()) for each in surroundings.outside]
     try:
         left = _step(sample, surroundings, recorder, keep_output, known)
         results = _results(recorder, surroundings, left)
         prints = dict(_fingerprints(recorder, left, results))
     finally:
+        moved = _put_data_back(outside)
         recorder.restore()
     after = RandomState(device)
     _put_back(sample, known)
-    _check_untold(random, after, buffers)
+    _check_untold(random, after, buffers, moved)
     del left
-    program = assembled(recorder, results, device)
+    program = assembled(recorder.tape, results, device)
     random.restore_torch()
     _prove(program, prints, after, device)
     return program, recorder.generators
@@ -65,7 +68,7 @@ def _step(
             raise ValueError("the model's output has no loss: give loss_fn=, which makes the loss from it")
         if not loss.requires_grad:
             raise ValueError("the loss does not depend on anything that wants a gradient")
-        recorder.in_backward = True
+        recorder.tape.in_backward = True
         backward_of(output, loss)
     left = _Left(loss.detach(), [], {}, {})
     if keep_output:
@@ -82,12 +85,12 @@ def _step(
 
 def _results(recorder: Recorder, surroundings: Surroundings, left: _Left) -> Results:
     """Where the results are in the record."""
-    written = dict(recorder.written())
-    written.update((surroundings.index[name], recorder.result(tensor)) for name, tensor in left.buffers.items())
+    written = dict(recorder.tape.written())
+    written.update((surroundings.index[name], recorder.tape.operand(tensor)) for name, tensor in left.buffers.items())
     return Results(
-        recorder.result(left.loss),
-        [recorder.result(tensor) for tensor in left.outputs],
-        {name: recorder.result(grad) for name, grad in left.grads.items()},
+        recorder.tape.operand(left.loss),
+        [recorder.tape.operand(tensor) for tensor in left.outputs],
+        {name: recorder.tape.operand(grad) for name, grad in left.grads.items()},
         sorted(written.items(), key=lambda pair: pair[0]),
     )
 
@@ -100,7 +103,7 @@ def _fingerprints(recorder: Recorder, left: _Left, results: Results) -> Iterator
     for index, output in enumerate(left.outputs):
         yield f"output {index}", fingerprint(output)
     for index, _ in results.written:
-        outside = recorder.externals[index]
+        outside = recorder.tape.externals[index]
         yield outside.name, fingerprint(left.buffers.get(outside.name, outside.tensor))
 
 
@@ -110,8 +113,20 @@ def _put_back(sample: Sample, known: dict[str, torch.Tensor]) -> None:
         sample.model.get_submodule(owner)._buffers[name] = buffer
 
 
-def _check_untold(before: RandomState, after: RandomState, buffers: Buffers) -> None:
+def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
+    """Gives tensors whose `data` was set their storage again; returns their names."""
+    moved = []
+    for name, tensor, before in outside:
+        if Geometry.of(tensor) != Geometry.of(before) or _compat.storage_id(tensor) != _compat.storage_id(before):
+            tensor.data = before
+            moved.append(name)
+    return moved
+
+
+def _check_untold(before: RandomState, after: RandomState, buffers: Buffers, moved: list[str]) -> None:
     """Refuses a step that did what operators do not tell."""
+    if moved:
+        raise Unsupported(f"the step sets the data of {moved[0]}, which no operator shows")
     foreign = before.foreign_differs(after)
     if foreign:
         raise Unsupported(f"the step draws from {' and '.join(foreign)}, which no recorded operation stands for")

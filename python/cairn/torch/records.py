@@ -60,7 +60,6 @@ class Record:
     """One operation to be.
 
     Attributes:
-        position: where it stands among the records.
         name: for people.
         is_backward: it was performed in the backward.
         base: for a view, what made the storage that it shows.
@@ -69,17 +68,18 @@ class Record:
         shows: how each output shows its storage.
         storages: of each output, where they are new: the storage, as a number of its own, and its bytes.
         once: it must be performed exactly once.
+        position: where it stands among the records.
     """
 
-    position: int
     name: str
     is_backward: bool
-    base: Operand | None = None
+    base: Output | External | None = None
     calls: list[Call] = field(default_factory=list)
     outputs: list[Local] = field(default_factory=list)
     shows: list[Geometry] = field(default_factory=list)
     storages: list[tuple[int, int]] = field(default_factory=list)
     once: bool = False
+    position: int = -1
 
     def hand_on(self, local: Local, shows: Geometry) -> Output:
         """Makes a result of one of its calls its own."""

@@ -105,6 +105,7 @@ def trace(
     *,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     keep_output: bool = False,
+    numbers: str = "refuse",
     passes: int = 3,
     name: str | None = None,
 ) -> Traced:
@@ -113,6 +114,8 @@ def trace(
     args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
     loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
     keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
+    numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
+        run that they are the same as when it was traced, so that it goes the same way.
     passes: how often the times are taken (the median counts).
     name: of the graph; the model's class if not given.
 
@@ -122,13 +125,17 @@ def trace(
     Raises:
         Unsupported: the step does something that one graph cannot stand for; the message names the operation.
     """
+    if numbers not in ("refuse", "check"):
+        raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs is a {type(kwargs).__name__}, not a mapping; the loss is given as loss_fn=...")
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)
     check_model(model)
     surroundings = Surroundings(sample)
     with set_aside(model), untouched(model, device):
-        program, generators = recorded(sample, surroundings, device, keep_output)
+        program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
         costs = graph_costs.measured(program, tensors, device, passes)
         generators.restore()

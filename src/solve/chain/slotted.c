@@ -4,6 +4,7 @@
  */
 #include "solve/chain/slotted.h"
 
+#include "solve/chain/slot_scale.h"
 #include "solve/chain/slotted_rows.h"
 
 enum { TILE = 32, PART = 16 };
@@ -13,9 +14,7 @@ typedef struct program {
     const crn_chain_table *table;
     const crn_chain_model *model;
     int32_t n, slots;
-    int64_t available_bytes; /* M */
-    int64_t *bytes_of;       /* floor(m M / S), m = 0..S */
-    double slots_per_byte;
+    crn_slot_scale scale;
     int32_t *output;      /* a[l] in slots */
     size_t *option_begin; /* of stage l - 1 */
     int32_t *saved;       /* A_k[l] in slots */
@@ -40,25 +39,9 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* The least m with m M / S >= bytes; S + 1 where there is none. The estimate is only where the search begins. */
 static int32_t slots_of(const program *p, int64_t bytes)
 {
-    if (bytes > p->available_bytes)
-        return p->slots + 1;
-    int32_t m = (int32_t)((double)bytes * p->slots_per_byte);
-    m = m > p->slots ? p->slots : m;
-    while (m > 0 && p->bytes_of[m - 1] >= bytes)
-        m--;
-    while (p->bytes_of[m] < bytes)
-        m++;
-    return m;
-}
-
-static void fill_slots(program *p)
-{
-    for (int32_t m = 0; m <= p->slots; m++)
-        p->bytes_of[m] = (int64_t)((crn_wide)m * (crn_wide)p->available_bytes / (crn_wide)p->slots);
-    p->slots_per_byte = p->available_bytes > 0 ? (double)p->slots / (double)p->available_bytes : 0;
+    return crn_slots_of(&p->scale, bytes);
 }
 
 static int32_t fastest_option(const cairn_stage *stage)
@@ -381,19 +364,17 @@ static cairn_status make_program(program *p, const crn_chain_table *table, const
                    .model = &table->model,
                    .n = table->model.n,
                    .slots = (int32_t)task->settings->slots,
-                   .available_bytes = available,
                    .width = width};
     crn_arena_init(&p->arena, crn_allocator(task->env));
-    p->bytes_of = crn_arena_alloc(&p->arena, (size_t)p->slots + 1, sizeof(*p->bytes_of));
     p->output = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->output));
     p->option_begin = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->option_begin));
     p->saved = crn_arena_alloc(&p->arena, option_total(p->model), sizeof(*p->saved));
     p->fastest = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->fastest));
     p->rows = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->rows));
     p->columns = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->columns));
-    if (!p->bytes_of || !p->output || !p->option_begin || !p->saved || !p->fastest || !p->rows || !p->columns)
+    if (!crn_slot_scale_init(&p->scale, available, p->slots, &p->arena) || !p->output || !p->option_begin ||
+        !p->saved || !p->fastest || !p->rows || !p->columns)
         return crn_no_memory(error);
-    fill_slots(p);
     fill_stages(p);
     lay_rows(p);
     size_t line_bytes = CRN_ROW_LINE * width->value_bytes;
@@ -404,22 +385,16 @@ static cairn_status make_program(program *p, const crn_chain_table *table, const
     return fill_rows(p, task, error);
 }
 
-/* Whether a size is a whole number of slots. */
-static bool is_whole(const program *p, int64_t bytes)
-{
-    crn_wide available = (crn_wide)p->available_bytes;
-    return available == 0 ? bytes == 0 : (crn_wide)bytes * (crn_wide)p->slots % available == 0;
-}
-
 /* Whether nothing that is kept was rounded: then the table has the optimum in bytes. */
 static bool is_exact(const program *p)
 {
     for (int32_t l = 1; l <= p->n; l++) {
         const cairn_stage *stage = crn_stage(p->model, l);
-        if (l < p->n && !is_whole(p, stage->output_bytes))
+        if (l < p->n && !crn_slots_are_whole(&p->scale, stage->output_bytes))
             return false;
         for (int32_t k = 0; k < stage->option_count; k++)
-            if (stage->options[k].saved_bytes <= p->available_bytes && !is_whole(p, stage->options[k].saved_bytes))
+            if (stage->options[k].saved_bytes <= p->scale.available_bytes &&
+                !crn_slots_are_whole(&p->scale, stage->options[k].saved_bytes))
                 return false;
     }
     return true;

@@ -1,0 +1,286 @@
+/*
+ * chain-weak: the fastest weakly persistent schedule of a chain, and never a slower one than chain-exact's.
+ *
+ * Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to
+ * train deep neural networks with limited memory", ACM TOMS 2024: a kept output may be replaced by a later one before
+ * the backward that it was kept for. The recurrence is in weak_model.h, with the costs of chain_model.h.
+ *
+ * Two programs have it. In bytes (weak_steps.h): step functions of memory, one run for all budgets, nothing rounded,
+ * so the answer is optimal among weakly persistent schedules. That takes about n^5 time and memory in the number of
+ * distinct stages, and is what is used as long as an estimate, which depends on the problem alone, says that it is affordable:
+ * up to some 80 stages that are all different. Beyond, in memory slots (weak_slots.h), for each budget anew, O(n^4 S); where even the
+ * rows of S slots would be too much, S is lowered. Slots round up, so that a schedule from there can be slower than a
+ * persistent one in bytes. Therefore chain-exact is asked as well, and the better one is the answer: at every budget, and
+ * whatever the number of slots, it is no worse than chain-exact's.
+ *
+ * The least budget is that of weakly persistent schedules, in bytes (weak_least.h), in either case.
+ */
+#include "solve/chain/weak_slots.h"
+#include "solve/chain/weak_steps.h"
+
+extern const crn_solver crn_chain_exact_solver;
+
+enum { SLOTS_MIN = 32 };
+
+/* Rows of values take no more than this: with more parts, there are fewer slots. */
+#define ROWS_BYTES_MAX ((int64_t)1 << 30)
+
+/* Up to so much, the program in bytes is taken: memory, and elementary steps. */
+#define STEPS_BYTES_MAX ((int64_t)1 << 31)
+#define STEPS_WORK_MAX ((int64_t)4000000000)
+
+typedef struct session {
+    crn_chain_table table;
+    crn_weak_model model;
+    crn_weak_least least;
+    void *exact;         /* session of chain-exact */
+    int64_t exact_least; /* its least budget */
+    int64_t least_bytes;
+    crn_weak_steps *steps; /* tables in bytes, or NULL: slots, for each budget anew */
+    int32_t slots;
+    bool has_parts; /* model and least are there */
+    bool stopped_early;
+} session;
+
+/* ---- opening ---- */
+
+static int32_t slots_for(int64_t part_count, int64_t wanted)
+{
+    int64_t fitting = ROWS_BYTES_MAX / part_count / (int64_t)sizeof(uint32_t);
+    return (int32_t)crn_min(wanted, crn_max(SLOTS_MIN, fitting));
+}
+
+/* Whether the program in bytes is affordable. It does not depend on sizes, so that scaling them changes nothing. */
+static bool is_affordable(const crn_weak_estimate *estimate)
+{
+    return estimate->bytes <= STEPS_BYTES_MAX && estimate->work <= STEPS_WORK_MAX;
+}
+
+/* With how much everything can be saved with the fastest options: then chain-exact's answer is the best of all. */
+static int64_t full_bytes(const crn_chain_model *chain)
+{
+    int64_t rest = 0;
+    for (int32_t s = chain->n; s >= 1; s--) {
+        const cairn_stage *stage = crn_stage(chain, s);
+        int64_t least_ns = INT64_MAX, least = 0;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            const cairn_stage_option *option = &stage->options[k];
+            int64_t needed = crn_max(chain->base[chain->n] + crn_save_bytes(option), option->saved_bytes + rest);
+            int64_t ns = option->forward_ns + option->backward_ns;
+            needed = crn_max(needed, crn_backward_bytes(chain, s, option));
+            if (ns < least_ns || (ns == least_ns && needed < least))
+                least = needed;
+            least_ns = crn_min(least_ns, ns);
+        }
+        rest = least;
+    }
+    return rest;
+}
+
+/* The most that a solve of the session can use. */
+static int64_t top_bytes(const session *p, const crn_task *task)
+{
+    int64_t top = full_bytes(&p->table.model);
+    if (task->budget_max_bytes == CAIRN_NONE)
+        return top;
+    return crn_min(top, task->budget_max_bytes - p->table.model.always_bytes);
+}
+
+static void chain_weak_close(const crn_task *task, void *state)
+{
+    session *p = state;
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_weak_steps_free(p->steps);
+    if (p->exact)
+        crn_chain_exact_solver.close(task, p->exact);
+    crn_chain_table_clear(&p->table);
+    crn_free(&allocator, p, 1, sizeof(*p));
+}
+
+static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error *error)
+{
+    crn_arena *arena = &p->table.model.arena;
+    crn_weak_estimate estimate;
+    CRN_TRY(crn_chain_table_init(&p->table, task, false, error));
+    p->least_bytes = crn_min(p->least_bytes, crn_chain_table_least(&p->table));
+    if (!p->table.row) /* no budget of the session is enough */
+        return CAIRN_OK;
+    CRN_TRY(crn_weak_model_init(&p->model, &p->table, arena, error));
+    CRN_TRY(crn_weak_least_init(&p->least, &p->model, task, arena, error));
+    p->least_bytes = crn_min(p->least_bytes, p->table.model.always_bytes + crn_weak_least_of_whole(&p->least));
+    p->slots = slots_for((int64_t)p->model.part_count, task->settings->slots);
+    p->has_parts = true;
+    if (!crn_weak_steps_estimate(task, &estimate))
+        return crn_no_memory(error);
+    if (!is_affordable(&estimate) || top_bytes(p, task) < p->least_bytes - p->table.model.always_bytes)
+        return CAIRN_OK;
+    return crn_weak_steps_new(&p->model, task, top_bytes(p, task), &p->steps, error);
+}
+
+static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
+{
+    crn_least exact_least = {CAIRN_NONE, false, CAIRN_NONE};
+    CRN_TRY(crn_chain_exact_solver.open(task, &p->exact, error));
+    CRN_TRY(crn_chain_exact_solver.least(task, p->exact, &exact_least, error));
+    p->least_bytes = p->exact_least = exact_least.bytes;
+    cairn_status status = prepare_parts(p, task, error);
+    if (status != CAIRN_CANCELLED)
+        return status;
+    p->stopped_early = true; /* chain-exact has answers */
+    return CAIRN_OK;
+}
+
+static cairn_status chain_weak_open(const crn_task *task, void **state, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    session *p = crn_alloc_zero(&allocator, 1, sizeof(*p));
+    *state = NULL;
+    if (!p)
+        return crn_no_memory(error);
+    cairn_status status = prepare(p, task, error);
+    if (status != CAIRN_OK) {
+        chain_weak_close(task, p);
+        return status;
+    }
+    *state = p;
+    return CAIRN_OK;
+}
+
+static cairn_status chain_weak_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
+{
+    const session *p = state;
+    (void)task;
+    (void)error;
+    least->bytes = p->least_bytes;
+    return CAIRN_OK;
+}
+
+/* ---- solving ---- */
+
+/* The time of the operations in a builder; INT64_MAX where there are none. */
+static cairn_status time_of(const crn_task *task, cairn_builder *builder, int64_t *ns, cairn_error *error)
+{
+    cairn_replay replay;
+    *ns = INT64_MAX;
+    if (cairn_builder_count(builder) == 0)
+        return CAIRN_OK;
+    CRN_TRY(crn_replay(task, cairn_builder_ops(builder), cairn_builder_count(builder), CAIRN_NONE, &replay, error));
+    *ns = replay.valid ? replay.makespan_ns : INT64_MAX;
+    return CAIRN_OK;
+}
+
+/*
+ * Where weakly persistent schedules need less memory than persistent ones, that of least memory is an answer for all
+ * budgets from there on. Tables in bytes have it, or better.
+ */
+static cairn_status consider_least(const session *p, const crn_task *task, crn_answer *answer, cairn_error *error)
+{
+    cairn_builder *builder;
+    int64_t ns, least_ns;
+    if (p->steps || p->least_bytes == p->exact_least)
+        return CAIRN_OK;
+    CRN_TRY(time_of(task, answer->builder, &ns, error));
+    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
+    cairn_status status = crn_weak_least_emit(&p->least, task, builder, error);
+    if (status == CAIRN_OK)
+        status = time_of(task, builder, &least_ns, error);
+    if (status == CAIRN_OK && least_ns < ns) {
+        cairn_builder_truncate(answer->builder, 0);
+        status = crn_weak_least_emit(&p->least, task, answer->builder, error);
+        answer->found = true;
+    }
+    cairn_builder_free(builder);
+    return status;
+}
+
+static cairn_status improve(const session *p, const crn_task *task, int64_t available, crn_answer *answer,
+                            cairn_error *error)
+{
+    int64_t ns;
+    bool found = false;
+    CRN_TRY(time_of(task, answer->builder, &ns, error));
+    ns = answer->found ? ns - p->table.model.work_ns : INT64_MAX;
+    if (p->steps)
+        CRN_TRY(crn_weak_steps_solve(p->steps, task, available, ns, answer->builder, &found, error));
+    else if (ns > 0)
+        CRN_TRY(crn_weak_slots_solve(&p->least, task, available, p->slots, ns, answer->builder, &found, error));
+    answer->found |= found;
+    return CAIRN_OK;
+}
+
+static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
+                                     cairn_error *error)
+{
+    const session *p = state;
+    CRN_TRY(crn_chain_exact_solver.solve(task, p->exact, budget_bytes, answer, error));
+    answer->optimal_in_class = p->steps != NULL;
+    answer->stopped_early |= p->stopped_early;
+    if (!p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
+        return CAIRN_OK;
+    CRN_TRY(consider_least(p, task, answer, error));
+    cairn_status status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);
+    if (status != CAIRN_CANCELLED || !answer->found)
+        return status;
+    answer->stopped_early = true; /* chain-exact has an answer */
+    return CAIRN_OK;
+}
+
+/* ---- estimates ---- */
+
+static int64_t sum_of(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return crn_add(a, b, &sum) ? sum : INT64_MAX;
+}
+
+static int64_t product_of(int64_t a, int64_t b)
+{
+    int64_t product;
+    return crn_mul(a, b, &product) ? product : INT64_MAX;
+}
+
+static int64_t slots_memory(const crn_task *task, int64_t parts)
+{
+    return crn_weak_slots_memory(parts, slots_for(parts, task->settings->slots));
+}
+
+static int64_t chain_weak_memory(const crn_task *task)
+{
+    crn_weak_estimate estimate;
+    int64_t parts, terms, bytes = crn_chain_exact_solver.memory(task);
+    crn_weak_model_counts(task, &parts, &terms);
+    bytes = sum_of(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)->stage_count));
+    bytes = sum_of(bytes, crn_weak_model_memory(task));
+    bytes = sum_of(bytes, product_of(parts, (int64_t)sizeof(int64_t)));
+    if (!crn_weak_steps_estimate(task, &estimate))
+        return bytes;
+    return sum_of(bytes, is_affordable(&estimate) ? estimate.bytes : slots_memory(task, parts));
+}
+
+static int64_t chain_weak_work(const crn_task *task)
+{
+    crn_weak_estimate estimate;
+    int64_t parts, terms, work = crn_chain_exact_solver.work(task);
+    crn_weak_model_counts(task, &parts, &terms);
+    if (!crn_weak_steps_estimate(task, &estimate))
+        return INT64_MAX;
+    bool in_bytes = is_affordable(&estimate);
+    return sum_of(work, in_bytes ? estimate.work : product_of(terms, 50 + slots_for(parts, task->settings->slots) / 8));
+}
+
+const crn_solver crn_chain_weak_solver = {
+    .info = {.name = "chain-weak",
+             .takes_chains = true,
+             .available = true,
+             .optimal_in = "weakly-persistent",
+             .summary = "fastest weakly persistent schedule, never worse than chain-exact's",
+             .source = "Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2024, by a shared inner minimum",
+             .cost = "O(n^4 S) time, O(n^3 S) memory, on top of chain-exact's"},
+    .rank = 30,
+    .memory = chain_weak_memory,
+    .work = chain_weak_work,
+    .open = chain_weak_open,
+    .close = chain_weak_close,
+    .least = chain_weak_least,
+    .solve = chain_weak_solve,
+};

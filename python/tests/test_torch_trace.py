@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 import subprocess
@@ -258,6 +259,49 @@ def test_two_traces_differ_in_times_only() -> None:
     first, second = (ct.trace(step.model, **step.sample, passes=1).graph for _ in range(2))
     assert without_times(first) == without_times(second)
     assert sum(node.cost_ns for node in first.nodes) > 0
+
+
+def test_schedules_outlive_a_trace() -> None:
+    step = torch_models.branches()
+    first = ct.trace(step.model, **step.sample)
+    verified = solved(first, 0.2)
+    again = ct.trace(step.model, **step.sample, times_of=first.graph)
+    assert again.graph == first.graph
+    assert again.run(verified).peak_bytes == verified.replay.peak_bytes
+    nodes = list(first.graph.nodes)
+    nodes[3] = dataclasses.replace(nodes[3], workspace_bytes=nodes[3].workspace_bytes + 8)
+    with pytest.raises(ct.PlanMismatch, match="node 3"):
+        ct.trace(step.model, **step.sample, times_of=first.graph.replace(nodes=nodes))
+    with pytest.raises(ct.PlanMismatch, match="another step"):
+        ct.trace(step.model, **step.sample, times_of=first.graph.replace(fixed_bytes=0))
+
+
+def test_collectives_are_performed_once_and_waited_for(tmp_path: Path) -> None:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("torch without gloo")
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+
+        def forward(net: Small, x: torch.Tensor) -> torch.Tensor:
+            y = (x @ net.weight).tanh()
+            total, parts = y.detach().exp(), [torch.empty(8, 8)]
+            distributed.all_reduce(total)
+            distributed.all_gather(parts, total * x)
+            return (y * parts[0] + total).square().mean()
+
+        net, x = Small(forward), torch.randn(8, 8)
+        traced = ct.trace(net, x, passes=1)
+        once = [node.name for node in traced.graph.nodes if node.no_recompute]
+        assert once == ["exp+allreduce_", "allgather_"]
+        loss = net(x)
+        loss.backward()
+        given = traced.run(solved(traced, 0.0))
+        assert torch.equal(given.loss, loss) and torch.equal(given.grads["weight"], net.weight.grad)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_operations_that_are_alike_cost_alike() -> None:

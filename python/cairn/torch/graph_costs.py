@@ -7,6 +7,7 @@ the same time, the median over all of them and over the passes, and the same wor
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ import cairn
 import torch
 
 from . import memory
+from .errors import PlanMismatch
 from .graph_program import Machine, Program
 from .interpreter import below_everything
 
@@ -87,6 +89,22 @@ def _workspaces(program: Program, externals: Sequence[torch.Tensor], device: tor
         meter.peak(begin, end) - meter.level(begin) - operation.bytes
         for (begin, end), operation in zip(marks, program.operations, strict=True)
     ]
+
+
+def with_times_of(graph: cairn.Graph, earlier: cairn.Graph) -> cairn.Graph:
+    """The graph with the times of another one, which must be alike in everything else."""
+    if len(graph) != len(earlier) or graph.fixed_bytes != earlier.fixed_bytes:
+        raise PlanMismatch(
+            f"the earlier graph has {len(earlier)} nodes and {earlier.fixed_bytes} fixed bytes, and this step "
+            f"{len(graph)} and {graph.fixed_bytes}: it was made from another step"
+        )
+    nodes = []
+    for v, (node, other) in enumerate(zip(graph.nodes, earlier.nodes, strict=True)):
+        timed = dataclasses.replace(node, cost_ns=other.cost_ns)
+        if timed != dataclasses.replace(other, name=node.name):
+            raise PlanMismatch(f"node {v}, {node.name!r}, is another operation in the earlier graph: {other.name!r}")
+        nodes.append(timed)
+    return graph.replace(nodes=nodes)
 
 
 def graph_of(program: Program, costs: Costs, fixed_bytes: int, name: str, provenance: Mapping[str, Any]) -> cairn.Graph:

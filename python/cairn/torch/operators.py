@@ -44,7 +44,8 @@ _OVERWRITING = frozenset(
 )
 
 _LITERALS = ("aten::lift_fresh", "aten::lift_fresh_copy")
-_COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
+_IN_PLACE_COLLECTIVES = "c10d::"
+_COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_autograd::")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Facts:
 
     def tensors_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes into."""
+        if self.name.startswith(_IN_PLACE_COLLECTIVES):
+            return list(tensors_of([*args, *kwargs.values()]))  # the schemas do not say which
         positions, flag = _UNDECLARED_WRITES.get(self.name, ((), None))
         written: list[int | str] = list(self.written)
         if flag is not None and args[flag]:
@@ -156,6 +159,26 @@ class Checked:
 
     def __repr__(self) -> str:
         return getattr(self._operator, "__name__", str(self._operator))
+
+
+class Awaited:
+    """A collective that has ended when it returns."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls it and waits."""
+        result = self._operator(*args, **kwargs)
+        for each in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(each, torch.Tensor):
+                torch.ops._c10d_functional.wait_tensor(each)
+            elif hasattr(each, "wait"):
+                each.wait()
+        return result
+
+    def __repr__(self) -> str:
+        return str(self._operator)
 
 
 def _told(given: Any) -> Any:

@@ -116,6 +116,8 @@ class Recorder:
         result = operator(*args, **kwargs)
         once = self._draws.changed(drawing) or facts.is_collective or generator is not None
         function = operators.Checked(operator, result) if checked else operator
+        if facts.is_collective:
+            function = operators.Awaited(operator)
         self._check_plain(operator, list(operators.tensors_of(result)))
         done = _Performed(function, facts, args, kwargs, _listed(result), written, once)
         if facts.is_literal:
@@ -268,7 +270,8 @@ class Recorder:
         assert isinstance(storage.root, Output)
         local = LocalStorage(record, record.outputs[storage.root.index], storage.root_shows)
         record.calls.append(self._call(done, {storage.ref.key: local}))
-        record.name = f"{record.name}+{done.label}"
+        name, backward, _ = record.name.partition(" (backward)")
+        record.name = f"{name}+{done.label}{backward}"
         record.once = record.once or done.once
 
     def _overwrite(self, done: _Performed, storage: Storage) -> None:

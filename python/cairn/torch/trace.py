@@ -107,6 +107,7 @@ def trace(
     keep_output: bool = False,
     numbers: str = "refuse",
     passes: int = 3,
+    times_of: cairn.Graph | None = None,
     name: str | None = None,
 ) -> Traced:
     """Traces one plain training step of `model` on sample arguments, without changing the model.
@@ -117,6 +118,8 @@ def trace(
     numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
         run that they are the same as when it was traced, so that it goes the same way.
     passes: how often the times are taken (the median counts).
+    times_of: a graph that was traced from the same step, in another process perhaps: its times are taken over, so that
+        schedules of that graph are schedules of this one.
     name: of the graph; the model's class if not given.
 
     The step runs once as ever and is recorded; then what was recorded runs again, its results are compared with the
@@ -124,6 +127,7 @@ def trace(
 
     Raises:
         Unsupported: the step does something that one graph cannot stand for; the message names the operation.
+        PlanMismatch: `times_of` was traced from another step.
     """
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
@@ -137,7 +141,7 @@ def trace(
     with set_aside(model), untouched(model, device):
         program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
-        costs = graph_costs.measured(program, tensors, device, passes)
+        costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)
         generators.restore()
     surroundings.note(program.externals)
     fixed = memory.unique_bytes([*model.parameters(), *model.buffers(), *sample.static_tensors(), *tensors])
@@ -147,4 +151,6 @@ def trace(
         "threads": torch.get_num_threads(),
     }
     graph = graph_costs.graph_of(program, costs, fixed, name or type(model).__name__, provenance)
+    if times_of is not None:
+        graph = graph_costs.with_times_of(graph, times_of)
     return Traced(graph, program, surroundings, device)

@@ -350,6 +350,7 @@ static cairn_status begin(hunt *h, cairn_error *error)
 {
     CRN_TRY(crn_session_prepare(&h->unit, &h->env, h->problem, h->options, CAIRN_NONE, error));
     CRN_TRY(check(h, error));
+    h->unit.task.bounds = &h->unit.bounds; /* they are asked at many budgets */
     forward f = forward_of(h->problem);
     h->forward_ns = f.ns;
     h->forward_count = f.count;
@@ -385,6 +386,7 @@ cairn_status cairn_max_batch_of(const cairn_env *env, const cairn_problem *probl
     cairn_status status = begin(&h, error);
     if (status == CAIRN_OK)
         status = find(&h, error);
+    crn_session_end(&h.unit);
     if (status != CAIRN_OK)
         *max_batch = nothing;
     return status;

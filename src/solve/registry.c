@@ -49,7 +49,8 @@ const crn_solver *const crn_solvers[] = {
 #define BOUND_MAP(X)                 \
     X(crn_chain_bound_method)        \
     X(crn_chain_memory_bound_method) \
-    X(crn_graph_bound_method)
+    X(crn_graph_bound_method)        \
+    X(crn_graph_demand_method)
 
 #define CRN_X(bound) extern const crn_bound_method bound;
 BOUND_MAP(CRN_X)

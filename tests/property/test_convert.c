@@ -218,7 +218,7 @@ static void chain_schedules_are_graph_schedules(void **state)
         .stages_max = STAGES_MAX, .workspaces = true, .weight_grads = true, .no_recompute = true, .fixed = true};
     int translated = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 400; seed++) {
+    for (uint64_t seed = 0; seed < 150; seed++) {
         cairn_problem *chain = random_chain(seed, shape, false), *graph = graph_of(chain);
         cairn_limits of_chain = limits(chain, "chain-exact"), of_graph = limits(graph, "store-all");
         assert_int_equal(of_chain.store_all_bytes, of_graph.store_all_bytes);
@@ -239,7 +239,7 @@ static void chain_schedules_are_graph_schedules(void **state)
         cairn_problem_free(chain);
     }
     print_message("%d schedules translated\n", translated);
-    assert_true(translated > 2000);
+    assert_true(translated > 1000);
 }
 
 /* All budgets from the least of the graph on. equal: both models allow the same. */

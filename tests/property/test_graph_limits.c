@@ -1,0 +1,162 @@
+/*
+ * Least memories of graphs: the bracket [least_lower_bytes, least_bytes] holds what exhaustive search finds, on
+ * thousands of tiny graphs with aliases, outputs, nodes that run once and workspaces; where it is said to be exact, it is.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <cairn/cairn.h>
+
+#include "support/faulty_allocator.h"
+#include "support/random_problem.h"
+
+static cairn_options *options_for(const char *solver)
+{
+    cairn_options *options;
+    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
+    return options;
+}
+
+static cairn_limits limits(const cairn_problem *problem, const char *solver)
+{
+    cairn_limits found;
+    cairn_options *options = options_for(solver);
+    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return found;
+}
+
+typedef struct tally {
+    int graphs, lower_meets, found_meets, exact;
+} tally;
+
+static void check(const cairn_problem *problem, tally *count)
+{
+    cairn_limits truth = limits(problem, "brute-graph"), found = limits(problem, "auto");
+    assert_true(truth.least_is_exact);
+    assert_true(found.least_lower_bytes <= truth.least_bytes);
+    assert_true(found.least_bytes >= truth.least_bytes);
+    assert_int_equal(found.least_is_exact, found.least_bytes == found.least_lower_bytes);
+    assert_int_equal(found.store_all_bytes, truth.store_all_bytes);
+    count->graphs++;
+    count->lower_meets += found.least_lower_bytes == truth.least_bytes;
+    count->found_meets += found.least_bytes == truth.least_bytes;
+    count->exact += found.least_is_exact;
+}
+
+static void brackets_hold_the_truth(void **state)
+{
+    test_graph_shape shape = test_graph_of_everything(6);
+    (void)state;
+    shape.machine = false;
+    for (int training = 0; training <= 1; training++) {
+        tally count = {0, 0, 0, 0};
+        shape.training = training;
+        for (uint64_t seed = 0; seed < 3000; seed++) {
+            test_random random = test_random_seeded(seed);
+            cairn_problem *problem = test_random_graph(&random, &shape);
+            check(problem, &count);
+            cairn_problem_free(problem);
+        }
+        print_message("of %d graphs: exact %d, lower bound met %d, least found %d\n", count.graphs, count.exact,
+                      count.lower_meets, count.found_meets);
+        assert_true(count.exact * 100 >= count.graphs * 98);
+    }
+}
+
+/* Seven nodes, few of them special: recomputation matters more. */
+static void brackets_hold_the_truth_of_longer_graphs(void **state)
+{
+    test_graph_shape shape = {.nodes_min = 6, .nodes_max = 7, .deps_max = 3, .positive = true, .workspaces = true};
+    tally count = {0, 0, 0, 0};
+    (void)state;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        test_random random = test_random_seeded(seed);
+        cairn_problem *problem = test_random_graph(&random, &shape);
+        check(problem, &count);
+        cairn_problem_free(problem);
+    }
+    print_message("of %d graphs: exact %d, lower bound met %d, least found %d\n", count.graphs, count.exact,
+                  count.lower_meets, count.found_meets);
+    assert_true(count.exact * 100 >= count.graphs * 90);
+}
+
+/*
+ * Node 3 reads two large values. Each needs 12 bytes of its own beside what it reads, and whichever is computed last is
+ * computed beside the other: 30 bytes, where no node needs more than 25 by itself.
+ */
+static void what_must_wait_is_counted(void **state)
+{
+    static const int32_t first[] = {0}, both[] = {1, 2};
+    const cairn_node nodes[] = {
+        {.name = "", .cost_ns = 1, .bytes = 3, .alias_of = -1},
+        {.name = "", .cost_ns = 1, .bytes = 12, .workspace_bytes = 3, .deps = first, .dep_count = 1, .alias_of = -1},
+        {.name = "", .cost_ns = 1, .bytes = 12, .workspace_bytes = 3, .deps = first, .dep_count = 1, .alias_of = -1},
+        {.name = "", .cost_ns = 1, .bytes = 1, .deps = both, .dep_count = 2, .alias_of = -1},
+    };
+    const cairn_graph graph = {4, nodes, -1};
+    cairn_problem *problem;
+    (void)state;
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    assert_int_equal(limits(problem, "store-all").least_lower_bytes, 30);
+    assert_int_equal(limits(problem, "brute-graph").least_bytes, 30);
+    cairn_problem_free(problem);
+}
+
+/* Sizes near the limit of sums, and many readers. */
+static void large_sizes_do_not_overflow(void **state)
+{
+    enum { COUNT = 40 };
+    const int64_t huge = INT64_MAX / (COUNT + 1);
+    int32_t deps[COUNT];
+    cairn_node nodes[COUNT];
+    cairn_problem *problem;
+    (void)state;
+    for (int32_t v = 0; v < COUNT; v++) {
+        deps[v] = v;
+        nodes[v] = (cairn_node){
+            .name = "", .cost_ns = 1, .bytes = huge, .deps = deps, .dep_count = v, .alias_of = -1, .keep = v % 3 == 0};
+    }
+    const cairn_graph graph = {COUNT, nodes, -1};
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    cairn_limits found = limits(problem, "auto");
+    assert_true(found.least_is_exact);
+    assert_int_equal(found.least_bytes, huge * COUNT);
+    cairn_problem_free(problem);
+}
+
+static cairn_status limits_in(const cairn_env *env, void *context)
+{
+    cairn_options *options = options_for("store-all");
+    cairn_limits found;
+    cairn_status status = cairn_limits_of(env, context, options, &found, NULL);
+    cairn_options_free(options);
+    return status;
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    test_random random = test_random_seeded(2);
+    test_graph_shape shape = test_graph_of_everything(12);
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    (void)state;
+    assert_true(test_every_allocation_fails(limits_in, problem) > 1);
+    cairn_problem_free(problem);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(brackets_hold_the_truth),   cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
+        cmocka_unit_test(what_must_wait_is_counted), cmocka_unit_test(large_sizes_do_not_overflow),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

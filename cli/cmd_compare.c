@@ -156,6 +156,26 @@ static cli_exit print_results(const cli_call *call, const results *out)
     return status == CAIRN_OK ? CLI_FOUND : cli_fail(call, NULL, &error);
 }
 
+static bool takes_kind(const cli_call *call, const cairn_solver_info *solver)
+{
+    return cairn_problem_chain(call->problem) ? solver->takes_chains : solver->takes_graphs;
+}
+
+/* Solvers of the other kind of problem, on one line. */
+static void name_the_other_kind(const cli_call *call)
+{
+    char names[800];
+    size_t length = 0;
+    const cairn_solver_info *solver;
+    for (int i = 0; (solver = cairn_solver_at(i)) && length < sizeof(names); i++)
+        if (!takes_kind(call, solver))
+            length +=
+                (size_t)snprintf(names + length, sizeof(names) - length, "%s%s", length ? ", " : "", solver->name);
+    if (length > 0)
+        cli_note("left out, for the problem is a %s: %s", cairn_problem_chain(call->problem) ? "chain" : "graph",
+                 names);
+}
+
 static cli_exit ask_all(cli_call *call, const budgets *at)
 {
     const cairn_solver_info *solver;
@@ -165,8 +185,10 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
         const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
+    name_the_other_kind(call);
     for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
-        result = ask(call, solver, at, &out);
+        if (takes_kind(call, solver))
+            result = ask(call, solver, at, &out);
     if (result == CLI_FOUND || result == CLI_INTERRUPTED)
         print_results(call, &out);
     for (int i = 0; i < out.count; i++)
@@ -195,6 +217,7 @@ const cli_command cli_compare = {
     .summary = "every solver at several budgets",
     .details =
         "Asks every available solver that takes the problem, brute force only where it is small enough, and prints a\n"
-        "line for each answer; solvers that are left out are named on standard error with the reason.",
+        "line for each answer, with its time over that of store-all; solvers that are left out are named on standard\n"
+        "error with the reason.",
     .run = run,
 };

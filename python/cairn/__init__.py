@@ -9,6 +9,7 @@ PyTorch models are the business of ``cairn.torch``, which is imported by name; t
 
 from ._budget import Budget
 from ._calls import Progress, ProgressCallback
+from ._compare import Comparison, compare
 from ._errors import (
     BadArgument,
     BadInput,
@@ -76,6 +77,7 @@ __all__ = [
     "Callback",
     "Cancelled",
     "Chain",
+    "Comparison",
     "Error",
     "Graph",
     "InfeasibleBudget",
@@ -114,6 +116,7 @@ __all__ = [
     "Violation",
     "__version__",
     "bound",
+    "compare",
     "format_bytes",
     "format_ns",
     "get_include",

@@ -88,6 +88,8 @@ cairn_status cairn_report_trace(const cairn_env *, const cairn_problem *, const 
                                 cairn_sink, cairn_error *);
 cairn_status cairn_report_answer(const cairn_env *, const cairn_problem *, const cairn_schedule *,
                                  const cairn_info *, cairn_sink, cairn_error *);
+cairn_status cairn_report_comparison(const cairn_env *, const cairn_info *, int, cairn_sink, cairn_error *);
+cairn_status cairn_report_csv(const cairn_env *, const cairn_info *, int, cairn_sink, cairn_error *);
 const char *cairn_format_bytes(int64_t, char *, size_t);
 const char *cairn_format_ns(int64_t, char *, size_t);
 """

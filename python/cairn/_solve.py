@@ -131,7 +131,7 @@ class Solution:
     def report(self) -> str:
         """A table for people: budget, peak, time, overhead against storing everything, what is recomputed."""
         schedule = None if self.schedule is None else self.schedule.pointer
-        return reported(lib.cairn_report_answer, self.problem.pointer, schedule, ctypes.byref(_info_of(self)))
+        return reported(lib.cairn_report_answer, self.problem.pointer, schedule, ctypes.byref(info_of(self)))
 
 
 def _size_text(count: int) -> str:
@@ -199,7 +199,7 @@ def _solution_of(info: _structs.Info, problem: Problem, schedule: Schedule | Non
     )
 
 
-def _info_of(solution: Solution) -> _structs.Info:
+def info_of(solution: Solution) -> _structs.Info:
     """The answer as the C library's reports take it."""
     checkpoints = solution.checkpoints or ()
     info = _structs.Info(

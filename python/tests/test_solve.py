@@ -231,3 +231,28 @@ def test_max_batch() -> None:
         cairn.max_batch(cairn.Graph([cairn.Node(1, 1)]), 10, 1)
     with pytest.raises(cairn.Cancelled):
         cairn.max_batch(chain, 2000, 1, solver="chain-exact", progress=lambda state: True)
+
+
+def test_compare(tmp_path: Path) -> None:
+    stages = [cairn.Stage(10, saved_bytes=30, forward_ns=5, backward_ns=10) for _ in range(6)]
+    chain = cairn.Chain(stages, input_bytes=10, name="six")
+    made = cairn.compare(chain, 4)
+    ends = cairn.limits(chain)
+    budgets = [solution.budget_bytes for solution in made.solutions["auto"]]
+    assert (budgets[0], budgets[-1], len(budgets)) == (ends.least_bytes, ends.store_all_bytes, 4)
+    assert made.overheads("store-all") == [None, None, None, 0.0]
+    assert made.left_out["graph-search"].startswith("graph-search takes graphs")
+    assert set(made.solutions) | set(made.left_out) == {solver.name for solver in cairn.solvers()}
+    lines = made.csv().splitlines()
+    assert len(lines) == 1 + 4 * len(made.solutions) and lines[0].startswith("solver,outcome,budget_bytes")
+    assert made.table().count("\n") == len(lines)
+    two = cairn.compare(chain, ["1KB", None], only=["store-all"])
+    assert list(two.solutions) == ["store-all"] and two.overheads("store-all") == [0.0, 0.0]
+    with pytest.raises(cairn.BadInput):
+        cairn.compare(chain, 0)
+    with pytest.raises(cairn.BadInput):
+        cairn.compare(chain, only=["nobody"])
+    pytest.importorskip("matplotlib")
+    made.plot(tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "<svg" in drawn

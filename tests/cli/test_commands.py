@@ -240,7 +240,12 @@ def test_compare(cairn):
     assert best == limits["store_all_ns"]
     lines = cairn("compare", "p", "--budgets", f"{at},1GiB,none", "--json").out.splitlines()
     assert {json.loads(line)["budget_bytes"] for line in lines} == {at, 1 << 30, None}
-    assert cairn("compare", "p", "--budgets", "2").out.startswith("solver")
+    table = cairn("compare", "p", "--budgets", "2")
+    assert table.out.startswith("solver") and " +0.0 % " in table.out
+    assert "left out, for the problem is a chain: " in table.err and "graph-search" in table.err
+    named = {solver["name"] for solver in cairn.json("solvers")["solvers"]}
+    asked = {answer["solver"] for answer in answers}
+    assert all(name in table.err for name in named - asked - {"auto"})
     csv = cairn("compare", "p", "--budgets", "2", "--csv").out.splitlines()
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
 

@@ -1,0 +1,150 @@
+"""Every solver at several budgets: the trade-off curves of a problem, as a table, as CSV or as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import _structs
+from ._calls import ProgressCallback
+from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
+from ._library import lib
+from ._problem import FilePath, Machine, Problem
+from ._schedule import reported
+from ._solve import OptionValue, Solution, info_of, limits, solve_many, solver_accepts, solvers
+from ._units import Size, integer, listed
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answers of several solvers to one problem, at the same budgets.
+
+    Attributes:
+        problem: what was solved.
+        solutions: name of a solver to its solutions, in the order of the budgets.
+        left_out: name of a solver that was not asked to the reason.
+    """
+
+    problem: Problem
+    solutions: dict[str, list[Solution]]
+    left_out: dict[str, str]
+
+    def table(self) -> str:
+        """A table for people, one line for each answer."""
+        return self._report(lib.cairn_report_comparison)
+
+    def csv(self) -> str:
+        """Comma-separated values: a header, then integers; what does not apply is empty."""
+        return self._report(lib.cairn_report_csv)
+
+    def _report(self, function: object) -> str:
+        answers = [solution for found in self.solutions.values() for solution in found]
+        infos = _structs.array_type(_structs.Info, len(answers))(*map(info_of, answers))
+        return reported(function, infos, len(answers))
+
+    def overheads(self, solver: str) -> list[float | None]:
+        """Time over that of storing everything, less 1, at each budget; None where nothing was found."""
+        return [
+            None if found.makespan_ns is None else _over(found.makespan_ns, found) for found in self.solutions[solver]
+        ]
+
+    def plot(self, path: FilePath) -> None:
+        """Draws overheads against budgets, a line for each solver and one for the lower bound. Needs matplotlib.
+
+        Budgets without a limit are not drawn. The format is that of the file's ending.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise ImportError("plot needs matplotlib: pip install matplotlib") from None
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for solver, found in self.solutions.items():
+            points = [
+                (solution.budget_bytes / GIB, 100 * overhead)
+                for solution, overhead in zip(found, self.overheads(solver), strict=True)
+                if overhead is not None and solution.budget_bytes is not None
+            ]
+            if points:
+                axes.plot(*zip(*sorted(points), strict=True), marker=".", label=solver)
+        bounds = self._bounds()
+        if bounds:
+            axes.plot(*zip(*bounds, strict=True), "--", color="gray", label="lower bound")
+        axes.set(xlabel="budget, GiB", ylabel="extra time, %", title=self.problem.name)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        figure.savefig(os.fspath(path))
+
+    def _bounds(self) -> list[tuple[float, float]]:
+        """Budget and the best of all lower bounds there."""
+        best: dict[int, float] = {}
+        for found in self.solutions.values():
+            for solution in found:
+                if solution.budget_bytes is not None and solution.lower_bound_ns is not None:
+                    bound = _over(solution.lower_bound_ns, solution)
+                    best[solution.budget_bytes] = max(bound, best.get(solution.budget_bytes, bound))
+        return [(budget / GIB, 100 * bound) for budget, bound in sorted(best.items())]
+
+
+def _over(time_ns: int, solution: Solution) -> float:
+    return time_ns / solution.store_all_ns - 1 if solution.store_all_ns else 0.0
+
+
+def compare(
+    problem: Problem,
+    budgets: int | Iterable[Size | None] = 10,
+    *,
+    only: Iterable[str] | None = None,
+    machine: Machine | None = None,
+    progress: ProgressCallback | None = None,
+    **options: OptionValue,
+) -> Comparison:
+    """Asks every available solver that takes the problem, as ``cairn compare`` does.
+
+    Args:
+        problem: a Chain or a Graph.
+        budgets: how many, evenly spaced from the least memory to what storing everything takes; or which.
+        only: names of solvers; None: all that take the problem, brute force where it is small enough.
+        machine: replaces the problem's.
+        progress: as in ``solve``.
+        options: those of ``options()``, such as ``time_limit="2s"`` for each budget.
+    """
+    names = [solver.name for solver in solvers()]
+    wanted = names if only is None else listed(only, "only", "names of solvers")
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise BadInput(f"there is no solver {unknown[0]!r}")
+    chosen: list[Size | None]
+    if isinstance(budgets, int):
+        chosen = _evenly(problem, integer(budgets, "budgets", least=1), machine, progress, options)
+    else:
+        chosen = listed(budgets, "budgets", "sizes")
+    found: dict[str, list[Solution]] = {}
+    left_out: dict[str, str] = {}
+    for name in wanted:
+        taken = solver_accepts(name, problem, machine=machine, **options)
+        if not taken:
+            left_out[name] = taken.reason or ""
+            continue
+        try:
+            found[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **options)
+        except (MemoryLimit, Unavailable, Unsupported) as error:
+            left_out[name] = error.message
+    return Comparison(problem, found, left_out)
+
+
+def _evenly(
+    problem: Problem,
+    count: int,
+    machine: Machine | None,
+    progress: ProgressCallback | None,
+    options: dict[str, OptionValue],
+) -> list[Size | None]:
+    ends = limits(problem, "auto", machine=machine, progress=progress, **options)
+    high = ends.store_all_bytes or 0
+    low = high if ends.least_bytes is None else ends.least_bytes
+    span = max(0, high - low)
+    return [low + (span * i // (count - 1) if count > 1 else 0) for i in range(count)]

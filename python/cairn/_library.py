@@ -6,6 +6,7 @@ The prototypes are C text, so that python/tests/test_abi.py can let a C compiler
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -143,6 +144,18 @@ def _candidates() -> list[Path]:
     return [folder / "lib" / f"libcairn.{suffix}" for folder in _native_folders()]
 
 
+def _find_highs() -> None:
+    """Names HiGHS, when it comes with the package highsbox, to the C library, which reads the environment.
+
+    What the user has set stays.
+    """
+    spec = importlib.util.find_spec("highsbox")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "highs_dist" / "lib" / ("libhighs.dylib" if sys.platform == "darwin" else "libhighs.so")
+        if path.exists():
+            os.environ.setdefault("CAIRN_HIGHS_LIBRARY", str(path))
+
+
 def _open() -> tuple[ctypes.CDLL, Path]:
     candidates = _candidates()
     for path in candidates:
@@ -249,6 +262,7 @@ class Handle:
         self._free(self.pointer)
 
 
+_find_highs()
 lib = Library()
 
 

@@ -31,6 +31,8 @@
     X(crn_graph_online_solver)     \
     X(crn_graph_search_solver)     \
     X(crn_select_acg_solver)       \
+    X(crn_graph_milp_solver)       \
+    X(crn_graph_lp_round_solver)   \
     X(crn_brute_graph_solver)      \
     X(crn_auto_solver)
 
@@ -78,7 +80,10 @@ const crn_solver *crn_solver_find(const char *name)
 
 const cairn_solver_info *cairn_solver_at(int index)
 {
-    return index >= 0 && index < SOLVER_COUNT ? &crn_solvers[index]->info : NULL;
+    const crn_solver *solver = index >= 0 && index < SOLVER_COUNT ? crn_solvers[index] : NULL;
+    if (!solver)
+        return NULL;
+    return solver->available && solver->available(NULL) != CAIRN_OK ? solver->absent : &solver->info;
 }
 
 static cairn_status check_kind(const crn_solver *solver, const crn_task *task, cairn_error *error)
@@ -95,9 +100,8 @@ cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, 
 {
     const cairn_solver_info *info = &solver->info;
     CRN_TRY(check_kind(solver, task, error));
-    if (solver->available && !solver->available())
-        return crn_fail(error, CAIRN_UNAVAILABLE, "%s was not built in, or a library that it needs was not found",
-                        info->name);
+    if (solver->available)
+        CRN_TRY(solver->available(error));
     if (info->needs_machine && !task->machine)
         return crn_fail(error, CAIRN_UNSUPPORTED, "%s needs a machine to offload to", info->name);
     if (info->minimizes_memory != task->settings->minimize_memory && strcmp(info->name, "auto") != 0)

@@ -78,9 +78,10 @@ typedef struct crn_answer {
 } crn_answer;
 
 typedef struct crn_solver {
-    cairn_solver_info info; /* available: built in; where that is known at run time only, `available` below says it */
-    /** Found at run time? NULL = always. */
-    bool (*available)(void);
+    cairn_solver_info info; /* available: true; where that is known at run time only, `available` below says it */
+    /** OK, or UNAVAILABLE and how to get what it needs, asked whenever it matters. NULL = always. */
+    cairn_status (*available)(cairn_error *error);
+    const cairn_solver_info *absent; /* what is shown instead of info where it is not available */
     /** OK, or UNSUPPORTED and why (options, heterogeneity, size). NULL = takes every problem of its kind. */
     cairn_status (*accepts)(const crn_task *task, cairn_error *error);
     /** An upper estimate of the memory of open and solve, made before anything is allocated. NULL = linear, small. */

@@ -50,7 +50,7 @@ static cairn_limits limits(const cairn_problem *problem, const char *solver)
     return found;
 }
 
-/* ---- the weak instance: a = 0, 1, 2, 3, ..., 3, 4; A[2] = 5, other A = a; d = 0; forwards n - 1, 2, 0, ...; budget 8 ---- */
+/* ---- an instance: a = 0, 1, 2, 3, ..., 3, 4; A[2] = 5, other A = a; d = 0; forwards n - 1, 2, 0, ...; budget 8 ---- */
 
 enum { STAGES_MAX = 42 };
 

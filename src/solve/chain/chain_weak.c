@@ -7,11 +7,12 @@
  *
  * Two programs have it. In bytes (weak_steps.h): step functions of memory, one run for all budgets, nothing rounded,
  * so the answer is optimal among weakly persistent schedules. That takes about n^5 time and memory in the number of
- * distinct stages, and is what is used as long as an estimate, which depends on the problem alone, says that it is affordable:
- * up to some 80 stages that are all different. Beyond, in memory slots (weak_slots.h), for each budget anew, O(n^4 S); where even the
- * rows of S slots would be too much, S is lowered. Slots round up, so that a schedule from there can be slower than a
- * persistent one in bytes. Therefore chain-exact is asked as well, and the better one is the answer: at every budget, and
- * whatever the number of slots, it is no worse than chain-exact's.
+ * distinct stages, and is what is done as long as an estimate, which depends on the problem alone, says that it is
+ * affordable: up to some 80 stages that are all different. Beyond that in memory slots (weak_slots.h), for each budget
+ * anew, O(n^4 S), with fewer slots than asked for where their rows would be too much, but no fewer than 2 n. Slots round
+ * up, so a schedule from there can be slower than a persistent one in bytes. Therefore chain-exact is asked first, and
+ * its answer stays unless there is a faster one: at every budget, and whatever the number of slots, chain-weak is no
+ * worse.
  *
  * The least budget is that of weakly persistent schedules, in bytes (weak_least.h), in either case.
  */
@@ -20,9 +21,10 @@
 
 extern const crn_solver crn_chain_exact_solver;
 
-enum { SLOTS_MIN = 32 };
-
-/* Rows of values take no more than this: with more parts, there are fewer slots. */
+/*
+ * Where rows of values would take more than this, there are fewer slots; but with less than two for a stage rounding
+ * takes more than is to be gained.
+ */
 #define ROWS_BYTES_MAX ((int64_t)1 << 30)
 
 /* Up to so much, the program in bytes is taken: memory, and elementary steps. */
@@ -44,10 +46,12 @@ typedef struct session {
 
 /* ---- opening ---- */
 
-static int32_t slots_for(int64_t part_count, int64_t wanted)
+static int32_t slots_for(const crn_task *task)
 {
-    int64_t fitting = ROWS_BYTES_MAX / part_count / (int64_t)sizeof(uint32_t);
-    return (int32_t)crn_min(wanted, crn_max(SLOTS_MIN, fitting));
+    int64_t parts, terms, stages = cairn_problem_chain(task->problem)->stage_count;
+    crn_weak_model_counts(task, &parts, &terms);
+    int64_t fitting = ROWS_BYTES_MAX / parts / (int64_t)sizeof(uint32_t);
+    return (int32_t)crn_min(task->settings->slots, crn_max(2 * stages, fitting));
 }
 
 /* Whether the program in bytes is affordable. It does not depend on sizes, so that scaling them changes nothing. */
@@ -108,7 +112,7 @@ static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error 
     CRN_TRY(crn_weak_model_init(&p->model, &p->table, arena, error));
     CRN_TRY(crn_weak_least_init(&p->least, &p->model, task, arena, error));
     p->least_bytes = crn_min(p->least_bytes, p->table.model.always_bytes + crn_weak_least_of_whole(&p->least));
-    p->slots = slots_for((int64_t)p->model.part_count, task->settings->slots);
+    p->slots = slots_for(task);
     p->has_parts = true;
     if (!crn_weak_steps_estimate(task, &estimate))
         return crn_no_memory(error);
@@ -239,11 +243,6 @@ static int64_t product_of(int64_t a, int64_t b)
     return crn_mul(a, b, &product) ? product : INT64_MAX;
 }
 
-static int64_t slots_memory(const crn_task *task, int64_t parts)
-{
-    return crn_weak_slots_memory(parts, slots_for(parts, task->settings->slots));
-}
-
 static int64_t chain_weak_memory(const crn_task *task)
 {
     crn_weak_estimate estimate;
@@ -254,7 +253,7 @@ static int64_t chain_weak_memory(const crn_task *task)
     bytes = sum_of(bytes, product_of(parts, (int64_t)sizeof(int64_t)));
     if (!crn_weak_steps_estimate(task, &estimate))
         return bytes;
-    return sum_of(bytes, is_affordable(&estimate) ? estimate.bytes : slots_memory(task, parts));
+    return sum_of(bytes, is_affordable(&estimate) ? estimate.bytes : crn_weak_slots_memory(parts, slots_for(task)));
 }
 
 static int64_t chain_weak_work(const crn_task *task)
@@ -265,7 +264,7 @@ static int64_t chain_weak_work(const crn_task *task)
     if (!crn_weak_steps_estimate(task, &estimate))
         return INT64_MAX;
     bool in_bytes = is_affordable(&estimate);
-    return sum_of(work, in_bytes ? estimate.work : product_of(terms, 50 + slots_for(parts, task->settings->slots) / 8));
+    return sum_of(work, in_bytes ? estimate.work : product_of(terms, 100 + 2 * (int64_t)slots_for(task) / 5));
 }
 
 const crn_solver crn_chain_weak_solver = {

@@ -65,7 +65,7 @@ static bool take_if_enough(void *context, const crn_weak_term *term)
     return term->move != CRN_WEAK_SPLIT;
 }
 
-/* The first term that the memory is enough for; of splits the last: starting again for each backward takes n^2 operations. */
+/* The first term that the memory is enough for; of splits the last, for to start again for each backward is quick. */
 static crn_weak_term decide(const void *context, crn_weak_part part, int64_t m)
 {
     search s = {.least = context, .bytes = m};

@@ -46,7 +46,7 @@ static uint64_t useful_saves(const crn_chain_model *chain, int32_t s)
     return saves;
 }
 
-/* Whether a way to a[j] saves all of s..j-1. Others are made of shorter ones, which parts can put together themselves. */
+/* Whether a way to a[j] saves all of s..j-1. Others are made of shorter ones, which parts can put together. */
 static bool is_leap(const crn_forward *forward, int32_t j, const crn_way *way)
 {
     if (j == forward->s)

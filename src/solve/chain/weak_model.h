@@ -4,8 +4,8 @@
  * Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to
  * train deep neural networks with limited memory", ACM TOMS 2024: a schedule is weakly persistent when a kept output
  * may later be replaced by a later one. Here with the costs of chain_model.h, and further: options per stage, forwards
- * that save nothing, gradients of weights, signed workspaces, stages that must not run twice, saving forwards that serve
- * as mere ones and saved sets that serve as checkpoints.
+ * that save nothing, gradients of weights, signed workspaces, stages that must not run twice, saving forwards that
+ * serve as mere ones and saved sets that serve as checkpoints.
  *
  * A part (s,t,l) runs the backwards l, l-1, ..., t and begins with d[l] and X, the input of stage s, s <= t <= l. Three
  * kinds of parts differ in what becomes of X, and in what their memory counts:
@@ -31,14 +31,14 @@
  *     LEAP j       way(s,j) + ALONE(j+1,t,l, m)
  *     SAVE_DROP k  uF_k[s] + BESIDE(s+1,t,l, m - A_k[s])                       A_k[s] is dropped in the end
  *
- * where ALONE(s+1,s+1,l, m + a[s]) is written for BESIDE(s+1,s+1,l, m), which is the same: the backward of s+1 reads X, so
- * X stays to the end. Every line needs the memory of its first operations: see the functions; SAVE_DROP also base[t-1] +
- * A_k[s], which is there between the last backward and the drop. ALONE(1,1,n) is the whole chain.
+ * where ALONE(s+1,s+1,l, m + a[s]) is written for BESIDE(s+1,s+1,l, m), which is the same: the backward of s+1 reads X,
+ * so X stays to the end. Every line needs the memory of its first operations: see the functions; SAVE_DROP also
+ * base[t-1] + A_k[s], which is there between the last backward and the drop. ALONE(1,1,n) is the whole chain.
  *
- * Why it is cheap: the split u belongs to PASS, so what replaces X within it is decided there and not here. That is the shared
- * inner minimum; written with the memory that counts X, STEP costs one term, so replacing X needs no loop of its own,
- * and each single forward is charged what it needs ("m_null" of the paper charges all of them at once, from the first
- * state on). O(n) terms for each of the n^3 / 6 parts of a kind.
+ * Why it is cheap: the split u belongs to PASS, so what replaces X within it is decided there and not here. That is the
+ * shared inner minimum; written with the memory that counts X, STEP costs one term, so replacing X needs no loop of its
+ * own, and each single forward is charged what it needs ("m_null" of the paper charges all of them at once, from the
+ * first state on). O(n) terms for each of the n^3 / 6 parts of a kind.
  *
  * A stage whose saving forwards are no faster and need no less than its mere forward has no use for LEAP and SAVE_DROP:
  * then PASS is its STEP alone and is put in its place, and BESIDE and LAST are not needed: one kind of parts is left.

@@ -1,11 +1,12 @@
 /*
  * The program of weak_model.h over memory slots: a row of values over m for each part.
  *
- * Kept values are rounded up to slots, each by itself, and what operations need is rounded up as a whole, as in chain-dp; so
- * every answer is a schedule that fits. Rows and the vector loop over m are slotted_rows.h; a row holds only the m between
- * the least memory of its part and that with which everything in it could be kept.
+ * Kept values are rounded up to slots, each by itself, and what operations need is rounded up as a whole, as in
+ * chain-dp; so every answer is a schedule that fits. Rows and the vector loop over m are slotted_rows.h; a row holds
+ * only the m between the least memory of its part and that with which everything in it could be kept.
  *
- * O(n^4 S) time, (S + 1) * 4 bytes for each of the parts, of which there are n^3 / 6 of a kind; 8 bytes where times need it.
+ * O(n^4 S) time, (S + 1) * 4 bytes for each of the parts, of which there are n^3 / 6 of a kind; 8 bytes where times
+ * need it.
  */
 #ifndef CRN_WEAK_SLOTS_H
 #define CRN_WEAK_SLOTS_H

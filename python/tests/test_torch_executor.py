@@ -18,7 +18,7 @@ import pytest
 import torch
 from cairn.torch._compat import StorageRef
 from cairn.torch.errors import PlanMismatch, RecomputationError, Unsupported
-from cairn.torch.executor import Executor, described
+from cairn.torch.executor import Executor
 from cairn.torch.holders import Holder, Lease
 from cairn.torch.replay import Run
 from executor_support import (
@@ -1272,21 +1272,6 @@ def test_data_parallel() -> None:
         with refused(Unsupported, "DataParallel"):
             model.layers[0]._replicate_for_data_parallel()
     model._replicate_for_data_parallel()
-
-
-def test_larger_inputs() -> None:
-    model, plain = net(), net()
-    with planned(model, STAGES, from_input(STAGES), expected=described((INPUT,), {})):
-        assert not differing(train(plain, loss_of), train(model, loss_of))
-        model(INPUT[:5]).sum().backward()
-        with refused(PlanMismatch, "float32[16, 8]", "float32[32, 8]"):
-            model(INPUT.repeat(2, 1))
-        with refused(PlanMismatch, "float64"):
-            model(INPUT.double())
-    asked: list[Any] = []
-    with planned(model, STAGES, from_input(STAGES), expected=["float32[2, 8]"], on_larger=lambda *a: asked.append(a)):
-        model(INPUT).sum().backward()
-    assert asked == [(["float32[2, 8]"], ["float32[16, 8]"])]
 
 
 def test_compiling_a_planned_model() -> None:

@@ -224,29 +224,20 @@ def _block_of(parameter: str, plan: Plan) -> str:
 
 
 class Watch:
-    """Measures the first training steps of a planned model, where nothing else is measuring.
+    """Measures the first training steps that follow each plan of a model, where nothing else is measuring.
 
     A step begins with the model's forward and ends with the backward; it is judged when the optimizer steps or the next
     forward begins. A peak over the budget warns, or raises BudgetExceeded if strict.
     """
 
-    def __init__(
-        self,
-        plan: Plan | None = None,
-        steps: int = 0,
-        strict: bool = False,
-        on_miss: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self._plan, self._left, self._strict = plan, steps, strict
-        self._on_miss = on_miss  # called with measured and predicted bytes, once no forward is running
-        self._miss: tuple[int, int] | None = None
+    def __init__(self, steps: int, strict: bool = False, on_miss: Callable[[Plan, int], None] | None = None) -> None:
+        self._steps, self._strict = steps, strict
+        self._on_miss = on_miss  # called with the plan and what was missed, in bytes, once no forward is running
+        self._miss: tuple[Plan, int] | None = None
+        self._counts: dict[int, tuple[Plan, int]] = {}  # by id of a plan: the plan, and its measured steps
         self._worst: Measured | None = None
         self._meter: memory.Meter | None = None
         self._last: int | None = None  # mark of the backward's end
-        self._handles: list[Any] = []
-
-    def attach(self, model: nn.Module) -> None:
-        """Begins with the model's next training step."""
         watch = weakref.ref(self)
 
         def judge(*_: Any) -> None:
@@ -255,14 +246,7 @@ class Watch:
                 watching._finish()
                 watching._correct()
 
-        self._handles = [
-            model.register_forward_pre_hook(self._begin),
-            model.register_forward_hook(self._forward_done, always_call=True),
-            register_optimizer_step_pre_hook(judge),
-        ]
-
-    def __reduce__(self) -> Any:
-        return Watch, ()  # in a copy of the model the hooks watch nothing
+        self._hook = register_optimizer_step_pre_hook(judge)
 
     @property
     def measured(self) -> Measured | None:
@@ -272,26 +256,26 @@ class Watch:
 
     def remove(self) -> None:
         """Stops watching."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hook.remove()
         self._stop()
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
+    def begin(self, module: nn.Module, plan: Plan) -> None:
+        """A step begins that follows this plan."""
         self._finish()
-        if self._plan is None or self._left <= 0 or not (module.training and torch.is_grad_enabled()):
+        _, count = self._counts.get(id(plan), (plan, 0))
+        if count >= self._steps or _compat.profiler_is_active():
             return
-        if _compat.profiler_is_active():
-            return
+        self._plan = plan
         grads = gradient_bytes_of(module)
         self._existed = grads > 0
-        self._resident = resident_of(self._plan, grads)
-        self._meter, self._last = memory.meter_for(torch.device(self._plan.device), interruptible=True), None
+        self._resident = resident_of(plan, grads)
+        self._meter, self._last = memory.meter_for(torch.device(plan.device), interruptible=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
         self._began = time.perf_counter_ns()
 
-    def _forward_done(self, module: nn.Module, args: Any, output: Any) -> None:
+    def forward_ended(self, output: Any) -> None:
+        """The step's forward has returned this."""
         if self._meter is None:
             return
         roots = [t for t in tensors_in(output) if t.requires_grad]
@@ -320,20 +304,18 @@ class Watch:
     def _finish(self) -> None:
         """Judges the step that was measured, if its backward has ended."""
         meter, last = self._stop(), self._last
-        if meter is None or last is None or self._plan is None or meter.was_interrupted:
+        if meter is None or last is None or meter.was_interrupted:
             return
+        plan = self._plan
         peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
         if self._worst is None or peak >= self._worst.peak_bytes:
             self._worst = Measured(peak, self._took, self._existed)
-        self._left -= 1
-        self._judge(self._plan, peak)
-        if self._left <= 0 and self._miss is None:
-            self.remove()
+        self._counts[id(plan)] = plan, self._counts.get(id(plan), (plan, 0))[1] + 1
+        self._judge(plan, peak)
 
     def _correct(self) -> None:
         miss, self._miss = self._miss, None
         if miss is not None and self._on_miss is not None:
-            self.remove()
             self._on_miss(*miss)
 
     def _judge(self, plan: Plan, peak: int) -> None:
@@ -342,12 +324,11 @@ class Watch:
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
         text = (
             f"the step took {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
-            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): is it called with larger "
-            "inputs, or is something held that the profile did not see? Plan again, with Budget(reserve=) or a new "
-            "profile"
+            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): is something held that the "
+            "profile did not see? Plan again, with Budget(reserve=) or a new profile"
         )
         if self._strict:
             raise BudgetExceeded(text)
         warnings.warn(text, stacklevel=2)
         if self._on_miss is not None:
-            self._miss = (peak, predicted)
+            self._miss = (plan, peak - predicted)

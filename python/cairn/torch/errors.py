@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import cairn
 from cairn import format_bytes
@@ -50,6 +50,19 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         )
         error.reserve_bytes, error.composition = reserve, dict(parts)
         error.peak_at, error.blocking = peak_at, blocking
+        return error
+
+    def for_shapes(self, shapes: Sequence[str], estimated: bool) -> InfeasibleBudget:
+        """The same error, about a step with other inputs than those that were planned for."""
+        how = " (estimated from the shapes that were profiled)" if estimated else ""
+        error = type(self)(
+            f"this step has inputs {', '.join(shapes)}, larger than those that were planned for, and was not begun: "
+            f"{self.message}{how}",
+            budget_bytes=self.budget_bytes,
+            least_bytes=self.least_bytes,
+        )
+        error.reserve_bytes, error.composition = self.reserve_bytes, self.composition
+        error.peak_at, error.blocking = self.peak_at, self.blocking
         return error
 
 

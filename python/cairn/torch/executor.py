@@ -10,7 +10,8 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -25,12 +26,25 @@ from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .stages import StageRef
 from .state import BlockState
 from .takeover import Handler, Takeover
-from .tree import tensors_in
 
 
-def described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Type and shape of every tensor in a model's arguments, as in a plan's fingerprint: "float32[8, 3, 32, 32]"."""
-    return [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in((args, kwargs))]
+@dataclass(frozen=True)
+class Prepared:
+    """A schedule made ready for a model's blocks."""
+
+    settings: Settings
+    sites: dict[int, Site]
+    stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
+
+
+class Guide(Protocol):
+    """Accompanies the steps of an executor."""
+
+    def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+        """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
+
+    def forward_ended(self, output: Any) -> None:
+        """The step's forward has returned this."""
 
 
 class Executor:
@@ -40,8 +54,7 @@ class Executor:
         verified: sizes and budgets are not looked at here.
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
         block saves in its runs.
-    expected: the `described` arguments that the plan was made for. A step with larger ones goes to
-        on_larger(expected, actual), which raises, or returns for the plan to be used all the same.
+    guide: says which schedule a step follows; the given one, where there is none.
     in_eval: carries out the schedule in evaluation mode, too.
     """
 
@@ -53,28 +66,40 @@ class Executor:
         *,
         preserve_rng_state: bool = True,
         determinism_check: str = "default",
-        expected: Sequence[str] | None = None,
-        on_larger: Callable[[Sequence[str], Sequence[str]], None] | None = None,
+        guide: Guide | None = None,
         in_eval: bool = False,
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
         self._model = weakref.ref(model)
-        self._program = program = compile_program(stages, ops)
+        self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
+        self._states: dict[str, BlockState] = {}
+        self._names: set[str] = set()
+        self.first = self.prepare(stages, ops)
+        self._names = {name for name, _ in self.first.stage_of}
+        self._guide, self._in_eval = guide, in_eval
+        self._thread = threading.local()
+        self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
+        self._trace = Trace()
+
+    def prepare(self, stages: Sequence[StageRef], ops: Sequence[Sequence[Any]]) -> Prepared:
+        """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the executor's model is gone")
+        program = compile_program(stages, ops)
+        stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
+        if self._names and self._names != {name for name, _ in stage_of}:
+            raise PlanMismatch("the schedule has other blocks than the one that is carried out")
         devices = sorted({t.device for t in (*model.parameters(), *model.buffers())}, key=str)
-        self._settings = Settings(
+        settings = Settings(
             program,
-            preserve_rng_state,
-            determinism_check,
+            self._preserve_rng_state,
+            self._determinism_check,
             tuple(d for d in devices if with_generator(d)),
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
         )
-        self._stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
-        self._sites = _sites(model, program)
-        self._expected, self._on_larger, self._in_eval = expected, on_larger or _refuse_larger, in_eval
-        self._thread = threading.local()
-        self._takeovers: list[Takeover] = []
-        self._trace = Trace()
+        return Prepared(settings, _sites(model, program, self._states), stage_of)
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -91,8 +116,8 @@ class Executor:
         """Whether the schedule is carried out."""
         return bool(self._takeovers)
 
-    def attach(self) -> None:
-        """From now on, training steps of the model follow the schedule."""
+    def attach(self, owner: object = None) -> None:
+        """From now on, training steps of the model follow the schedule. `owner` is kept for as long as they do."""
         if self._takeovers:
             raise RuntimeError("the executor is attached already")
         model = self._model()
@@ -106,19 +131,21 @@ class Executor:
                     "plan has to do; put torch.compile(module) in the module's place instead, and plan then"
                 )
         for module, handler in handlers:
-            self._takeovers.append(Takeover(module, handler))
+            self._takeovers.append(weakref.ref(Takeover(module, handler, owner if module is model else None)))
 
     def detach(self) -> None:
         """Restores the model exactly. Steps whose forward has run can still be finished."""
         while self._takeovers:
-            self._takeovers.pop().remove()
+            takeover = self._takeovers.pop()()
+            if takeover is not None:
+                takeover.remove()
 
     # -- what runs instead of a forward ----------------------------------------------------------------------
 
     def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
         """Blocks first, so that the model's own comes around a block that is the whole model."""
         parts: dict[int, tuple[nn.Sequential, list[Block]]] = {}
-        for name in dict.fromkeys(ref.name for ref in self._program.stages if ref.is_block):
+        for name in dict.fromkeys(name for name, _ in self.first.stage_of):
             block = resolve(model, name)
             if block.container is None:
                 yield block.modules[0], functools.partial(self._run_block, name)
@@ -133,17 +160,17 @@ class Executor:
         if not self._is_active():
             return forward(*args, **kwargs)
         self._refuse_surroundings()
-        if self._expected is not None:
-            actual = described(args, kwargs)
-            if not _is_covered(actual, self._expected):
-                self._on_larger(self._expected, actual)
+        prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
-        run = self._thread.run = Run(self._settings, self._sites, self._trace)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace)
+        self._thread.stage_of = prepared.stage_of
         try:
             output = forward(*args, **kwargs)
         finally:
             self._thread.run = None
         run.forward_ended()
+        if self._guide is not None:
+            self._guide.forward_ended(output)
         return output
 
     def _run_block(
@@ -157,7 +184,7 @@ class Executor:
         if run is None or run.is_inside_block:
             return forward(*args, **kwargs)
         call = run.next_call(name)
-        stage = self._stage_of.get((name, call))
+        stage = self._thread.stage_of.get((name, call))
         forward = with_own_caches(forward, args, kwargs)
         if stage is None:
             self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
@@ -206,12 +233,11 @@ class Executor:
                 "a planned model runs; the plan has hooks of its own, and only the innermost are called: remove "
                 "one of the two"
             )
-        if self._settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
 
 
-def _sites(model: nn.Module, program: Program) -> dict[int, Site]:
-    states: dict[str, BlockState] = {}
+def _sites(model: nn.Module, program: Program, states: dict[str, BlockState]) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):
         if ref.is_block:
@@ -230,27 +256,3 @@ def _chain(modules: Sequence[nn.Module], value: Any) -> Any:
     for module in modules:
         value = module(value)
     return value
-
-
-def _is_covered(actual: Sequence[str], expected: Sequence[str]) -> bool:
-    """Whether no tensor is larger than its counterpart; counterparts are found by size, for keywords have no order."""
-    if list(actual) == list(expected):
-        return True
-    ours, theirs = sorted(map(_parsed, actual)), sorted(map(_parsed, expected))
-    return len(ours) == len(theirs) and all(
-        mine[:2] == other[:2] and all(a <= b for a, b in zip(mine[2], other[2], strict=True))
-        for mine, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _parsed(text: str) -> tuple[str, int, list[int]]:
-    dtype, _, shape = text.rstrip("]").partition("[")
-    sizes = [int(size) for size in shape.split(",") if size.strip()]
-    return dtype, len(sizes), sizes
-
-
-def _refuse_larger(expected: Sequence[str], actual: Sequence[str]) -> None:
-    raise PlanMismatch(
-        f"the plan was made for inputs {', '.join(expected)}; this step has {', '.join(actual)}, which may need "
-        "more memory: plan for the largest step that you train with"
-    )

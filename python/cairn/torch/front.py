@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections import OrderedDict
@@ -13,12 +14,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from .._budget import Budget
 from .check import Watch
 from .errors import InfeasibleBudget
-from .handle import Handle, apply, handle
+from .handle import Handle, apply, apply_by_shape, handle
 from .plan import Plan, plan
 from .profiler import profile
 from .report import Report, explain
+from .shapes import Source
 
 _PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes")
 _PLAN_OPTIONS = ("host_budget", "allow", "solver", "scope", "gradients", "time_limit")
@@ -38,10 +41,11 @@ def checkpoint(
 
     args, kwargs: a sample of what the training loop calls the model with (a tensor may stand for a tuple of one).
     budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
-    check_steps: so many training steps are measured. One over the budget warns, and the plan is made again with a
-        larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
+    check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
+        again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
     options: loss_fn, optimizer, blocks, keep, passes as for `profile`; solver, scope, gradients, allow as for `plan`;
-        preserve_rng_state, determinism_check as for `apply`.
+        preserve_rng_state, determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a
+        step whose inputs are larger than all that were planned for, a plan is made when it begins.
 
     A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
     of, and then leaves the model, and the old plan, alone.
@@ -60,32 +64,28 @@ def _applied(
     options: Mapping[str, Any],
 ) -> Handle:
     to_profile, to_plan, left = _sorted_options(options)
-    watch(model, None, steps=0)
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
     old = handle(model)
     if old is not None:
         old.remove()
-    applied = apply(model, made, **left)
-    target = weakref.ref(model)
+    left = {"on_shape_change": "replan", **left}
+    again = {name: value for name, value in to_profile.items() if name in ("loss_fn", "optimizer")}
+    limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
+    source = Source(functools.partial(profile, **again), functools.partial(plan, budget=limit, **to_plan), measured)
+    applied = apply_by_shape(model, made, source, **left)
+    shapes = weakref.ref(applied.shapes)
 
-    def plan_again(measured_bytes: int, predicted_bytes: int) -> None:
-        nonlocal measured
-        model = target()
-        current = None if model is None else handle(model)
-        if model is None or current is None:
-            return
-        measured = measured.corrected(measured_bytes - predicted_bytes)
+    def plan_again(missed: Plan, by_bytes: int) -> None:
+        current = shapes()
         try:
-            corrected = plan(measured, budget, **to_plan)
+            if current is not None:
+                current.correct(missed, by_bytes)
         except InfeasibleBudget as error:
             warnings.warn(f"the plan stays as it is: {error}", stacklevel=2)
-            return
-        current.remove()
-        apply(model, corrected, **left)
-        watch(model, corrected, check_steps, strict, plan_again)
 
-    watch(model, made, check_steps, strict, plan_again)
+    if check_steps > 0:
+        applied.shapes.watch(Watch(check_steps, strict, plan_again))
     return applied
 
 
@@ -96,32 +96,13 @@ def _sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return to_profile, to_plan, {n: v for n, v in options.items() if n not in to_profile and n not in to_plan}
 
 
-def watch(
-    model: nn.Module,
-    made: Plan | None,
-    steps: int = 2,
-    strict: bool = False,
-    on_miss: Callable[[int, int], None] | None = None,
-) -> None:
-    """Measures the next training steps of a planned model; `report` shows the worst of them."""
-    old = _watches.pop(model, None)
-    if old is not None:
-        old.remove()
-    if steps > 0 and made is not None:
-        _watches[model] = Watch(made, steps, strict, on_miss)
-        _watches[model].attach(model)
-
-
-_watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
-
-
 def report(model: nn.Module) -> Report:
     """What is planned for a model on which `checkpoint` or `apply` works, and what was measured."""
     applied = handle(model)
     if applied is None:
         raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
-    found = _watches.get(model)
-    return explain(applied.plan, found.measured if found is not None else None)
+    watch = applied.shapes.watched_by
+    return explain(applied.plan, None if watch is None else watch.measured, applied.plans)
 
 
 @contextlib.contextmanager
@@ -134,7 +115,6 @@ def budget(
     try:
         yield applied
     finally:
-        watch(model, applied.plan, steps=0)
         applied.remove()
 
 

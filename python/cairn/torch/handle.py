@@ -6,26 +6,38 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from .executor import Executor
+from .shapes import ShapePlan, ShapePlans, Source
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .report import Report
 
-_handles: weakref.WeakKeyDictionary[nn.Module, Handle] = weakref.WeakKeyDictionary()
+#: The model itself holds its handle, by what takes over its forward.
+_handles: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
 
 
 class Handle:
     """A plan at work on a model; made by `apply`. As a context manager, it removes the plan at the end."""
 
-    def __init__(self, model: nn.Module, plan: Plan, executor: Executor) -> None:
-        self.plan = plan
+    def __init__(self, model: nn.Module, shapes: ShapePlans, executor: Executor) -> None:
+        self.shapes = shapes
         self.executor = executor
         self._model = weakref.ref(model)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the latest step followed."""
+        return self.shapes.current.plan
+
+    @property
+    def plans(self) -> list[ShapePlan]:
+        """The plans by shape; the one that was used last is the last."""
+        return self.shapes.all
 
     @property
     def is_applied(self) -> bool:
@@ -35,8 +47,9 @@ class Handle:
     def remove(self) -> None:
         """Restores the model exactly; steps whose forward has run can still be finished. May be called twice."""
         self.executor.detach()
+        self.shapes.watch(None)
         model = self._model()
-        if model is not None and _handles.get(model) is self:
+        if model is not None and handle(model) is self:
             del _handles[model]
 
     def report(self) -> Report:
@@ -63,7 +76,12 @@ class Handle:
 
 
 def apply(
-    model: nn.Module, plan: Plan, *, preserve_rng_state: bool = True, determinism_check: str = "default", **options: Any
+    model: nn.Module,
+    plan: Plan,
+    *,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    on_shape_change: str = "error",
 ) -> Handle:
     """From now on, the model's training steps follow the plan. In place; nothing is renamed or wrapped.
 
@@ -72,38 +90,54 @@ def apply(
 
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; determinism_check "values" compares the
         values of what a block saves in its runs, too (slow, for finding out what differs).
-    options: on_larger(expected, actual) is called, instead of raising PlanMismatch, where a step's inputs are larger
-        than the plan's.
+    on_shape_change: a step whose inputs are larger than the plan's raises PlanMismatch ("error"), or follows the plan
+        all the same, exact, but perhaps not within the budget ("nearest"). To plan again ("replan") takes a profile,
+        which `checkpoint` has.
 
     Raises PlanMismatch if the plan is for another model, Unsupported if the model cannot follow a plan.
     """
-    if model in _handles:
+    return apply_by_shape(model, plan, None, on_shape_change, preserve_rng_state, determinism_check)
+
+
+def apply_by_shape(
+    model: nn.Module,
+    plan: Plan,
+    source: Source | None,
+    on_shape_change: str,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+) -> Handle:
+    """`apply`, with something to make further plans from."""
+    if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
     plan.check_fits(model)
+    shapes = ShapePlans(model, plan, on_shape_change, source)
     executor = Executor(
         model,
         plan.stages,
         plan.verified.schedule.ops,
         preserve_rng_state=preserve_rng_state,
         determinism_check=determinism_check,
-        expected=plan.fingerprint["inputs"],
+        guide=shapes,
         in_eval=not plan.fingerprint["training"],
-        **options,
     )
-    executor.attach()
-    made = _handles[model] = Handle(model, plan, executor)
+    shapes.current.prepared = executor.first
+    made = Handle(model, shapes, executor)
+    executor.attach(made)
+    _handles[model] = weakref.ref(made)
     return made
 
 
 def handle(model: nn.Module) -> Handle | None:
     """The handle of the plan that is at work on a model; None if there is none."""
-    return _handles.get(model)
+    found = _handles.get(model)
+    return None if found is None else found()
 
 
 @contextlib.contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
     """Without the plan that is at work on a model, if there is one, for the body of a with statement."""
-    applied = _handles.get(model)
+    applied = handle(model)
     if applied is None or not applied.is_applied:
         yield
         return
@@ -112,5 +146,5 @@ def set_aside(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        applied.executor.attach()
-        _handles[model] = applied
+        applied.executor.attach(applied)
+        _handles[model] = weakref.ref(applied)

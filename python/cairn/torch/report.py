@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn import format_bytes, format_ns
 
 from .composition import grouped
 from .plan import Plan
+from .shapes import ShapePlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Report:
     composition: Mapping[str, int]
     peak_at: str
     measured: Measured | None = None
+    shapes: tuple[ShapePlan, ...] = ()  # the plans of the model by shape, this one among them
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -82,11 +84,12 @@ class Report:
         data["plan_hash"] = plan.hash
         data["peak_at"], data["composition_bytes"] = self.peak_at, dict(self.composition)
         data["measured"] = None if self.measured is None else dataclasses.asdict(self.measured)
+        data["shapes"] = [_shape_data(entry) for entry in self.shapes]
         data["stages"] = [dataclasses.asdict(row) for row in self.rows]
         return data
 
     def __str__(self) -> str:
-        return "\n".join([*self._head(), "", *self._peak(), "", *self._table()])
+        return "\n".join([*self._head(), *self._by_shape(), "", *self._peak(), "", *self._table()])
 
     def _head(self) -> list[str]:
         plan, scope = self.plan, "whole step" if self.plan.scope == "step" else "activations only"
@@ -114,6 +117,18 @@ class Report:
             lines.append(f"  measured    {format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %), {took}")
         return lines
 
+    def _by_shape(self) -> list[str]:
+        if len(self.shapes) < 2:
+            return []
+        lines = ["  shapes      each step follows the plan for the smallest inputs that cover its own:"]
+        for entry in self.shapes:
+            plan, inputs = entry.plan, ", ".join(entry.shapes)
+            lines.append(
+                f"    {inputs}: {format_bytes(plan.peak_bytes)} predicted, {100 * plan.overhead:+.1f} %, "
+                f"{_MADE[entry.made]}{' (this plan)' if plan is self.plan else ''}"
+            )
+        return lines
+
     def _bound(self) -> str:
         bound = self.plan.lower_bound_ns
         if bound is None or not self.plan.step_ns:
@@ -138,7 +153,16 @@ class Report:
         return lines
 
 
-def explain(plan: Plan, measured: Measured | None = None) -> Report:
+_MADE = {"given": "planned beforehand", "estimate": "planned by an estimate", "measurement": "planned by measuring"}
+
+
+def _shape_data(entry: ShapePlan) -> dict[str, Any]:
+    plan = entry.plan
+    numbers = {name: getattr(plan, name) for name in ("peak_bytes", "step_ns", "overhead", "hash")}
+    return {"inputs": entry.shapes, "made": entry.made, **numbers}
+
+
+def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[ShapePlan] = ()) -> Report:
     """The report of a plan, without a model."""
     blocks = [str(ref) for ref in plan.stages if ref.is_block]
     moment = plan.peak_moment()
@@ -148,9 +172,9 @@ def explain(plan: Plan, measured: Measured | None = None) -> Report:
             "gradients just made, temporaries, what the caller holds": plan.optimizer_peak_bytes
             - sum(plan.resident.values()),
         }
-        return Report(plan, _rows(plan), composition, "optimizer's step", measured)
+        return Report(plan, _rows(plan), composition, "optimizer's step", measured, tuple(shapes))
     parts = {part.name: part.bytes for part in grouped(moment.parts, blocks)}
-    return Report(plan, _rows(plan), parts, moment.text, measured)
+    return Report(plan, _rows(plan), parts, moment.text, measured, tuple(shapes))
 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:

@@ -28,9 +28,10 @@ _REPLICATE = "_replicate_for_data_parallel"
 class Takeover:
     """Stands for a module's `forward` until it is removed."""
 
-    def __init__(self, module: nn.Module, handler: Handler) -> None:
+    def __init__(self, module: nn.Module, handler: Handler, owner: object = None) -> None:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler
+        self._owner = owner  # lives as long as this does
         self._mine = {"forward": self, "__reduce_ex__": _Reducer(module)}
         if hasattr(type(module), _REPLICATE):
             self._mine[_REPLICATE] = _refuse_replica
@@ -61,7 +62,7 @@ class Takeover:
         """Puts the module back as it was. If someone replaced `forward` again meanwhile, theirs stays, and this only
         passes on.
         """
-        self._handler = None
+        self._handler = self._owner = None
         module = self._module()
         if module is None:
             return

@@ -1,0 +1,254 @@
+"""Steps whose inputs have other shapes than those that were planned for: planned again, refused, never over budget."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cairn.torch as ct
+import torch_models
+from cairn.torch import memory, shapes
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def chain(layers: int = 8, width: int = 64) -> nn.Sequential:
+    block = [nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(layers)]
+    return nn.Sequential(*block, nn.Dropout(0.1)).train()
+
+
+def total(output: torch.Tensor) -> torch.Tensor:
+    return output.square().sum()
+
+
+def between(profile: ct.Profile, share: float) -> int:
+    """A budget that lies so far between the least and the plain one."""
+    low, high = (point.budget_bytes for point in ct.sweep(profile, 2))
+    return int(low + (high - low) * share)
+
+
+def trained(model: nn.Module, *args: Any, seed: int = 0, **kwargs: Any) -> list[torch.Tensor]:
+    """Loss and gradients of a step of its own."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    output = model(*args, **kwargs)
+    loss = total(output) if isinstance(output, torch.Tensor) else output.loss
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def peak_of(model: nn.Module, x: torch.Tensor) -> int:
+    """Of a step onto existing gradients, measured from outside; the planning that it brings about included."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    static = memory.unique_bytes([*model.parameters(), *model.buffers(), x, *(p.grad for p in model.parameters())])
+    meter = memory.CpuMeter()
+    with meter:
+        first = meter.mark()
+        total(model(x)).backward()
+        last = meter.mark()
+    return static + meter.peak(first, last) - meter.level(first)
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(map(torch.equal, a, b))
+
+
+def test_larger_and_smaller_batches_are_exact_and_within_the_budget() -> None:
+    model = chain()
+    plain, x = copy.deepcopy(model), torch.randn(64, 64)
+    largest = ct.profile(model, x.repeat(3, 1), loss_fn=total, passes=1)
+    budget = between(largest, 0.4)
+    ct.checkpoint(model, x, loss_fn=total, budget=budget, passes=1, strict=True)
+    handle = ct.handle(model)
+    assert handle is not None and handle.plan.is_plain
+    for seed, rows in enumerate((64, 40, 192, 64, 100, 192, 190, 7)):
+        batch = torch.randn(rows, 64)
+        assert same(trained(model, batch, seed=seed), trained(plain, batch, seed=seed))
+        assert not handle.executor.notes
+        assert peak_of(model, batch) <= budget
+        assert handle.plan.is_plain == (rows <= 100 and handle.plan.overhead == 0)
+    assert [entry.made for entry in handle.plans].count("given") == 1
+    assert 2 <= len(handle.plans) <= 4
+    report = ct.report(model)
+    assert "shapes" in str(report) and len(report.to_json()["shapes"]) == len(handle.plans)
+
+
+def test_a_plan_is_made_once_for_shapes_and_for_what_they_cover() -> None:
+    model, x = chain(), torch.randn(64, 64)
+    ct.checkpoint(model, x, loss_fn=total, budget="1GiB", passes=1)
+    handle = ct.handle(model)
+    for rows in range(65, 128):  # growing a row at a time
+        trained(model, torch.randn(rows, 64))
+    assert len(handle.plans) <= shapes.STEPS_PER_DOUBLING + 1
+    assert all(entry.made != "measurement" for entry in handle.plans)
+    before = handle.plans
+    trained(model, x)
+    trained(model, torch.randn(127, 64))
+    assert {id(entry) for entry in handle.plans} == {id(entry) for entry in before}
+
+
+def test_smaller_steps_that_come_again_get_a_faster_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", 0.0)
+    model = chain()
+    plain, small = copy.deepcopy(model), torch.randn(16, 64)
+    profile = ct.profile(model, torch.randn(256, 64), loss_fn=total, passes=1)
+    ct.checkpoint(model, torch.randn(256, 64), loss_fn=total, budget=between(profile, 0.2), passes=1, strict=True)
+    handle = ct.handle(model)
+    for _ in range(shapes.AGAIN):
+        assert same(trained(model, small), trained(plain, small))
+        assert not handle.plan.is_plain and len(handle.plans) == 1
+    assert same(trained(model, small), trained(plain, small))
+    assert handle.plan.is_plain and [entry.made for entry in handle.plans] == ["given", "measurement"]
+    trained(model, torch.randn(256, 64))
+    assert not handle.plan.is_plain
+
+
+def test_many_shapes_keep_few_plans() -> None:
+    model = chain(3)
+    ct.checkpoint(model, torch.randn(2, 64), loss_fn=total, budget="1GiB", passes=1)
+    for power in range(2, 14):
+        trained(model, torch.randn(2**power, 64))
+    assert len(ct.handle(model).plans) == shapes.KEPT
+    trained(model, torch.randn(2, 64))
+
+
+def test_longer_sequences_of_a_hugging_face_model() -> None:
+    """Labels are among the arguments, so that the step itself can be measured."""
+    pytest.importorskip("transformers")
+    step = torch_models.gpt2(length=256)
+    model, plain = step.model, copy.deepcopy(step.model)
+
+    def batch(length: int, rows: int = 2) -> dict[str, torch.Tensor]:
+        ids = torch.randint(1000, (rows, length))
+        return {"input_ids": ids, "labels": ids}
+
+    budget = between(ct.profile(model, kwargs=batch(192), passes=1), 0.5)
+    ct.checkpoint(model, kwargs=batch(96), budget=budget, passes=1, strict=True)
+    handle = ct.handle(model)
+    for seed, (length, rows) in enumerate([(96, 2), (192, 2), (128, 1), (192, 2), (192, 1)]):
+        given = batch(length, rows)
+        assert same(trained(model, seed=seed, **given), trained(plain, seed=seed, **given))
+    assert "measurement" in {entry.made for entry in handle.plans}
+    assert ct.report(model).measured.peak_bytes <= budget
+    began = time.perf_counter()
+    trained(model, **batch(160))
+    assert time.perf_counter() - began < 20
+    given = batch(256, 8)
+    with pytest.raises(ct.InfeasibleBudget, match="was not begun") as caught:
+        model(**given)
+    assert caught.value.least_bytes > budget
+    given = batch(192)
+    assert same(trained(model, **given), trained(plain, **given))  # as if nothing had been
+
+
+def test_a_loss_that_does_not_fit_the_shape_leaves_the_estimate() -> None:
+    model, x, y = chain(), torch.randn(64, 64), torch.randn(64, 64)
+    profile = ct.profile(model, x, loss_fn=lambda out: (out - y).square().sum(), passes=1)
+    budget = ct.sweep(profile, 2)[1].budget_bytes
+    ct.checkpoint(model, x, loss_fn=lambda out: (out - y).square().sum(), budget=budget, passes=1)
+    handle = ct.handle(model)
+    assert peak_of(model, torch.randn(96, 64)) <= budget
+    assert [entry.made for entry in handle.plans] == ["given", "estimate"]
+
+
+def test_an_estimate_is_no_less_than_a_measurement() -> None:
+    model = chain()
+    small = ct.profile(model, torch.randn(64, 64), loss_fn=total, passes=1)
+    large = ct.profile(model, torch.randn(160, 64), loss_fn=total, passes=1)
+    by = shapes.growth(large.fingerprint["inputs"], small.fingerprint["inputs"])
+    guess = shapes.scaled(small, by, large.fingerprint["inputs"])
+    assert by == shapes.Growth(2.5, 1.0)
+    assert guess.fingerprint["inputs"] == large.fingerprint["inputs"]
+    for share in (0.0, 0.5, 1.0):
+        plan = ct.plan(guess, between(guess, share))
+        true = ct.plan(large, plan.budget_bytes)
+        assert true.peak_bytes <= plan.budget_bytes and plan.plain_peak_bytes >= 0.99 * true.plain_peak_bytes
+        result = ct.verify(model, plan, torch.randn(160, 64), loss_fn=total)
+        assert result.ok
+
+
+def test_growth_of_shapes() -> None:
+    assert shapes.growth(["float32[8, 4]"], ["float32[4, 8]"]) == shapes.Growth(2.0, 1.0)
+    assert shapes.growth(["int64[2, 64]", "bool[2, 1, 64, 64]"], ["int64[2, 32]", "bool[2, 1, 32, 32]"]).other == 4.0
+    assert shapes.growth(["float32[8]"], ["float64[8]"]) is None
+    assert shapes.growth(["float32[8]"], ["float32[8]", "float32[8]"]) is None
+    assert shapes.is_covered(["float32[2]", "int64[3, 4]"], ["int64[3, 5]", "float32[2]"])
+    assert not shapes.is_covered(["int64[4, 4]"], ["int64[3, 5]"])
+    assert shapes.rounded_up(["float32[100, 64]"], ["float32[64, 64]"]) == ["float32[104, 64]"]
+    assert shapes.rounded_up(["float32[3, 5]"], ["float32[2, 2]"]) == ["float32[3, 5]"]
+
+
+def test_other_policies() -> None:
+    model, plain, x = chain(), None, torch.randn(64, 64)
+    plain = copy.deepcopy(model)
+    ct.checkpoint(model, x, loss_fn=total, budget="1GiB", passes=1, on_shape_change="error")
+    assert same(trained(model, x[:5]), trained(plain, x[:5]))
+    with pytest.raises(ct.PlanMismatch, match=r"float32\[64, 64\].*float32\[128, 64\]"):
+        model(x.repeat(2, 1))
+    with pytest.raises(ct.PlanMismatch, match="float64"):
+        model(x.double())
+    handle = ct.handle(model)
+    handle.remove()
+    with ct.apply(model, handle.plan, on_shape_change="nearest") as applied:
+        assert same(trained(model, x.repeat(2, 1)), trained(plain, x.repeat(2, 1)))
+        assert len(applied.plans) == 1
+    with pytest.raises(ValueError, match="replan.*profile"):
+        ct.apply(model, handle.plan, on_shape_change="replan")
+    with pytest.raises(ValueError, match="on_shape_change"):
+        ct.apply(model, handle.plan, on_shape_change="whatever")
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    model = chain()
+    ct.checkpoint(model, torch.randn(64, 64), loss_fn=total, budget="1GiB", passes=1)
+    with pytest.raises(ct.PlanMismatch, match="cannot be estimated"):
+        model(torch.randn(2, 64, 64))
+
+
+def test_a_step_by_a_new_plan_is_measured() -> None:
+    """What an estimate cannot know comes to light, and is corrected."""
+    model, x = chain(), torch.randn(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    budget = between(ct.profile(model, torch.randn(128, 64), loss_fn=total, passes=1), 1.0)
+    ct.checkpoint(model, x, loss_fn=total, budget=budget, passes=1)
+    handle = ct.handle(model)
+    for _ in range(3):
+        trained(model, x)
+    trained(model, torch.randn(96, 64))
+    missed = handle.plan
+    assert [entry.made for entry in handle.plans] == ["given", "estimate"]
+    hoard: list[torch.Tensor] = []
+    size = budget - missed.created_peak_bytes + 2**18
+    hook = model[3].register_forward_hook(lambda *_: hoard.append(torch.empty(size, dtype=torch.uint8)))
+    with pytest.warns(UserWarning, match="over its budget"):
+        trained(model, torch.randn(96, 64))
+        hoard.clear()
+        optimizer.step()
+    corrected = handle.plan
+    assert corrected is not missed and corrected.reserve_bytes > missed.reserve_bytes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(model, torch.randn(96, 64))
+        hoard.clear()
+        optimizer.step()
+    hook.remove()
+    handle.remove()
+    assert not model._forward_hooks and not model._forward_pre_hooks

@@ -214,3 +214,14 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
     """Operators called inside are not recorded for a backward, at no cost; parameters stay what they are to them."""
     guard = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
     return torch.no_grad() if guard is None else guard()
+
+
+@contextlib.contextmanager
+def kernels_only(device_type: str) -> Iterator[None]:
+    """Operators called inside go to their kernels as they are, past autograd and autocast."""
+    with below_autograd():
+        if torch.is_autocast_enabled(device_type):
+            with torch.autocast(device_type, enabled=False):
+                yield
+        else:
+            yield

@@ -117,6 +117,11 @@ class Switches:
         self._values = tuple(read() for _, read, _ in _SWITCHES)
         self._device = torch.get_default_device()
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal where the same switches are set."""
+        return (*self._values, self._device)
+
     def are_in_force(self) -> bool:
         """Whether nothing has to be switched."""
         return self._values == tuple(read() for _, read, _ in _SWITCHES) and self._device == torch.get_default_device()

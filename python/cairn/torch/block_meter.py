@@ -55,10 +55,10 @@ class BlockMeter:
         `waiting` are parameters that have a gradient already when the block's backward begins, `created` is where the
         gradients are noted that parameters get.
         """
-        replay = _Replay(self._block, self._device)
+        replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
         with isolate.capturing_nothing():
-            prints = self._run_saving(function, arguments, waiting, created)
+            prints = self.run_saving(function, arguments, waiting, created)
         replay.note_first_run(self._stage)
         if any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
@@ -76,18 +76,20 @@ class BlockMeter:
 
     # saving everything
 
-    def _run_saving(
+    def run_saving(
         self,
         function: Callable[..., Any],
         arguments: isolate.Arguments,
         waiting: Sequence[nn.Parameter],
         created: Created,
+        saving: Callable[[], isolate.Saved] = isolate.SavedTensors,
     ) -> list[int]:
-        """Forward and backward; returns fingerprints of the output."""
-        saved = isolate.SavedTensors()
+        """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save."""
         self._mark("base")
+        saved = saving()
         with saved.recording():
             args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
+            saved.given(args, kwargs)
             result = function(*args, **kwargs)
         del args, kwargs
         self._mark("forward")
@@ -100,6 +102,7 @@ class BlockMeter:
         }
         prints = [fingerprint(t) for t in tensors]
         made = isolate.differentiable(result)
+        del saved
         self.arriving = isolate.layouts_of(made, self.arriving)
         handed = [*self.arriving, *isolate.layouts_of(waiting)]
         self._handed_bytes = isolate.bytes_of(handed)
@@ -151,6 +154,17 @@ class BlockMeter:
 
     def read(self) -> None:
         """Fills the stage; its output's bytes must be known."""
+        self.read_saving()
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["plain base"])
+        stage.cast_bytes = meter.level(at["plain end"]) - meter.level(at["plain cleared"])
+        stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes
+        if hidden > SLACK_BYTES:
+            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+
+    def read_saving(self) -> None:
+        """Fills in what the run shows that saves."""
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["base"])
         stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
@@ -160,12 +174,6 @@ class BlockMeter:
             stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
             accumulated = peak_without(meter, at["begun"], at["end"], self._created)
             stage.accumulated_backward_rise_bytes = accumulated - full
-        base = meter.level(at["plain base"])
-        stage.cast_bytes = meter.level(at["plain end"]) - meter.level(at["plain cleared"])
-        stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
-        hidden = meter.level(at["plain left"]) - base - stage.output_bytes
-        if hidden > SLACK_BYTES:
-            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
 
 
 def parameters_of(block: Block) -> list[nn.Parameter]:
@@ -185,7 +193,7 @@ def peak_without(meter: memory.Meter, first: int, last: int, created: Created, f
 # -- running twice -------------------------------------------------------------------------------------------
 
 
-class _Replay:
+class Rewinding:
     """Sees to it that a second run of a block repeats the first, and notes what keeps it from that."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
@@ -208,6 +216,12 @@ class _Replay:
 
     def finish(self) -> None:
         self._after.restore_torch()
+
+    def __enter__(self) -> Rewinding:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.rewind()
 
 
 _CHUNK = 2**18  # elements at a time, so that little memory is needed

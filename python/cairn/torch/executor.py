@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from .ambient import with_generator
 from .blocks import Block, resolve
 from .caches import with_own_caches
 from .errors import PlanMismatch, Unsupported
+from .opened import Inside, OpenedBlock
 from .program import Program, compile_program
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .stages import StageRef
@@ -56,6 +57,7 @@ class Executor:
         block saves in its runs.
     guide: says which schedule a step follows; the given one, where there is none.
     in_eval: carries out the schedule in evaluation mode, too.
+    inside: by stage, what its options other than keeping everything keep.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Executor:
         determinism_check: str = "default",
         guide: Guide | None = None,
         in_eval: bool = False,
+        inside: Mapping[int, Inside] | None = None,
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
@@ -75,19 +78,22 @@ class Executor:
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
         self._names: set[str] = set()
-        self.first = self.prepare(stages, ops)
+        self.first = self.prepare(stages, ops, inside)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
         self._thread = threading.local()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
 
-    def prepare(self, stages: Sequence[StageRef], ops: Sequence[Sequence[Any]]) -> Prepared:
+    def prepare(
+        self, stages: Sequence[StageRef], ops: Sequence[Sequence[Any]], inside: Mapping[int, Inside] | None = None
+    ) -> Prepared:
         """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
+        inside = inside or {}
         model = self._model()
         if model is None:
             raise RuntimeError("the executor's model is gone")
-        program = compile_program(stages, ops)
+        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()})
         stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
         if self._names and self._names != {name for name, _ in stage_of}:
             raise PlanMismatch("the schedule has other blocks than the one that is carried out")
@@ -99,7 +105,7 @@ class Executor:
             tuple(d for d in devices if with_generator(d)),
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
         )
-        return Prepared(settings, _sites(model, program, self._states), stage_of)
+        return Prepared(settings, _sites(model, program, self._states, inside), stage_of)
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -237,7 +243,9 @@ class Executor:
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
 
 
-def _sites(model: nn.Module, program: Program, states: dict[str, BlockState]) -> dict[int, Site]:
+def _sites(
+    model: nn.Module, program: Program, states: dict[str, BlockState], inside: Mapping[int, Inside]
+) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):
         if ref.is_block:
@@ -248,7 +256,8 @@ def _sites(model: nn.Module, program: Program, states: dict[str, BlockState]) ->
                     raise PlanMismatch(
                         f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
                     ) from error
-            sites[stage] = Site(str(ref), states[ref.name])
+            state = states[ref.name]
+            sites[stage] = Site(str(ref), state, OpenedBlock(inside[stage], state) if program.opened[stage] else None)
     return sites
 
 

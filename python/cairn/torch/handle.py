@@ -120,6 +120,7 @@ def apply_by_shape(
         determinism_check=determinism_check,
         guide=shapes,
         in_eval=not plan.fingerprint["training"],
+        inside=plan.opened,
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

@@ -22,6 +22,8 @@ from . import _compat
 from .errors import RecomputationError, Unsupported
 
 if TYPE_CHECKING:
+    from .opened import Saving
+    from .rebuild import Rebuild
     from .replay import Run
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
@@ -88,35 +90,77 @@ class ArgumentHolder(Holder):
         return self.lease.run.argument_of(self.lease.stage, self._index, self._view)
 
 
+class Box:
+    """What one run of an opened block keeps; shared by its holders."""
+
+    __slots__ = ("checked", "key", "rebuild")
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.rebuild: Rebuild | None = None
+        self.checked = False  # that parameters, buffers and flags are as they were
+
+
+class RebuiltHolder(Holder):
+    """Stands for a saved tensor of an opened block: it may be there, or be rebuilt when it is asked for."""
+
+    __slots__ = ("box", "index")
+
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None, box: Box, index: int) -> None:
+        super().__init__(lease, tensor)
+        self.box, self.index = box, index
+
+    def unpack(self) -> torch.Tensor:
+        if self.tensor is None and self.box.rebuild is not None:
+            rebuilt = self.lease.run.rebuilt(self)
+            if rebuilt is not None:
+                return rebuilt
+        return super().unpack()
+
+
 class FirstRun:
     """Pack hooks of a block's first run."""
 
     def __init__(
-        self, lease: Lease, arguments: Sequence[torch.Tensor], keep: bool, digest: Callable[[torch.Tensor], Any] | None
+        self,
+        lease: Lease,
+        arguments: Sequence[torch.Tensor],
+        keep: bool,
+        digest: Callable[[torch.Tensor], Any] | None,
+        box: Box | None = None,
+        saving: Saving | None = None,
     ) -> None:
         self.holders: list[weakref.ref[Holder]] = []
         self.metas: list[Meta] = []
         self.digests: list[Any] = []
         self._lease, self._keep, self.digest = lease, keep, digest
+        self._box, self.saving = box, saving  # of an opened block
         self._arguments = {key: i for i, t in reversed(list(enumerate(arguments))) if (key := _compat.storage_key(t))}
         self._leaves = list(arguments)
         self._versions = [_compat.version(t) for t in arguments]
 
     def pack(self, tensor: torch.Tensor) -> Holder:
         """Called by autograd with each tensor that it saves."""
+        keep = self._keep if self.saving is None else self.saving.keeps(tensor)
         key = _compat.storage_key(tensor) if self._arguments else 0
         holder = self._referring(tensor, self._arguments[key]) if key in self._arguments else None
         if holder is None:
-            holder = Holder(self._lease, tensor if self._keep else None)
+            holder = self._holder(tensor if keep else None)
         self.holders.append(weakref.ref(holder))
         self.metas.append((tensor.shape, tensor.dtype, tensor.device))
         if self.digest is not None:
             self.digests.append(self.digest(tensor))
         return holder
 
+    def _holder(self, tensor: torch.Tensor | None) -> Holder:
+        if self._box is None:
+            return Holder(self._lease, tensor)
+        return RebuiltHolder(self._lease, tensor, self._box, len(self.holders))
+
     def close(self) -> bool:
         """To be called after the run: lets go of all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self._versions = [], {}, []
+        self._box = self.saving = None
         del self._lease
         return not any(True for _ in self.alive())
 
@@ -144,8 +188,9 @@ class FirstRun:
 class LaterRun:
     """Pack hooks of a later run of a block: they refill the holders, or only count."""
 
-    def __init__(self, name: str, first: FirstRun, keep: bool, check: bool) -> None:
+    def __init__(self, name: str, first: FirstRun, keep: bool, check: bool, saving: Saving | None = None) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
+        self.saving = saving  # of an opened block
         self._count = 0
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
@@ -166,7 +211,7 @@ class LaterRun:
                 f"{index} ({_describe(_meta(tensor))}) differ when run again"
             )
         holder = self._first.holders[index]()
-        if not self._keep:
+        if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
             return holder
         if holder is None:
             return _Passing(tensor.detach())
@@ -185,7 +230,8 @@ class LaterRun:
 
 def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which autograd saves through the recorder."""
-    return torch.autograd.graph.saved_tensors_hooks(recorder.pack, _unpack_any)
+    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder.pack)
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
 
 
 def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:

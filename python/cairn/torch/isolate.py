@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -240,6 +240,19 @@ class _Holder:
         self.tensor = tensor
 
 
+class Saved(Protocol):
+    """Pack hooks under which a block is measured."""
+
+    count: int
+    storages: set[int]
+
+    def recording(self) -> contextlib.AbstractContextManager[Any]:
+        """The hooks, in force."""
+
+    def given(self, args: Any, kwargs: Any) -> None:
+        """The arguments that the block is about to be called with."""
+
+
 class SavedTensors:
     """Pack hooks that keep everything, as the executor does for a block that saves; counts what is saved."""
 
@@ -249,6 +262,9 @@ class SavedTensors:
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
+
+    def given(self, args: Any, kwargs: Any) -> None:
+        """Of no importance here."""
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         self.count += 1

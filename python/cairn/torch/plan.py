@@ -18,11 +18,13 @@ from .._budget import Budget
 from . import budgets
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
+from .opened import Inside
 from .profiler import ACCUMULATED, CREATED, Profile, fingerprint_of
 from .stages import StageRef
 
 PLAN_VERSION = 1
 SCOPES = ("step", "activations")
+ALLOWED = ("recompute", "inside")
 
 #: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
 UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.02, 2 * 1024 * 1024)}
@@ -62,6 +64,12 @@ class Plan:
     held: Mapping[str, int]
     kept_because: Mapping[str, str]
     fingerprint: Mapping[str, Any]
+    inside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def opened(self) -> dict[int, Inside]:
+        """By stage, what its options keep, where one other than keeping everything is used."""
+        return {int(stage): Inside.from_json(found) for stage, found in self.inside.items()}
 
     @property
     def peak_bytes(self) -> int:
@@ -77,7 +85,7 @@ class Plan:
     def is_plain(self) -> bool:
         """True if nothing is recomputed: the step runs as it would without a plan."""
         forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
-        return bool(forwards == len(self.stages))
+        return bool(forwards == len(self.stages)) and not self.inside
 
     @property
     def overhead(self) -> float:
@@ -162,7 +170,7 @@ def plan(
     budget: Any = "auto",
     *,
     host_budget: Any = "auto",
-    allow: Iterable[str] = ("recompute",),
+    allow: Iterable[str] = ALLOWED,
     solver: str = "auto",
     scope: str = "step",
     gradients: str = ACCUMULATED,
@@ -175,7 +183,8 @@ def plan(
         and optimizer state.
     gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
         loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
-    allow: what may be done to save memory; this version recomputes.
+    allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they
+        save and rebuild the rest.
     solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
         a model has hundreds of blocks that are all unlike each other. One that is named, and would need more memory
         than it may use (memory_limit=), raises cairn.MemoryLimit.
@@ -183,6 +192,7 @@ def plan(
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
     _check_options(allow, host_budget, scope, gradients)
+    profile = profile if "inside" in allow else profile.without_options()
     [made] = _Task(profile, scope, gradients, solver, options).plans([budget])
     if isinstance(made, InfeasibleBudget):
         raise made
@@ -194,9 +204,9 @@ def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
 
 
 def _check_options(allow: Iterable[str], host_budget: Any, scope: str, gradients: str) -> None:
-    unknown = set(allow) - {"recompute"}
-    if unknown:
-        raise ValueError(f"allow={sorted(unknown)}: this version can only 'recompute'")
+    unknown = set(allow) - set(ALLOWED)
+    if unknown or "recompute" not in allow:
+        raise ValueError(f"allow={tuple(allow)}: it contains 'recompute', and may contain 'inside'")
     if host_budget != "auto":
         raise ValueError("host_budget: this version does not offload")
     if scope not in SCOPES:
@@ -290,6 +300,7 @@ class _Task:
             held=profile.held_by_name,
             kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
             fingerprint=dict(profile.fingerprint),
+            inside=_inside(profile, ops),
         )
 
     def _resident(self) -> dict[str, int]:
@@ -332,6 +343,18 @@ class _Task:
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name)
 
 
+def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
+    """What executors must know about the stages of which a part is kept."""
+    used = {int(op[1]) for op in ops if op[0] == "forward_save" and len(op) > 2 and op[2]}
+    found = {}
+    for number in sorted(used):
+        stage = profile.stages[number - 1]
+        decisions = tuple(option.decisions for option in stage.options)
+        inside = Inside(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
+        found[str(number)] = {**inside.to_json(), "rebuilds": [option.rebuilds for option in stage.options]}
+    return found
+
+
 def _number(value: int | None) -> int:
     """A number that every answer with a schedule has."""
     assert value is not None
@@ -363,7 +386,7 @@ def sweep(
     *,
     plot: str | Path | None = None,
     host_budget: Any = "auto",
-    allow: Iterable[str] = ("recompute",),
+    allow: Iterable[str] = ALLOWED,
     solver: str = "auto",
     scope: str = "step",
     gradients: str = ACCUMULATED,
@@ -376,6 +399,7 @@ def sweep(
     plot: path of a picture to draw (needs matplotlib). The others are as for `plan`.
     """
     _check_options(allow, host_budget, scope, gradients)
+    profile = profile if "inside" in allow else profile.without_options()
     task = _Task(profile, scope, gradients, solver, options)
     wanted = budgets_or_count
     if isinstance(wanted, int):

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import discovery, measure, memory, timing
+from . import discovery, measure, memory, option_measure, timing
 from .blocks import Block, resolve
 from .errors import Unsupported
 from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
 from .sample import Sample
-from .stage_measure import CHANGES_INPUT, StageMeasure
+from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import StageRef
 from .tree import tensors_in
 from .untouched import untouched
@@ -91,8 +91,8 @@ class Profile:
             stages.append(_chain_stage(stage, before, created))
             before = stage.grad_bytes
         # autocast's copies of parameters exist together when the last stage begins, recomputed or not
-        last = stages[-1]["options"][0]
-        last["forward_workspace_bytes"] += sum(stage.cast_bytes for stage in self.stages)
+        for option in stages[-1]["options"]:
+            option["forward_workspace_bytes"] += sum(stage.cast_bytes for stage in self.stages)
         return {
             "format": "cairn-chain",
             "version": 1,
@@ -108,6 +108,11 @@ class Profile:
         """The profile after a step took so much more than predicted: plans leave that much more free."""
         return dataclasses.replace(self, miss_bytes=max(self.miss_bytes, miss_bytes))
 
+    def without_options(self) -> Profile:
+        """The profile of blocks that are kept or run again as wholes."""
+        stages = tuple(dataclasses.replace(stage, options=[], digest="") for stage in self.stages)
+        return dataclasses.replace(self, stages=stages)
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; `from_json` reads it back."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -121,7 +126,7 @@ class Profile:
         if data.get("format") != "cairn-torch-profile" or data.get("version") != PROFILE_VERSION:
             raise ValueError(f"this is not a cairn-torch-profile of version {PROFILE_VERSION}")
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
-        fields["stages"] = tuple(StageMeasure(**stage) for stage in fields["stages"])
+        fields["stages"] = tuple(StageMeasure.from_json(stage) for stage in fields["stages"])
         return cls(**{**fields, "notes": tuple(fields["notes"])})
 
 
@@ -149,8 +154,22 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
                 "backward_ns": stage.backward_ns,
                 "forward_workspace_bytes": stage.forward_rise_bytes - saved,
                 "backward_workspace_bytes": rise - grad_before - weight_grad,
-            }
+            },
+            *(_chain_option(number, option, grad_before + weight_grad, created) for number, option in stage.opened()),
         ],
+    }
+
+
+def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool) -> dict[str, Any]:
+    """An option that keeps a part; `handed` are the gradients that the backward leaves."""
+    rise = option.backward_rise_bytes if created else option.accumulated_backward_rise_bytes
+    return {
+        "name": f"part {number}",
+        "saved_bytes": option.saved_bytes,
+        "forward_ns": option.forward_ns,
+        "backward_ns": option.backward_ns,
+        "forward_workspace_bytes": option.forward_rise_bytes - option.saved_bytes,
+        "backward_workspace_bytes": rise - handed,
     }
 
 
@@ -164,6 +183,7 @@ def profile(
     blocks: Any = "auto",
     passes: int = 3,
     keep: Any = (),
+    inside: bool = True,
 ) -> Profile:
     """Measures one plain training step of `model` on sample arguments, without changing the model.
 
@@ -176,6 +196,7 @@ def profile(
         ModuleList, or a list of these.
     passes: how often the times are taken (the median counts).
     keep: blocks (as in `blocks`) that must never be recomputed.
+    inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
 
     Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
     """
@@ -190,6 +211,9 @@ def profile(
         _keep_named(model, measured, keep)
         _count_copies_of_buffers(model, measured.blocks)
         timing.TimePasses(sample, found, measured, device).run(passes)
+        if inside:
+            owners = measure.Owners(model, _call_order(found, observed))
+            option_measure.OptionPass(sample, found, measured, owners, device).run()
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
     taken = measure_optimizer(optimizer)
     return Profile(
@@ -323,6 +347,8 @@ def _present_bytes(sample: Sample, optimizer: torch.optim.Optimizer | None) -> i
 
 def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]) -> list[str]:
     notes = [f"{stage.name} is always kept: it {stage.keep_reason}" for stage in measured.blocks if stage.keep_reason]
+    closed = {stage.closed: stage.name for stage in measured.blocks if stage.closed and not stage.keep_reason}
+    notes += [f"{name} is kept or run again as a whole: it {reason}" for reason, name in closed.items()]
     if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}

@@ -18,7 +18,7 @@ A list of operations that contradicts itself is refused here; sizes, times and b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,7 @@ class Program:
     backward: list[int]  # position of each stage's backward
     native: list[bool]
     replayed: list[bool]  # blocks that are not native; one entry more, for the stage after the last
+    opened: list[bool]  # blocks that are saved by an option other than keeping everything
     watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
 
@@ -112,23 +113,28 @@ class Program:
         return frozenset(chosen)
 
 
-def compile_program(stages: Sequence[StageRef], ops: Iterable[Sequence[Any]]) -> Program:
+def compile_program(
+    stages: Sequence[StageRef], ops: Iterable[Sequence[Any]], options: Mapping[int, int] | None = None
+) -> Program:
     """Prepares a list of operations; raises ValueError where it contradicts itself, Unsupported where it asks for more
     than the executor can do.
+
+    options: how many options stages have, where that is more than one.
     """
     refs = tuple(stages)
-    parsed = [_parse(position, raw, refs) for position, raw in enumerate(ops)]
+    parsed = [_parse(position, raw, refs, options or {}) for position, raw in enumerate(ops)]
     compiled = _Residency(refs).trace(parsed)
     first_forward, backward = _positions(refs, compiled)
     native = _native_stages(refs, compiled, first_forward, backward)
     watched = _watched_stages(refs, compiled, first_forward, native)
     replayed = [False, *(ref.is_block and not native[i] for i, ref in enumerate(refs, 1)), False]
-    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, watched)
+    opened = [any(op.stage == i and op.option for op in compiled) for i in range(len(refs) + 1)]
+    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, opened, watched)
     program.releases = _last_reads(program)
     return program
 
 
-def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef]) -> Op:
+def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef], options: Mapping[int, int]) -> Op:
     kind, rest = raw[0], list(raw[1:])
     if kind in TRANSFERS:
         # The one place where transfers will enter: they need a tier to go to (a host pool, a file).
@@ -146,10 +152,9 @@ def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef]) -> Op:
         raise ValueError(f"operation {position} is '{kind}', which is not an operation of a chain")
     if not 1 <= op.stage <= len(stages):
         raise ValueError(f"operation {position} is about stage {op.stage}; there are {len(stages)}")
-    if op.option != 0:
+    if op.option >= options.get(op.stage, 1):
         raise Unsupported(
-            f"operation {position} saves stage {op.stage} by option {op.option}; this version knows "
-            "option 0 (keep everything)"
+            f"operation {position} saves stage {op.stage} by option {op.option}, of which is not known what it keeps"
         )
     if op.is_forward and op.kind != FORWARD_SAVE and not stages[op.stage - 1].is_block:
         raise ValueError(f"operation {position} is '{kind}' of '{stages[op.stage - 1]}', which is always kept")
@@ -235,7 +240,7 @@ def _native_stages(
             continue
         if op.is_forward:
             forwards[op.stage] += 1
-            native[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
+            native[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1 and op.option == 0
             read[op.stage] = _copy(op.source, made)
             assert op.product is not None
             made[op.product] = position

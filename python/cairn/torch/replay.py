@@ -37,8 +37,10 @@ import torch
 from . import _compat
 from .ambient import Modes, RandomState, Switches, with_generator
 from .errors import RecomputationError, Unsupported
-from .holders import FirstRun, Holder, LaterRun, Lease, View, digest, geometry, hooks
+from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, digest, geometry, hooks
+from .opened import OpenedBlock, Saving
 from .program import BACKWARD, DROP, FORWARD_DROP, FORWARD_SAVE, OUTPUT, SAVED, Op, Program, Value
+from .rebuild import Rebuild
 from .state import BlockState, Record
 from .tree import Tree, tensors_inside, unique_tensors_in
 
@@ -62,6 +64,7 @@ class Site:
 
     name: str
     state: BlockState
+    opened: OpenedBlock | None = None
 
 
 class Outputs:
@@ -106,6 +109,27 @@ class BlockRun:
     random_state: RandomState | None
     found: Record | None = None
     first: FirstRun | None = None
+    box: Box | None = None  # of an opened block
+
+
+class _Found:
+    """Where the rebuilding of an opened block's tensors finds what was there before the block ran."""
+
+    __slots__ = ("_block", "_run", "_stage")
+
+    def __init__(self, run: Run, stage: int, block: BlockRun) -> None:
+        self._run, self._stage, self._block = run, stage, block
+
+    def argument(self, index: int) -> torch.Tensor:
+        return self._run.argument_of(self._stage, index, None)
+
+    def parameter(self, index: int) -> torch.Tensor:
+        assert self._block.found is not None
+        return self._block.found.parameter(index)
+
+    def buffer(self, index: int) -> torch.Tensor:
+        assert self._block.found is not None
+        return self._block.found.buffer(index)
 
 
 @dataclass
@@ -218,21 +242,49 @@ class Run:
             self._random_state(tree.leaves),
         )
         checking = self._settings.determinism_check == "values"
-        first = block.first = FirstRun(lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None)
+        saving = self._open(op, tree, block)
+        first = block.first = FirstRun(
+            lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None, block.box, saving
+        )
         versions = [_compat.version(t) for t in tree.leaves]
         before = site.state.before()
         try:
-            with hooks(first):
+            with hooks(first), _running(saving, tree.leaves):
                 output = forward(*args, **kwargs)
             self._refuse_written(stage, tree, versions, block.hidden)
         except BaseException:
             self._forget(stage)
             raise
         block.found = site.state.after(before)
+        self._note_saved(stage, block, saving, output)
         tree.leaves, tree.opaque = [], []
         if first.close():
             self._idle[stage] = lease
         return output
+
+    def _open(self, op: Op, tree: Tree, block: BlockRun) -> Saving | None:
+        """Prepares the first run of an opened block; None if that run keeps everything or nothing."""
+        opened = self._sites[op.stage].opened
+        if opened is None or not self._program.opened[op.stage]:
+            return None
+        block.box = Box(opened.key(tree, block.modes, self._switches.key))
+        return self._saving(op, block)
+
+    def _saving(self, op: Op, block: BlockRun) -> Saving | None:
+        opened = self._sites[op.stage].opened
+        if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
+            return None
+        return opened.saving(op.option, block.box.key, self._settings.devices)
+
+    def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
+        """After a run: what rebuilds the tensors that it did not keep."""
+        if block.box is None:
+            return
+        block.box.rebuild, block.box.checked = None, False
+        if saving is not None:
+            block.box.rebuild = saving.finish(output, block.random_state)
+            if block.box.rebuild is None:
+                self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {saving.reason}")
 
     def _lease(self, stage: int) -> Lease:
         lease = Lease(self, stage)
@@ -363,9 +415,11 @@ class Run:
     def _remove(self, value: Value) -> None:
         kind, stage = value
         if kind == SAVED and stage in self._blocks:
-            first = self._blocks[stage].first
+            first, box = self._blocks[stage].first, self._blocks[stage].box
             for holder in first.alive() if first is not None else ():
                 holder.empty()
+            if box is not None:
+                box.rebuild = None
         self._let_go(value)
 
     def _let_go(self, value: Value) -> None:
@@ -459,12 +513,50 @@ class Run:
         if self._running == stage:
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
         self.boundary(stage)
+        if holder.tensor is None and isinstance(holder, RebuiltHolder) and self._program.opened[stage]:
+            self._run_again(Op(FORWARD_SAVE, stage))
         if holder.tensor is None:
             raise RecomputationError(
                 f"a tensor that '{self.name(stage)}' saved for its backward is not there, although the "
                 "schedule was followed up to its backward"
             )
         return holder.tensor
+
+    def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
+        """A tensor that an opened block did not keep; None if it cannot be rebuilt, and the block must be run again."""
+        stage = holder.lease.stage
+        if self._running == stage:
+            raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
+        self.boundary(stage)
+        box, block = holder.box, self._blocks.get(stage)
+        if box.rebuild is None or block is None:
+            return None
+        if not box.checked:
+            self._check_unchanged(stage, block)
+            box.checked = True
+        with self._switches.in_force() if self._switched else contextlib.nullcontext():
+            tensor = box.rebuild.tensor(holder.index, _Found(self, stage, block))
+        if tensor is None:
+            self._give_up(stage, box)
+        return tensor
+
+    def _give_up(self, stage: int, box: Box) -> None:
+        """Tensors of an opened block do not come out right, or what they are rebuilt from is gone."""
+        rebuild: Rebuild | None = box.rebuild
+        box.rebuild = None
+        opened = self._sites[stage].opened
+        if opened is not None and rebuild is not None and rebuild.prints is not None and rebuild.was_wrong:
+            opened.distrust(box.key, "did not give the same tensors again")
+        self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
+
+    def _check_unchanged(self, stage: int, block: BlockRun) -> None:
+        assert block.found is not None
+        difference = block.found.difference()
+        if difference is not None:
+            raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
+        backward = _compat.backward_id()
+        if backward < 0 or backward != self._compared_in:
+            self._compared_in, self._switched = backward, not self._switches.are_in_force()
 
     def argument_of(self, stage: int, index: int, view: View | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
@@ -486,25 +578,25 @@ class Run:
         if block is None:
             return  # it did not run as planned, or autograd is done with it
         site, first = self._sites[op.stage], block.first
-        assert first is not None and block.found is not None
-        difference = block.found.difference()
-        if difference is not None:
-            raise RecomputationError(f"'{site.name}' cannot be run again: {difference} after the forward")
-        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, self._settings.determinism_check != "none")
+        assert first is not None
+        self._check_unchanged(op.stage, block)
+        saving = self._saving(op, block)
+        checking = self._settings.determinism_check != "none"
+        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
         with contextlib.ExitStack() as surroundings:
             self._restore(block, surroundings)
-            surroundings.enter_context(hooks(later))
             args, kwargs = self._build(op.stage, block)
+            surroundings.enter_context(hooks(later))
+            surroundings.enter_context(_running(saving, Tree.of((args, kwargs)).leaves if saving else ()))
             output = block.forward(*args, **kwargs)
         later.finish()
+        if op.kind == FORWARD_SAVE:
+            self._note_saved(op.stage, block, saving, output)
         self._produce(op, output)
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack) -> None:
         """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
-        backward = _compat.backward_id()
-        if backward < 0 or backward != self._compared_in:
-            self._compared_in, self._switched = backward, not self._switches.are_in_force()
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
@@ -553,6 +645,10 @@ class Run:
 
     def _outputs_before(self, stage: int) -> Outputs | None:
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
+
+
+def _running(saving: Saving | None, arguments: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if saving is None else saving.running(arguments)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

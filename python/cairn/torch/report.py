@@ -25,7 +25,9 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One stage of the plan. `forwards` counts all its forward runs in a step."""
+    """One stage of the plan. `forwards` counts all its forward runs in a step; sizes and times are those of the option
+    by which it is saved last.
+    """
 
     name: str
     kind: str
@@ -148,6 +150,7 @@ class Report:
             sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<16} {sizes} {times}")
+        lines += _parts(self.plan)
         for name, reason in self.plan.kept_because.items():
             lines.append(f"  {name} is always kept: it {reason}")
         return lines
@@ -179,14 +182,15 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
     runs = Counter(op[1] for op in plan.ops if op[0].startswith("forward"))
+    saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
     rows = []
     for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
-        option = stage["options"][0]
+        option = stage["options"][saved_by.get(number, 0)]
         rows.append(
             Row(
                 name=str(ref),
                 kind=ref.kind,
-                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number]),
+                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], saved_by.get(number, 0)),
                 forwards=runs[number],
                 saved_bytes=option["saved_bytes"],
                 output_bytes=stage["output_bytes"],
@@ -197,9 +201,22 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _action(is_block: bool, pinned: bool, forwards: int) -> str:
+def _action(is_block: bool, pinned: bool, forwards: int, option: int) -> str:
     if not is_block:
         return "outside blocks"
+    part = f"part {option}" if option else ""
     if forwards == 1:
-        return "always kept" if pinned else "kept"
-    return "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"
+        return "always kept" if pinned else f"kept {part}".rstrip()
+    again = "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"
+    return f"{again}, {part}" if part else again
+
+
+def _parts(plan: Plan) -> list[str]:
+    """What the blocks rebuild of which a part is kept, blocks that do the same together."""
+    blocks = sum(ref.is_block for ref in plan.stages)
+    found: dict[tuple[int, str], int] = {}
+    for op in plan.ops:
+        if op[0] == "forward_save" and len(op) > 2 and op[2]:
+            key = op[2], plan.inside[str(op[1])]["rebuilds"][op[2]]
+            found[key] = found.get(key, 0) + 1
+    return [f"  kept part {k} in {n} of {blocks} blocks: runs again {what}" for (k, what), n in sorted(found.items())]

@@ -36,7 +36,7 @@ from torch import nn
 
 from .blocks import resolve
 from .errors import InfeasibleBudget, PlanMismatch, TorchError
-from .stage_measure import StageMeasure
+from .stage_measure import OptionMeasure, StageMeasure
 from .stages import StageRef
 from .tree import tensors_in
 
@@ -194,7 +194,8 @@ class ShapePlans:
         """The schedule that a step follows. Raises InfeasibleBudget or PlanMismatch where there is none."""
         chosen = self.choose(args, kwargs)
         if chosen.prepared is None:
-            chosen.prepared = executor.prepare(chosen.plan.stages, chosen.plan.verified.schedule.ops)
+            plan = chosen.plan
+            chosen.prepared = executor.prepare(plan.stages, plan.verified.schedule.ops, plan.opened)
         model = self._model()
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)
@@ -391,13 +392,19 @@ def _grown(size: int, factor: float) -> int:
 
 def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
     """Rises count from the level at which an operation begins, so what grows less than they do may stay in them."""
-    grown = dataclasses.replace(stage)
+    grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
     for name in _LINEAR:
         setattr(grown, name, _grown(getattr(stage, name), by.linear))
-    for field in dataclasses.fields(stage):
-        if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "rise_bytes", "_ns")):
-            setattr(grown, field.name, _grown(getattr(stage, field.name), by.most))
+    _scale_measured(grown, by)
+    for option in grown.options:
+        _scale_measured(option, by)
     return grown
+
+
+def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
+    for field in dataclasses.fields(grown):
+        if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "rise_bytes", "_ns")):
+            setattr(grown, field.name, _grown(getattr(grown, field.name), by.most))
 
 
 def profiling_bytes(measured: Profile, by: Growth) -> int:

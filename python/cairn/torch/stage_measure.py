@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-SLACK_BYTES = 4096  # what is smaller is bookkeeping: anchors, scalars, random states
+SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
 CHANGES_INPUT = "changes its input in place"
+
+
+@dataclasses.dataclass
+class OptionMeasure:
+    """What was measured of a block that keeps a part of what it saves; `rebuilds` says what it runs again."""
+
+    decisions: str  # a letter for each saved tensor: keep, drop, keep as a mask
+    saved_bytes: int
+    forward_rise_bytes: int
+    backward_rise_bytes: int
+    accumulated_backward_rise_bytes: int
+    forward_ns: int
+    backward_ns: int
+    rebuilds: str
+
+    @property
+    def time_ns(self) -> int:
+        return self.forward_ns + self.backward_ns
 
 
 @dataclasses.dataclass
@@ -39,6 +58,20 @@ class StageMeasure:
     random: bool = False
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
+    closed: str = ""  # why it has no options beside keeping everything; empty: it has, or was not looked at
+    digest: str = ""  # of its operations, where it has options
+    asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors
+    draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
+    options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
+
+    def opened(self) -> list[tuple[int, OptionMeasure]]:
+        """The options beside keeping everything, with their numbers."""
+        return [] if self.keep_reason else list(enumerate(self.options[1:], 1))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StageMeasure:
+        """Reads what `dataclasses.asdict` wrote."""
+        return cls(**{**data, "options": [OptionMeasure(**option) for option in data.get("options", ())]})
 
     def signature(self) -> tuple[Any, ...]:
         """Equal for blocks that need not be timed apart."""

@@ -143,6 +143,20 @@ class Record:
                 return f"the training flag of its module '{self._state.module_name(index)}' was changed"
         return None
 
+    def parameter(self, index: int) -> torch.Tensor:
+        """A parameter as the run found it."""
+        found = self._parameters[index][0]
+        assert found is not None
+        return found
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """A buffer as the run found it: the copy, if one was taken."""
+        if index in self._before.copies:
+            return self._before.copies[index][1]
+        found = self._before.versions[index][0]
+        assert found is not None
+        return found
+
     @property
     def writes_buffers(self) -> bool:
         """Whether some buffers must be put back for a run."""

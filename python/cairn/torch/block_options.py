@@ -1,0 +1,316 @@
+"""The ways to save less of a block: which saved tensors to keep and which to rebuild, from one recorded run.
+
+Problem. For every saved tensor of a block: keep it, or rebuild it in the backward from what is kept. Kept bytes cost
+memory; each operation that must run again costs its time, once, however many tensors it helps to rebuild. Wanted are
+the choices on the lower convex hull of (bytes, time): a chain solver mixes options over the blocks, so what lies above
+the hull is of little use.
+
+Method. For a price of w_b per byte and w_t per nanosecond the cheapest choice is a minimum cut. Let r(o) say that
+operation o runs again and a(v) that value v is available. Then a(v) = 1 for every saved v; r(o) = 1 asks for a(u) = 1
+of each operand u; and a(v) = 1 without r(o) = 1 of the operation o that makes v means that v is kept. With the nodes of
+r and a on the source's side where they are 1, the edges are: source -> a(v), infinite, where v is saved;
+a(v) -> r(o), w_b * bytes(v), infinite where v is not saved and so cannot be kept; r(o) -> sink, w_t * time(o), infinite
+where o may not be replayed; r(o) -> a(u), infinite. (This is the cut of the min-cut partitioners for training graphs,
+with times on the operations beside bytes on the values.) All points of the hull are found by cutting at the price of
+the line between two known ones, and again on both sides of every new point; prices are integers, so they are exact.
+
+Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noise may also be kept as one byte per
+element: the drawing is split into an operation that draws the mask, and one that turns a mask into noise; the mask is
+one more value that can be kept.
+
+Cost. One cut of a block of n operations takes O(n) augmentations in practice: some milliseconds for a hundred
+operations, and there are about two cuts for each point of the hull.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
+
+KEEP, DROP, MASK = "k", "d", "m"  # what is done with a saved tensor
+MAX_OPTIONS = 12  # keep everything among them
+STEP_NS = 3000  # what replaying an operation costs beside the operation itself
+_KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is done with each saved tensor, in the order of saving: a letter each. Bytes and time as estimated."""
+
+    decisions: str
+    kept_bytes: int
+    rebuild_ns: int
+
+
+def choices(graph: BlockGraph, at_most: int = MAX_OPTIONS) -> list[Choice]:
+    """From keeping everything to keeping as little as possible, no more than `at_most`, along the convex hull."""
+    model = _Model(graph)
+    everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
+    if least.kept_bytes >= everything.kept_bytes:
+        return [everything]
+    points = [everything, *_between(model, everything, least), least]
+    return _thinned(points, at_most)
+
+
+def _between(model: _Model, first: Choice, last: Choice) -> Iterator[Choice]:
+    """The points of the hull strictly between two of them."""
+    nanoseconds, nbytes = last.rebuild_ns - first.rebuild_ns, first.kept_bytes - last.kept_bytes
+    if nanoseconds <= 0 or nbytes <= 0:
+        return
+    found = model.cheapest(nanoseconds, nbytes)
+    if model.price(found, nanoseconds, nbytes) >= model.price(first, nanoseconds, nbytes):
+        return
+    yield from _between(model, first, found)
+    yield found
+    yield from _between(model, found, last)
+
+
+def _thinned(points: list[Choice], at_most: int) -> list[Choice]:
+    """Without the points between whose neighbours the curve changes least, until few enough are left."""
+    points = list(points)
+    while len(points) > at_most:
+        losses = [_area(*points[i - 1 : i + 2]) for i in range(1, len(points) - 1)]
+        del points[1 + losses.index(min(losses))]
+    return points
+
+
+def _area(a: Choice, b: Choice, c: Choice) -> int:
+    """Twice the area of the triangle that leaving out b adds below the curve."""
+    return abs(
+        (b.kept_bytes - a.kept_bytes) * (c.rebuild_ns - a.rebuild_ns)
+        - (c.kept_bytes - a.kept_bytes) * (b.rebuild_ns - a.rebuild_ns)
+    )
+
+
+# -- what can be kept ----------------------------------------------------------------------------------------
+
+
+def sources(graph: BlockGraph) -> dict[int, int]:
+    """The saved values that can be kept, with the first saved tensor that shows each."""
+    found: dict[int, int] = {}
+    for index, pack in enumerate(graph.packs):
+        if pack.use is not None:
+            found.setdefault(pack.use.value, index)
+    return found
+
+
+def is_always_there(graph: BlockGraph, value: int) -> bool:
+    """An argument, a parameter or a buffer: found in the backward without being kept."""
+    root = graph.values[value].root
+    return root is not None and root[0] in (ARGUMENT, PARAMETER, BUFFER)
+
+
+def masks(graph: BlockGraph) -> dict[int, int]:
+    """By drawing operation: the saved value from whose zeros the drawn mask can be read."""
+    writer = {op_value: i for i, op in enumerate(graph.operations) for op_value in op.written.values()}
+    follower = {graph.values[value].before: value for value in writer}
+    saved = sources(graph)
+    found = {}
+    for index, op in enumerate(graph.operations):
+        if not op.name.startswith("aten.bernoulli_.float") or len(op.written) != 1:
+            continue
+        value = op.written[0]
+        while value not in saved and value in follower and _keeps_zeros(graph.operations[writer[follower[value]]]):
+            value = follower[value]
+        if value in saved and _shows_all(graph, saved[value]) and graph.values[value].dtype.itemsize > 1:
+            found[index] = value
+    return found
+
+
+def _shows_all(graph: BlockGraph, pack: int) -> bool:
+    """Whether a saved tensor shows its value just as it was made, each element once."""
+    use = graph.packs[pack].use
+    return use is not None and use.view == graph.values[use.value].base and graph.is_dense(use.value)
+
+
+def _keeps_zeros(op: Operation) -> bool:
+    if op.name not in _KEEPS_ZEROS or len(op.operands) != 1:
+        return False
+    scalars = [item for item in op.tree.shape[0] if isinstance(item, (int, float))]
+    return len(scalars) == 1 and 1e-30 < abs(scalars[0]) < 1e30
+
+
+# -- the cut -------------------------------------------------------------------------------------------------
+
+
+class _Model:
+    """A block's choices as a network; see the top of this file."""
+
+    def __init__(self, graph: BlockGraph) -> None:
+        self._graph = graph
+        self._sources = sources(graph)
+        self._masks = masks(graph)
+        self._free = self._free_values()
+        self.total_ns = sum(self._time(op) for op in graph.operations) * 2
+
+    def _time(self, op: Operation) -> int:
+        return op.nanoseconds + STEP_NS
+
+    def _free_values(self) -> set[int]:
+        """Saved values that cost nothing to keep: the block's output, and copies of parameters alone."""
+        graph, from_parameters = self._graph, set()
+        for value in graph.values:
+            if value.root is not None:
+                if value.root[0] == PARAMETER:
+                    from_parameters.add(value.index)
+                continue
+            operands = [use.value for use in graph.operations[value.operation].operands]
+            if operands and all(operand in from_parameters for operand in operands):
+                from_parameters.add(value.index)
+        return {v for v in self._sources if graph.values[v].storage in graph.returned or v in from_parameters}
+
+    def bytes_of(self, value: int) -> int:
+        """What keeping a saved value takes."""
+        found = self._graph.values[value]
+        return 0 if found.root is not None or value in self._free else found.nbytes
+
+    def keep_everything(self) -> Choice:
+        return Choice(KEEP * len(self._graph.packs), sum(self.bytes_of(v) for v in self._sources), 0)
+
+    def price(self, choice: Choice, per_byte: int, per_ns: int) -> int:
+        return per_byte * choice.kept_bytes + per_ns * choice.rebuild_ns
+
+    def cheapest(self, per_byte: int, per_ns: int) -> Choice:
+        """The choice of least price."""
+        network = _Network()
+        for index, op in enumerate(self._graph.operations):
+            self._add_operation(network, index, op, per_byte, per_ns)
+        for value in self._graph.values:
+            if value.root is None:
+                self._add_value(network, value.index, per_byte)
+            elif not is_always_there(self._graph, value.index) and value.index not in self._sources:
+                network.edge(("a", value.index), _Network.SINK, _Network.INFINITE)  # from outside, and not at hand
+        return self._choice(network.source_side())
+
+    def _add_operation(self, network: _Network, index: int, op: Operation, per_byte: int, per_ns: int) -> None:
+        node = ("r", index)
+        time = per_ns * self._time(op) if not op.reason else _Network.INFINITE
+        network.edge(node, _Network.SINK, per_ns * STEP_NS if index in self._masks else time)
+        for use in op.operands:
+            if use.value >= 0 and not is_always_there(self._graph, use.value):
+                network.edge(node, ("a", use.value), _Network.INFINITE)
+        if index in self._masks:
+            mask, draw = ("mask", index), ("draw", index)
+            size = self._mask_bytes(index)
+            network.edge(node, mask, _Network.INFINITE)
+            network.edge(mask, draw, per_byte * size + per_ns * (STEP_NS + size // 4))
+            network.edge(draw, _Network.SINK, time)
+
+    def _mask_bytes(self, index: int) -> int:
+        value = self._graph.values[self._masks[index]]
+        return value.nbytes // value.dtype.itemsize
+
+    def _add_value(self, network: _Network, value: int, per_byte: int) -> None:
+        saved = value in self._sources
+        if saved:
+            network.edge(_Network.SOURCE, ("a", value), _Network.INFINITE)
+        cost = per_byte * self.bytes_of(value) if saved else _Network.INFINITE
+        network.edge(("a", value), ("r", self._graph.values[value].operation), cost)
+
+    def _choice(self, chosen: set[tuple[str, int]]) -> Choice:
+        """The decisions that a cut stands for, with their bytes and time."""
+        graph = self._graph
+        again = {index for kind, index in chosen if kind == "r"}
+        as_masks = {i for i in again & set(self._masks) if ("draw", i) not in chosen}
+        mask_values = {self._masks[i] for i in as_masks}
+        letters, kept = [], 0
+        for index, pack in enumerate(graph.packs):
+            value = pack.use.value if pack.use is not None else -1
+            if value < 0 or graph.values[value].root is not None or graph.values[value].operation not in again:
+                letters.append(KEEP)
+                kept += self.bytes_of(value) if value >= 0 and self._sources[value] == index else 0
+            else:
+                letters.append(MASK if value in mask_values and self._sources[value] == index else DROP)
+        kept += sum(self._mask_bytes(i) for i in as_masks)
+        return Choice("".join(letters), kept, self._rebuild_ns(again, as_masks))
+
+    def _rebuild_ns(self, again: set[int], as_masks: set[int]) -> int:
+        total = 0
+        for index in again:
+            if index in as_masks:
+                total += 2 * STEP_NS + self._mask_bytes(index) // 4
+            else:
+                total += self._time(self._graph.operations[index]) + (STEP_NS if index in self._masks else 0)
+        return total
+
+
+class _Network:
+    """A flow network, cut by Dinic's algorithm. Nodes are any hashable things."""
+
+    SOURCE, SINK = ("source", 0), ("sink", 0)
+    INFINITE = 1 << 100
+
+    def __init__(self) -> None:
+        self._number: dict[tuple[str, int], int] = {}
+        self._ends: list[int] = []  # of edge 2i and its reverse 2i + 1
+        self._room: list[int] = []
+        self._edges: list[list[int]] = []  # by node
+        self._node(self.SOURCE)
+        self._node(self.SINK)
+
+    def _node(self, name: tuple[str, int]) -> int:
+        number = self._number.setdefault(name, len(self._number))
+        if number == len(self._edges):
+            self._edges.append([])
+        return number
+
+    def edge(self, start: tuple[str, int], end: tuple[str, int], capacity: int) -> None:
+        a, b = self._node(start), self._node(end)
+        self._edges[a].append(len(self._ends))
+        self._edges[b].append(len(self._ends) + 1)
+        self._ends += [b, a]
+        self._room += [min(capacity, self.INFINITE), 0]
+
+    def source_side(self) -> set[tuple[str, int]]:
+        """The nodes on the source's side of a minimum cut, as few as possible."""
+        while True:
+            levels = self._levels()
+            if levels[1] < 0:
+                return {name for name, number in self._number.items() if levels[number] >= 0}
+            nexts = [0] * len(self._edges)
+            while self._augment(levels, nexts):
+                pass
+
+    def _levels(self) -> list[int]:
+        levels = [-1] * len(self._edges)
+        levels[0] = 0
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            for edge in self._edges[node]:
+                if self._room[edge] > 0 and levels[self._ends[edge]] < 0:
+                    levels[self._ends[edge]] = levels[node] + 1
+                    queue.append(self._ends[edge])
+        return levels
+
+    def _augment(self, levels: Sequence[int], nexts: list[int]) -> bool:
+        """Sends what one path can take from the source to the sink, along ascending levels."""
+        path: list[int] = []
+        node = 0
+        while node != 1:
+            edge = self._way_on(node, levels, nexts)
+            if edge is not None:
+                path.append(edge)
+                node = self._ends[edge]
+            elif not path:
+                return False
+            else:
+                nexts[self._ends[path[-1] ^ 1]] += 1
+                node = self._ends[path.pop() ^ 1]
+        amount = min(self._room[edge] for edge in path)
+        for edge in path:
+            self._room[edge] -= amount
+            self._room[edge ^ 1] += amount
+        return True
+
+    def _way_on(self, node: int, levels: Sequence[int], nexts: list[int]) -> int | None:
+        edges = self._edges[node]
+        while nexts[node] < len(edges):
+            edge = edges[nexts[node]]
+            if self._room[edge] > 0 and levels[self._ends[edge]] == levels[node] + 1:
+                return edge
+            nexts[node] += 1
+        return None

@@ -1,0 +1,364 @@
+"""Blocks that keep a part of what they save: how a step carries out an option of a stage other than "keep".
+
+A plan says, for each stage that is opened, what to do with every saved tensor under each option, in which order a
+backward asks for them, and a digest of the operations that this was found on (`Inside`). It does not say how tensors
+are rebuilt: that is recorded here, in the first step that runs the block with arguments of some shapes and types, modes
+and attributes, and holds as long as these are the same. In that step every rebuilt tensor is compared in full with what
+was dropped; in later ones, on the CPU, a few bytes are.
+
+When in doubt, run it again. If a block turns out to do something else than it did while profiling, if a tensor does not
+come out as it was, or what it is rebuilt from is gone, the block is run again as a whole for its backward, as blocks
+are that keep nothing, and the step's notes say so. That needs more memory than planned, and is as exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _compat
+from .ambient import Modes, RandomState
+from .block_graph import BlockGraph, Recorder
+from .block_options import KEEP, MASK
+from .rebuild import Program, Rebuild, compile_program, fingerprint, mask_of
+from .state import BlockState
+from .tree import Slot, Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+    """What a plan says about one opened stage."""
+
+    digest: str  # of the recorded operations
+    asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors
+    draws: tuple[int, ...]  # random operations come after so many saved tensors
+    options: tuple[str, ...]  # decisions, by option; the first keeps everything
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"asked": list(self.asked), "draws": list(self.draws), "options": list(self.options)}
+        return {"digest": self.digest, **fields}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Inside:
+        return cls(str(data["digest"]), tuple(data["asked"]), tuple(data["draws"]), tuple(data["options"]))
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A recorded run and what it holds for; without a graph the block cannot be opened."""
+
+    graph: BlockGraph | None
+    reason: str
+    constants: Constants
+    programs: dict[int, Program] = dataclasses.field(default_factory=dict)
+
+
+class OpenedBlock:
+    """A block of a plan with options other than keeping everything."""
+
+    def __init__(self, inside: Inside, state: BlockState) -> None:
+        self.inside, self.state = inside, state
+        modules = state.modules()
+        known = _recorded.setdefault(modules[0], {}) if modules else {}
+        self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
+
+    def key(self, tree: Tree, modes: Modes, switches: Any) -> Any:
+        """Equal for runs that do the same, as far as one can see before they run."""
+        grads = tuple([p is not None and p.requires_grad for p in self.state.parameters()])
+        return _frozen(tree.shape), _leaves_key(tree.leaves), grads, modes, switches
+
+    def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
+        """Prepares a run that saves by an option."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.constants.hold():
+            entry = None
+        if entry is None:
+            return _Recording(self, option, key, devices)
+        program = self._program(entry, option)
+        return _Following(self, option, devices, program, entry.reason)
+
+    def _program(self, entry: _Entry, option: int) -> Program | None:
+        if entry.graph is None:
+            return None
+        if option not in entry.programs:
+            entry.programs[option] = compile_program(entry.graph, self.inside.options[option], self.inside.asked)
+        return entry.programs[option]
+
+    def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
+        """Takes in a recorded run."""
+        reason = graph.closed
+        if not reason and not constants.hold():
+            reason = "changes an attribute of its own in every run"
+        if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
+            reason = "does something else than while it was profiled"
+        self._entries[key] = _Entry(None if reason else graph, reason, constants)
+        while len(self._entries) > _ENTRIES_KEPT:
+            del self._entries[next(iter(self._entries))]
+
+    def program(self, key: Any, option: int) -> tuple[Program | None, str]:
+        """The program of an option, or why there is none."""
+        entry = self._entries[key]
+        try:
+            return self._program(entry, option), entry.reason
+        except ValueError as error:
+            entry.graph, entry.reason = None, str(error)
+            return None, entry.reason
+
+    def distrust(self, key: Any, reason: str) -> None:
+        """From now on, the block is run again instead."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.graph, entry.reason = None, reason
+
+
+_ENTRIES_KEPT = 8
+
+#: What was recorded of blocks, by their first module; a plan that is applied anew finds it again.
+_recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, _Entry]]] = weakref.WeakKeyDictionary()
+
+
+class Saving:
+    """One run of a block that saves by an option."""
+
+    reason = ""  # why nothing can be rebuilt
+
+    def __init__(self, block: OpenedBlock, option: int, devices: Sequence[torch.device]) -> None:
+        self.block, self.option = block, option
+        self._decisions = block.inside.options[option]
+        self._devices = tuple(devices)
+        self._count = 0
+
+    def running(self, arguments: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """The surroundings of the run."""
+        return contextlib.nullcontext()
+
+    def pack(self, function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """The pack hook to be used."""
+        return function
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Takes note of a tensor that autograd saves; says whether it is kept."""
+        raise NotImplementedError
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        """After the run: what will rebuild the tensors that were not kept."""
+        raise NotImplementedError
+
+
+class _Following(Saving):
+    """A run of which is known what it does."""
+
+    def __init__(
+        self,
+        block: OpenedBlock,
+        option: int,
+        devices: Sequence[torch.device],
+        program: Program | None,
+        reason: str,
+    ) -> None:
+        super().__init__(block, option, devices)
+        self.reason = reason
+        self._program = program
+        self._rebuild = Rebuild(program) if program is not None else None
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        index = self._count
+        self._count = index + 1
+        rebuild = self._rebuild
+        if rebuild is None:
+            return index >= len(self._decisions) or self._decisions[index] == KEEP
+        program = rebuild.program
+        if index >= len(program.graph.packs) or not program.graph.packs[index].matches(tensor):
+            self._rebuild, self.reason = None, "did something else than before"
+            return True
+        keep = rebuild.saved(index, tensor)
+        if index + 1 in program.states:
+            rebuild.take_state(index + 1, RandomState(self._devices))
+        return keep
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        rebuild = self._rebuild
+        if rebuild is None:
+            return None
+        if self._count != len(self._decisions):
+            self.reason = "saved another number of tensors than before"
+            return None
+        if state is not None and 0 in rebuild.program.states:
+            rebuild.take_state(0, state)
+        return rebuild
+
+
+class _Recording(Saving):
+    """The first run of its kind: it is recorded, and its program is on trial."""
+
+    def __init__(self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device]) -> None:
+        super().__init__(block, option, devices)
+        self._key = key
+        self._constants = Constants(block.state.modules())
+        self._recorder: Recorder | None = None
+        self._kept: dict[int, torch.Tensor] = {}  # and masks
+        self._states: dict[int, RandomState] = {}
+        self._prints: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def running(self, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
+        state = self.block.state
+        self._recorder = Recorder(arguments, state.parameters(), [r[k] for r, k in state.buffers()])
+        with self._recorder:
+            yield
+
+    def pack(self, function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def pack(tensor: torch.Tensor) -> Any:
+            assert self._recorder is not None
+            with self._recorder.paused():
+                return function(tensor)
+
+        return pack
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        assert self._recorder is not None
+        index = self._count
+        self._count = index + 1
+        self._recorder.pack(tensor)
+        letter = self._decisions[index] if index < len(self._decisions) else KEEP
+        if letter != KEEP:
+            self._prints[index] = fingerprint(tensor)
+        if letter == MASK:
+            self._kept[index] = mask_of(tensor)
+        elif letter == KEEP:
+            self._kept[index] = tensor.detach()
+        if self._count in self.block.inside.draws:
+            self._states[self._count] = RandomState(self._devices)
+        return letter == KEEP
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        assert self._recorder is not None
+        with torch.no_grad():
+            self.block.learn(self._key, self._recorder.graph(output), self._constants)
+        kept, states, self._recorder = self._kept, self._states, None
+        self._kept, self._states = {}, {}  # autograd's graph keeps the hooks, and so this
+        program, self.reason = self.block.program(self._key, self.option)
+        if program is None:
+            return None
+        rebuild = Rebuild(program)
+        rebuild.prints = self._prints
+        for index in program.held:
+            rebuild.hold(index, kept[index])
+        for count in program.states:
+            known = states.get(count) if count else state
+            if known is not None:
+                rebuild.take_state(count, known)
+        return rebuild
+
+
+# -- what a recorded run depends on --------------------------------------------------------------------------
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_MISSING = object()
+
+
+class Constants:
+    """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, parts.
+
+    Refers to modules and functions weakly, so that a model is freed as ever.
+    """
+
+    __slots__ = ("_owners",)
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._owners: list[_Owner] = []
+        seen: set[int] = set()
+        for module in modules:
+            self._owners.append(_Owner(module))
+            for value in vars(module).values():
+                if _is_plain_object(value) and id(value) not in seen:
+                    seen.add(id(value))
+                    self._owners.append(_Owner(value))
+
+    def hold(self) -> bool:
+        """Whether all are as they were."""
+        return all(owner.is_unchanged() for owner in self._owners)
+
+
+class _Owner:
+    """A module or a plain object, and what its attributes are."""
+
+    __slots__ = ("_equal", "_parts", "_same", "_where")
+
+    def __init__(self, owner: Any) -> None:
+        self._where = weakref.ref(owner)
+        attributes = vars(owner)
+        self._equal = [(name, value) for name, value in attributes.items() if _is_constant(value)]
+        self._same = [(name, ref) for name, value in attributes.items() if (ref := _reference(value)) is not None]
+        parts = owner._modules if isinstance(owner, nn.Module) else {}
+        self._parts = [(name, None if part is None else weakref.ref(part)) for name, part in parts.items()]
+
+    def is_unchanged(self) -> bool:
+        owner = self._where()
+        if owner is None:
+            return False
+        attributes = vars(owner)
+        for name, value in self._equal:
+            now = attributes.get(name, _MISSING)
+            if now is not value and now != value:
+                return False
+        if any(attributes.get(name) is not reference() for name, reference in self._same):
+            return False
+        return not self._parts or self._has_its_parts(owner._modules)
+
+    def _has_its_parts(self, parts: dict[str, nn.Module | None]) -> bool:
+        if len(parts) != len(self._parts):
+            return False
+        return all(parts.get(name) is (None if ref is None else ref()) for name, ref in self._parts)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
+
+
+def _reference(value: Any) -> weakref.ref[Any] | None:
+    """A weak reference to a function or a plain object."""
+    if isinstance(value, types.FunctionType) or _is_plain_object(value):
+        return weakref.ref(value)
+    return None
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Something with attributes of its own that is neither a module nor the plug-in's."""
+    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return False
+    if type(value).__module__.startswith(__package__ + "."):
+        return False
+    return hasattr(value, "__dict__") and hasattr(type(value), "__weakref__")
+
+
+def _frozen(shape: Any) -> Any:
+    """A tree without its tensors, to compare and to hash."""
+    cls = type(shape)
+    if cls is Slot:
+        return "tensor", shape.index
+    if isinstance(shape, dict):
+        return cls, tuple([(key, _frozen(item)) for key, item in shape.items()])
+    if isinstance(shape, (tuple, list)):
+        return cls, tuple([_frozen(item) for item in shape])
+    if isinstance(shape, float) and shape != shape:
+        return "not a number"
+    return shape if isinstance(shape, _ATOMS) else cls
+
+
+def _leaves_key(leaves: Sequence[torch.Tensor]) -> Any:
+    """Shapes, types, and which leaves lie in one storage."""
+    storages: dict[int, int] = {}
+    found = []
+    for index, leaf in enumerate(leaves):
+        where = storages.setdefault(_compat.storage_key(leaf), index)
+        layout = (leaf.stride(), leaf.storage_offset()) if leaf.layout is torch.strided else ()
+        found.append((leaf.shape, layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.grad_fn is None, where))
+    return tuple(found)

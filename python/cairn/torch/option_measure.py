@@ -1,0 +1,440 @@
+"""Finds and measures the options inside the blocks of a profiled step.
+
+One block of each kind is opened: it is recorded twice (`block_graph.py`), which gives the times of its operations and
+shows whether it does the same twice; the choices along the hull are found (`block_options.py`); each is proved by
+rebuilding every tensor that it does not keep and comparing it in full with what autograd saved, which also gives its
+time; and each runs forward and backward alone under a meter, as the executor will run it, which gives its bytes.
+An operation that does not give the same result again is not replayed, and the choices are found anew. Blocks of the
+same kind, which by their own recorded operations do the same, share what was measured.
+
+Bytes and times are differences to a run of the same kind that keeps everything, added to what was measured of the stage
+in its surroundings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import isolate, memory
+from .ambient import RandomState, with_generator
+from .block_graph import BlockGraph, Recorder
+from .block_meter import BlockMeter, Created, Rewinding, parameters_of
+from .block_options import KEEP, Choice, choices
+from .blocks import Block, intercepted
+from .measure import Owners, StepMeasure
+from .opened import Constants
+from .rebuild import Program, Rebuild, compile_program, fingerprint
+from .sample import Sample, backward_of
+from .stage_measure import OptionMeasure, StageMeasure
+from .tree import Tree
+
+PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
+LEAST_BYTES = 4096  # an option that saves less is not worth having
+ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
+
+Function = Callable[..., Any]
+
+
+class OptionPass:
+    """One forward of the model in which one block of each kind is opened; see the top of this file."""
+
+    def __init__(
+        self, sample: Sample, blocks: Sequence[Block], measured: StepMeasure, owners: Owners, device: torch.device
+    ) -> None:
+        self._sample, self._blocks, self._measured = sample, blocks, measured
+        self._owners, self._device = owners, device
+        self._found: dict[Any, _Opening] = {}
+        self._index = 0
+        self._calls: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Adds options to the measured stages, or says why there are none."""
+        with intercepted(self._blocks, self._handle):
+            output, loss = self._sample.forward()
+        backward_of(output, loss)
+        del output, loss
+        for parameter in self._sample.model.parameters():
+            parameter.grad = None
+
+    def _handle(self, block: Block, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stage = self._measured.blocks[self._index]
+        self._index += 1
+        call = self._calls.get(id(block), 0)
+        self._calls[id(block)] = call + 1
+        arguments = isolate.Arguments(args, kwargs)
+        if not stage.keep_reason:
+            with isolate.capturing_nothing():
+                self._open(stage, block, call, function, arguments)
+        with isolate.saving_nothing():
+            args, kwargs = arguments.source(isolate.Hooks())
+            result = function(*args, **kwargs)
+        return isolate.bridge(result, arguments.differentiable, isolate.Hooks())
+
+    def _open(
+        self, stage: StageMeasure, block: Block, call: int, function: Function, arguments: isolate.Arguments
+    ) -> None:
+        arriving = self._measured.arriving.get((block.name, call), ())
+        run = _BlockRuns(block, function, arguments, self._device, arriving)
+        with run.rewound():
+            graph = run.recorded(saving=False)
+            kind = (stage.signature(), graph.digest(), graph.closed)
+            if kind not in self._found:
+                waiting = self._owners.waiting(block, call)
+                self._found[kind] = _Opening(run, stage, graph, waiting)
+        self._found[kind].describe(stage)
+
+
+class _BlockRuns:
+    """Runs one call of a block alone, as often as is needed, each time the same."""
+
+    def __init__(
+        self,
+        block: Block,
+        function: Function,
+        arguments: isolate.Arguments,
+        device: torch.device,
+        arriving: isolate.Layouts,
+    ) -> None:
+        self.block, self.function, self.arguments, self.device = block, function, arguments, device
+        self.arriving = arriving  # how the gradients of the outputs lie
+        self.devices = (device,) if with_generator(device) else ()
+        self._rewinding = Rewinding(block, device)
+
+    def rewound(self) -> Rewinding:
+        """A context after which generators and buffers are as before it."""
+        return self._rewinding
+
+    def rewind(self) -> None:
+        self._rewinding.rewind()
+
+    def modules(self) -> list[torch.nn.Module]:
+        """All modules of the block, as `BlockState` numbers them."""
+        return [part for top in self.block.modules for part in top.modules()]
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        return [p for part in self.modules() for p in part._parameters.values()]
+
+    def buffers(self) -> list[torch.Tensor | None]:
+        return [b for part in self.modules() for b in part._buffers.values()]
+
+    def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
+        """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
+        self.rewind()
+        constants = Constants(self.modules())
+        args, kwargs = self.arguments.source(isolate.Hooks())
+        recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=True)
+        count = 0
+
+        def pack(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            with recorder.paused():
+                recorder.pack(tensor)
+                count += 1
+                return count - 1, tensor.detach() if saving else None
+
+        def unpack(held: Any) -> torch.Tensor:
+            if asked is not None:
+                asked.append(held[0])
+            return held[1]
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
+            result = self.function(*args, **kwargs)
+        graph = recorder.graph(result)
+        if not constants.hold():
+            graph.closed = graph.closed or "changes an attribute of its own in every run"
+        if saving and not graph.closed:
+            self.backward(result)
+        torch.clear_autocast_cache()
+        return graph
+
+    def backward(self, result: Any) -> None:
+        made = isolate.differentiable(result)
+        root = isolate.sink(made, isolate.Hooks(), isolate.layouts_of(made, self.arriving))
+        del result, made
+        with isolate.as_in_backward(self.device):
+            root.backward()
+        for parameter in parameters_of(self.block):
+            parameter.grad = None
+
+
+class _Opening:
+    """What was found inside one kind of block."""
+
+    def __init__(
+        self, run: _BlockRuns, stage: StageMeasure, graph: BlockGraph, waiting: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._run, self._waiting = run, waiting
+        self.asked: list[int] = []
+        self.options: list[OptionMeasure] = []
+        self.digest = graph.digest()
+        self.draws = sorted({op.packs_before for op in graph.operations if op.random})
+        self.reason = graph.closed or self._find(stage)
+        del self._run
+
+    def describe(self, stage: StageMeasure) -> None:
+        """Tells a stage what was found."""
+        stage.closed = self.reason
+        if not self.reason:
+            stage.digest, stage.asked, stage.draws = self.digest, list(self.asked), list(self.draws)
+            stage.options = list(self.options)
+
+    def _find(self, stage: StageMeasure) -> str:
+        graph = self._run.recorded(saving=True, asked=self.asked)
+        again = self._run.recorded(saving=False)
+        if graph.digest() != again.digest() or graph.digest() != self.digest:
+            return "does not do the same operations when it is run again"
+        for op, other in zip(graph.operations, again.operations, strict=True):
+            op.nanoseconds = min(op.nanoseconds, other.nanoseconds)
+        proved = _Proofs(self._run, graph, self.asked).choices()
+        if len(proved) < 2:
+            return "has no saved tensor that could be rebuilt"
+        measured = [(_Metered(self._run, self._waiting, program, self.asked).stage, took) for program, took in proved]
+        copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
+        options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
+        self.options = _pareto(options)
+        return "" if len(self.options) > 1 else "has no option that takes less"
+
+
+def _option(
+    stage: StageMeasure,
+    everything: tuple[StageMeasure, _Took],
+    proved: tuple[Program, _Took],
+    measured: tuple[StageMeasure, _Took],
+    copied_bytes: int,
+) -> OptionMeasure:
+    """The stage with an option: what was measured of it, and by how much the option differs from keeping everything.
+
+    Buffers, `copied_bytes`, are copied before the block first runs.
+    """
+    base, found = everything[0], measured[0]
+    program, took = proved
+    return OptionMeasure(
+        decisions=program.decisions,
+        saved_bytes=max(stage.saved_bytes + found.saved_bytes - base.saved_bytes, stage.output_bytes),
+        forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes + copied_bytes,
+        backward_rise_bytes=stage.backward_rise_bytes + found.backward_rise_bytes - base.backward_rise_bytes,
+        accumulated_backward_rise_bytes=stage.accumulated_backward_rise_bytes
+        + found.accumulated_backward_rise_bytes
+        - base.accumulated_backward_rise_bytes,
+        forward_ns=stage.forward_ns + took.saving_ns,
+        backward_ns=stage.backward_ns + took.rebuilding_ns,
+        rebuilds=_described(program),
+    )
+
+
+def _described(program: Program) -> str:
+    """What an option runs again, for people: the operations, most frequent first."""
+    names: dict[str, int] = {}
+    for segment in program.segments:
+        for step in segment.steps:
+            name = getattr(step.function, "__name__", str(step.function))
+            name = str(step.function).removeprefix("aten.").partition(".")[0] if "." in str(step.function) else name
+            names[name] = names.get(name, 0) + 1
+    listed = sorted(names.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in listed)
+
+
+def _pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
+    """Without the options that another one beats in bytes and time; the first, which keeps everything, stays."""
+    kept = options[:1]
+    fastest: int | None = None
+    for option in sorted(options[1:], key=lambda o: (o.saved_bytes, o.time_ns)):
+        if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes and (fastest is None or option.time_ns < fastest):
+            fastest = option.time_ns
+            kept.append(option)
+    return [kept[0], *reversed(kept[1:])]
+
+
+# -- proving -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Took:
+    """Times of an option beyond those of keeping everything."""
+
+    saving_ns: int = 0
+    rebuilding_ns: int = 0
+
+
+class _NotTheSame(Exception):
+    """A tensor did not come out as it was saved."""
+
+    def __init__(self, pack: int) -> None:
+        super().__init__(pack)
+        self.pack = pack
+
+
+class _Proofs:
+    """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
+
+    def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int]) -> None:
+        self._run, self._graph, self._asked = run, graph, asked
+
+    def choices(self) -> list[tuple[Program, _Took]]:
+        """The choices with their times; the first keeps everything."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._try()
+            except _NotTheSame as error:
+                self._rule_out(error.pack)
+        return []
+
+    def _rule_out(self, pack: int) -> None:
+        """The operation that made a tensor, or the ones before it, must not be replayed."""
+        use = self._graph.packs[pack].use
+        assert use is not None
+        operation = self._graph.operations[self._graph.values[use.value].operation]
+        operation.reason = operation.reason or "does not give the same result again"
+
+    def _try(self) -> list[tuple[Program, _Took]]:
+        self._run.rewind()
+        saved: list[torch.Tensor] = []
+        states = [RandomState(self._run.devices)]
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.detach())
+            states.append(RandomState(self._run.devices))
+            return saved[-1]
+
+        args, kwargs = self._run.arguments.source(isolate.Hooks())
+        where = _Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self._run.function(*args, **kwargs)
+        torch.clear_autocast_cache()
+        if len(saved) != len(self._graph.packs):
+            return []
+        return [(p, self._proved(p, saved, states, where)) for p in self._programs(choices(self._graph))]
+
+    def _programs(self, found: Sequence[Choice]) -> list[Program]:
+        return [compile_program(self._graph, choice.decisions, self._asked) for choice in found]
+
+    def _proved(
+        self, program: Program, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: _Where
+    ) -> _Took:
+        took: list[_Took] = []
+        if set(program.decisions) == {KEEP}:
+            return _Took()
+        for _ in range(PROOFS):
+            rebuild, now = Rebuild(program), _Took()
+            for index, tensor in enumerate(saved):
+                began = self._now()
+                rebuild.saved(index, tensor)
+                if index + 1 in program.states:
+                    RandomState(self._run.devices)
+                now.saving_ns += self._now() - began
+            for count in program.states:
+                rebuild.take_state(count, states[count])
+            for index in program.order:
+                began = self._now()
+                tensor_again = rebuild.tensor(index, where)
+                now.rebuilding_ns += self._now() - began
+                if tensor_again is None or not _same(tensor_again, saved[index]):
+                    raise _NotTheSame(index)
+                del tensor_again
+            took.append(now)
+        return _Took(
+            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
+        )
+
+    def _now(self) -> int:
+        if self._run.device.type == "cuda":
+            torch.cuda.synchronize(self._run.device)
+        return time.perf_counter_ns()
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit, in the same layout."""
+    if first.stride() != second.stride() or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return torch.equal(first, second) or fingerprint(first) == fingerprint(second)
+
+
+@dataclasses.dataclass
+class _Where:
+    """What was there before the block, while it is proved."""
+
+    arguments: Sequence[torch.Tensor]
+    parameters: Sequence[torch.Tensor | None]
+    buffers: Sequence[torch.Tensor | None]
+
+    def argument(self, index: int) -> torch.Tensor:
+        return self.arguments[index].detach()
+
+    def parameter(self, index: int) -> torch.Tensor:
+        found = self.parameters[index]
+        assert found is not None
+        return found
+
+    def buffer(self, index: int) -> torch.Tensor:
+        found = self.buffers[index]
+        assert found is not None
+        return found
+
+
+# -- metering ------------------------------------------------------------------------------------------------
+
+
+class _Metered:
+    """One option's forward and backward, alone, under a meter."""
+
+    def __init__(
+        self, run: _BlockRuns, waiting: Sequence[torch.nn.Parameter], program: Program, asked: Sequence[int]
+    ) -> None:
+        run.rewind()
+        self.stage = StageMeasure(run.block.name, "block")
+        meter = memory.meter_for(run.device)
+        created: Created = []
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p: created.append((meter.mark(), memory.storage_bytes(p.grad))))
+            for p in parameters_of(run.block)
+            if p.requires_grad and p.is_leaf and id(p) not in {id(w) for w in waiting}
+        ]
+        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving)
+        try:
+            with meter:
+                alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, program))
+        finally:
+            for handle in handles:
+                handle.remove()
+        alone.read_saving()
+
+
+class _Saved:
+    """Pack hooks that keep and rebuild as the executor does."""
+
+    def __init__(self, run: _BlockRuns, program: Program) -> None:
+        self.count = 0
+        self.storages: set[int] = set()
+        self._run, self._program, self._rebuild = run, program, Rebuild(program)
+        self._leaves: list[torch.Tensor] = []
+        if 0 in program.states:
+            self._rebuild.take_state(0, RandomState(run.devices))
+
+    def recording(self) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def given(self, args: Any, kwargs: Any) -> None:
+        """The arguments that the block is called with."""
+        self._leaves = [t.detach() for t in Tree.of((args, kwargs)).leaves]
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        index = self.count
+        self.count += 1
+        keep = self._rebuild.saved(index, tensor)
+        if self.count in self._program.states:
+            self._rebuild.take_state(self.count, RandomState(self._run.devices))
+        return index, tensor.detach() if keep else None
+
+    def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:
+        index, tensor = held
+        if tensor is not None:
+            return tensor
+        rebuilt = self._rebuild.tensor(index, _Where(self._leaves, self._run.parameters(), self._run.buffers()))
+        assert rebuilt is not None
+        return rebuilt

@@ -1,0 +1,672 @@
+"""Blocks of which a part is kept: whatever a block does inside, a step is bit for bit the plain one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch import profiler
+from cairn.torch._compat import StorageRef
+from cairn.torch.block_graph import Recorder
+from cairn.torch.errors import RecomputationError
+from cairn.torch.opened import Inside
+from cairn.torch.profiler import Profile
+from cairn.torch.stages import StageRef
+from executor_support import Op, backward, differing, drop, keep, planned, train, wild
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, ROWS = 16, 64
+
+
+class Mlp(nn.Module):
+    """Dropout between operations that are kept, and an activation of several cheap operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout, self.scale = nn.Dropout(0.25), 0.5
+
+    def act(self, x: Tensor) -> Tensor:
+        return self.scale * x * (1 + torch.tanh(x + 0.04 * x.pow(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.down(self.dropout(self.act(self.up(self.norm(x))))))
+
+
+class InPlace(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        return F.relu_(torch.sin(x).mul_(2).add_(0.1))
+
+
+class Batch(Mlp):
+    """Batch statistics, of what is rebuilt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = nn.BatchNorm1d(4 * WIDTH)
+
+    def act(self, x: Tensor) -> Tensor:
+        return F.relu(self.batch(x), inplace=True)
+
+
+class Square(torch.autograd.Function):
+    """Saves an input and an output, and reads what it saved twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x * x
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x, _), (_, y) = ctx.saved_tensors, ctx.saved_tensors
+        return grad * 2 * x + 0 * y
+
+
+class Custom(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        return Square.apply(torch.tanh(x)) + torch.sin(x)
+
+
+class Checkpointed(Mlp):
+    """Recomputes a part of its own."""
+
+    def act(self, x: Tensor) -> Tensor:
+        return checkpoint(super().act, torch.sin(x), use_reentrant=False)
+
+
+class Views(Mlp):
+    """Pieces of one tensor, transposed and joined, and a mask that comes from nothing."""
+
+    def act(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        scores = torch.tanh(a.t() @ b)
+        mask = torch.ones(scores.shape[0], scores.shape[0]).tril()
+        return torch.cat([(b @ scores.masked_fill(mask == 0, 0.0)).sigmoid(), a.exp()], dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.view(4, -1, 2, WIDTH // 2).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class Net(nn.Module):
+    """Blocks of one kind between an embedding and a head; the blocks may be one and the same."""
+
+    def __init__(self, layer: Callable[[], nn.Module], count: int = 3) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.layers = nn.ModuleList(layer() for _ in range(count))
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x, **kwargs)
+        return self.leave(x)
+
+
+class Tied(Net):
+    """Two layers share their weights with a third, and one layer runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__(Mlp)
+        self.layers[1].up.weight = self.layers[0].up.weight
+        self.layers.append(self.layers[2])
+
+
+LAYERS = [Mlp, InPlace, Batch, Custom, Checkpointed, Views, Attention]
+_profiles: dict[Any, Profile] = {}
+
+
+def net(layer: Callable[[], nn.Module] = Mlp) -> Net:
+    torch.manual_seed(0)
+    return layer() if layer is Tied else Net(layer)  # type: ignore[return-value]
+
+
+def sample(rows: int = ROWS, seed: int = 1) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def mean_square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return mean_square(model(sample()))
+
+
+def profile_of(layer: Callable[[], nn.Module] = Mlp, **options: Any) -> Profile:
+    key = (layer, str(options))
+    if key not in _profiles:
+        _profiles[key] = profiler.profile(net(layer), sample(), loss_fn=mean_square, passes=1, **options)
+    return _profiles[key]
+
+
+def inside_of(found: Profile) -> dict[int, Inside]:
+    return {
+        number: Inside(s.digest, tuple(s.asked), tuple(s.draws), tuple(option.decisions for option in s.options))
+        for number, s in enumerate(found.stages, 1)
+        if s.options
+    }
+
+
+def save(stage: int, option: int = 0) -> Op:
+    return ("forward_save", stage, option)
+
+
+def in_part(stages: tuple[StageRef, ...], inside: dict[int, Inside], option: int) -> list[Op]:
+    """Every block by an option, or by its last one."""
+    last = {number: len(found.options) - 1 for number, found in inside.items()}
+    n = len(stages)
+    ops = [save(s, min(option, last.get(s, 0))) for s in range(1, n + 1)]
+    return ops + [backward(s) for s in range(n, 0, -1)]
+
+
+@contextlib.contextmanager
+def opened(model: nn.Module, option: int = 99, layer: Callable[[], nn.Module] = Mlp, **options: Any) -> Any:
+    found = profile_of(layer)
+    inside = inside_of(found)
+    with planned(model, found.refs, in_part(found.refs, inside, option), inside=inside, **options) as executor:
+        yield executor
+
+
+def assert_same(
+    layer: Callable[[], nn.Module], compute_loss: Callable[[nn.Module], Tensor] = loss_of, option: int = 99
+) -> None:
+    plain, other = net(layer), net(layer)
+    with opened(other, option, layer) as executor:
+        for step in range(3):
+            assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
+            assert not executor.notes
+
+
+# -- every option of every kind of block ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, Tied], ids=lambda layer: layer.__name__)
+def test_every_option_is_the_plain_step(layer: Callable[[], nn.Module]) -> None:
+    options = max(len(stage.options) for stage in profile_of(layer).stages)
+    assert options > 2, [stage.closed for stage in profile_of(layer).stages]
+    for option in range(1, options):
+        assert_same(layer, option=option)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_options_trade_bytes_for_time(layer: Callable[[], nn.Module]) -> None:
+    [stage, *_] = [stage for stage in profile_of(layer).stages if stage.options]
+    sizes = [option.saved_bytes for option in stage.options]
+    assert sizes == sorted(set(sizes), reverse=True) and len(sizes) <= 12
+    assert sizes[0] == stage.saved_bytes and sizes[-1] < sizes[0] // 2
+    times = [option.time_ns for option in stage.options[1:]]
+    assert times == sorted(times)
+
+
+def test_in_place_chains_and_batch_statistics_are_rebuilt() -> None:
+    for layer, name in ((InPlace, "relu_"), (Batch, "batch_norm"), (Mlp, "tanh"), (Attention, "softmax")):
+        [stage, *_] = [stage for stage in profile_of(layer).stages if stage.options]
+        assert any(name in option.rebuilds for option in stage.options), layer
+
+
+def test_masks_are_kept_as_such() -> None:
+    options = next(stage.options for stage in profile_of(Mlp).stages if stage.options)
+    assert any("m" in option.decisions for option in options)
+
+
+def test_random_schedules_with_random_options() -> None:
+    found = profile_of(Mlp)
+    inside = inside_of(found)
+    for seed in range(12):
+        choose = random.Random(seed)
+        ops: list[Op] = []
+        for op in wild(found.refs, seed):
+            is_open = op[0] == "forward_save" and op[1] in inside
+            ops.append(save(op[1], choose.randrange(len(inside[op[1]].options))) if is_open else op)
+        plain, other = net(), net()
+        with planned(other, found.refs, ops, inside=inside) as executor:
+            for step in range(2):
+                assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+                assert not executor.notes
+
+
+def test_an_option_of_a_later_run() -> None:
+    found = profile_of(Mlp)
+    inside, n = inside_of(found), len(found.refs)
+    opened_stages = sorted(inside)
+    first, last = opened_stages[0], opened_stages[-1]
+    ops: list[Op] = [keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+    for stage in range(n, 0, -1):
+        if stage in inside:
+            ops += [drop("output", stage)] if stage == last and last == n else []
+            ops.append(save(stage, len(inside[stage].options) - 1 if stage != first else 1))
+        ops.append(backward(stage))
+    plain, other = net(), net()
+    with planned(other, found.refs, ops, inside=inside) as executor:
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+
+
+# -- blocks that are not opened ---------------------------------------------------------------------------------
+
+
+class Branch(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if x.sum() > 0 else torch.sigmoid(x)
+
+
+class Routed(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        chosen = (x.sum(-1) > 0).nonzero().squeeze(-1)
+        return x.index_add(0, chosen, torch.tanh(x[chosen]))
+
+
+class Reader(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) * x.detach().numpy().max().item()
+
+
+class Counter(Mlp):
+    calls = 0
+
+    def act(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(x * 2)
+
+
+class OwnGenerator(Mlp):
+    """What it draws is not rebuilt, the rest may be."""
+
+    def act(self, x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
+        return torch.tanh(x + noise) * noise
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (Branch, "depends on the values of its tensors"),
+        (Routed, "depends on the values of its tensors"),
+        (Reader, "reads tensors from Python (numpy)"),
+        (Counter, "changes an attribute of its own"),
+    ],
+)
+def test_a_block_that_cannot_be_relied_on_is_not_opened(layer: type[nn.Module], reason: str) -> None:
+    found = profile_of(layer)
+    blocks = [stage for stage in found.stages if stage.kind == "block"]
+    assert all(reason in stage.closed and not stage.options for stage in blocks)
+    assert any("is kept or run again as a whole" in note and reason in note for note in found.notes)
+
+
+def test_what_a_generator_of_its_own_draws_is_kept() -> None:
+    assert_same(OwnGenerator)
+    [stage, *_] = [stage for stage in profile_of(OwnGenerator).stages if stage.options]
+    assert "rand" not in stage.options[-1].rebuilds and "tanh" in stage.options[-1].rebuilds
+
+
+# -- steps that are not like the profiled one -------------------------------------------------------------------
+
+
+def compare(change: Callable[[Net, int], None], steps: int = 4, notes: str = "") -> None:
+    """Trains plain and opened, with a change to the model before each step."""
+    plain, other = net(), net()
+    with opened(other) as executor:
+        for step in range(steps):
+            change(plain, step)
+            change(other, step)
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert all(notes in note for note in executor.notes) if notes else not executor.notes
+
+
+def test_attributes_that_change_between_steps() -> None:
+    def change(model: Net, step: int) -> None:
+        for layer in model.layers:
+            layer.dropout.p = (0.25, 0.5, 0.1, 0.1)[step]
+            layer.scale = (0.5, 0.5, 0.5, 0.75)[step]
+
+    compare(change)
+
+
+def test_a_part_that_is_replaced() -> None:
+    def change(model: Net, step: int) -> None:
+        if step == 2:
+            torch.manual_seed(7)
+            model.layers[1].up = nn.Linear(WIDTH, 4 * WIDTH)
+            model.layers[2].dropout = nn.Dropout(0.5)
+
+    compare(change, notes="is run again as a whole")
+
+
+def test_frozen_parameters() -> None:
+    def change(model: Net, step: int) -> None:
+        model.layers[1].requires_grad_(step != 1)
+        model.enter.requires_grad_(step != 2)
+
+    plain, other = net(), net()
+    with opened(other):
+        for step in range(4):
+            change(plain, step)
+            change(other, step)
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+
+
+_hidden = {"calls": 0}
+
+
+class Hidden(Mlp):
+    """Does something else in every other run, without a trace of it in its attributes or shapes."""
+
+    def act(self, x: Tensor) -> Tensor:
+        factor = 1.0 if _hidden["calls"] % 2 == 0 else 1.5
+        return torch.tanh(x * factor) * factor
+
+
+def test_a_block_that_does_something_else_is_run_again() -> None:
+    _hidden["calls"] = 0
+    plain, other = net(Hidden), net(Hidden)
+    with opened(other, layer=Hidden) as executor:
+        for step in range(4):
+            _hidden["calls"] = step
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            again = any("was run again as a whole" in note for note in executor.notes)
+            assert again == (step % 2 == 1)
+
+
+def test_smaller_inputs() -> None:
+    def loss(rows: int) -> Callable[[nn.Module], Tensor]:
+        return lambda model: model(sample(rows)).square().mean()
+
+    plain, other = net(), net()
+    with opened(other) as executor:
+        for step, rows in enumerate((ROWS, 24, ROWS, 24, 7)):
+            assert not differing(train(plain, loss(rows), step), train(other, loss(rows), step))
+            assert not executor.notes
+
+
+def test_another_graph_than_profiled_runs_again() -> None:
+    found = profile_of(Mlp)
+    inside = {s: Inside("0" * 16, one.asked, one.draws, one.options) for s, one in inside_of(found).items()}
+    plain, other = net(), net()
+    with planned(other, found.refs, in_part(found.refs, inside, 3), inside=inside) as executor:
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert all("does something else than while it was profiled" in note for note in executor.notes)
+            assert len(executor.notes) == 3
+
+
+def test_a_proof_that_fails_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, other = net(), net()
+    monkeypatch.setattr("cairn.torch.opened.fingerprint", lambda tensor: 0)
+    with opened(other) as executor:
+        assert not differing(train(plain, loss_of), train(other, loss_of))
+        assert len(executor.notes) == 3
+        monkeypatch.undo()
+        assert not differing(train(plain, loss_of, 1), train(other, loss_of, 1))
+        assert all("did not give the same tensors again" in note for note in executor.notes)
+
+
+# -- loops ------------------------------------------------------------------------------------------------------
+
+
+def test_retained_graphs_two_losses_and_double_backward() -> None:
+    def twice(model: nn.Module) -> Tensor:
+        y = model(sample())
+        y.square().mean().backward(retain_graph=True)
+        return y.exp().mean()
+
+    def penalty(model: nn.Module) -> Tensor:
+        x = sample().requires_grad_()
+        loss = model(x).square().mean()
+        [gradient] = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + gradient.square().sum()
+
+    def part(model: nn.Module) -> Tensor:
+        y = model(sample())
+        torch.autograd.grad(y.sum(), model.layers[2].down.weight, retain_graph=True)  # type: ignore[index, union-attr]
+        return y.square().mean()
+
+    for compute_loss in (twice, penalty, part):
+        plain, other = net(), net()
+        with opened(other):
+            for step in range(2):
+                assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
+
+
+def test_several_forwards_before_a_backward_and_accumulation() -> None:
+    def several(model: nn.Module) -> Tensor:
+        return sum(model(sample(seed=seed)).square().mean() for seed in range(3))  # type: ignore[return-value]
+
+    assert_same(Mlp, several)
+
+
+def test_autocast() -> None:
+    def loss(model: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(sample()).float().square().mean() + model(sample(seed=2)).float().square().mean()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = profiler.profile(net(), sample(), loss_fn=lambda y: y.float().square().mean(), passes=1)
+    inside = inside_of(found)
+    for option in range(1, max(len(one.options) for one in inside.values())):
+        plain, other = net(), net()
+        with planned(other, found.refs, in_part(found.refs, inside, option), inside=inside):
+            for step in range(3):
+                assert not differing(train(plain, loss, step), train(other, loss, step))
+
+
+def test_backward_inside_autocast() -> None:
+    plain, other = net(), net()
+    with opened(other):
+        for step in range(2):
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=False):
+                a = loss_of(plain)
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=False):
+                b = loss_of(other)
+            with torch.autocast("cpu", torch.bfloat16):
+                a.backward()
+                b.backward()
+            pairs = zip(plain.parameters(), other.parameters(), strict=True)
+            assert all(torch.equal(p.grad, q.grad) for p, q in pairs)  # type: ignore[arg-type]
+
+
+class Fails(Mlp):
+    def act(self, x: Tensor) -> Tensor:
+        y = super().act(x)
+        if x.shape[0] == 13:
+            raise KeyError("as asked")
+        return y
+
+
+def test_exceptions_leave_the_next_step_sound() -> None:
+    plain, other = net(Fails), net(Fails)
+    with opened(other, layer=Fails) as executor:
+        for step in range(3):
+            with pytest.raises(KeyError):
+                other(sample(13))
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+
+    def broken(grad: Tensor) -> Tensor:
+        raise KeyError("in the backward")
+
+    with opened(other, layer=Fails):
+        hook = other.layers[1].norm.weight.register_hook(broken)  # type: ignore[union-attr]
+        with pytest.raises(KeyError):
+            loss_of(other).backward()
+        hook.remove()
+        for model in (plain, other):
+            model.zero_grad()
+        assert not differing(train(plain, loss_of, 5), train(other, loss_of, 5))
+
+
+def test_removal_between_forward_and_backward() -> None:
+    plain, other = net(), net()
+    expected = train(plain, loss_of)
+    torch.manual_seed(0)
+    with opened(other):
+        loss = loss_of(other)
+    loss.backward()
+    assert all(torch.equal(p.grad, expected[f"gradient of {n}"]) for n, p in other.named_parameters())
+    assert not differing(train(plain, loss_of, 1), train(other, loss_of, 1))
+
+
+class Shows(Mlp):
+    """Returns something from inside, too."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        hidden = self.up(self.norm(x))
+        return x + self.dropout(self.down(self.act(hidden))), hidden
+
+
+class Changed(nn.Module):
+    """Writes into what a block saved or was given, after it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.blocks, self.what = nn.Linear(WIDTH, WIDTH), nn.ModuleList([Shows()]), "nothing"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        y, hidden = self.blocks[0](x)
+        with torch.no_grad():
+            if self.what == "saved":
+                hidden.view(-1)[3:5].add_(1.0)
+            elif self.what == "argument":
+                x.add_(1.0)
+        return y
+
+
+@pytest.mark.parametrize("what", ["saved", "argument", "nothing"])
+def test_changes_in_place_after_the_block_ran(what: str) -> None:
+    torch.manual_seed(0)
+    model = Changed()
+    found = profiler.profile(model, sample(), loss_fn=lambda y: y.square().mean(), passes=1)
+    inside = inside_of(found)
+    assert inside, [stage.closed or stage.keep_reason for stage in found.stages]
+    expected = train(model, loss_of)
+    model.zero_grad()
+    model.what = what
+    for option in range(1, len(next(iter(inside.values())).options)):
+        with planned(model, found.refs, in_part(found.refs, inside, option), inside=inside) as executor:
+            for _ in range(2):
+                try:
+                    assert not differing(expected, train(model, loss_of))  # as if nothing had been written
+                    assert what == "saved" or not executor.notes
+                except (RuntimeError, RecomputationError) as error:
+                    assert "modified" in str(error) and what != "nothing"
+                model.zero_grad()
+
+
+def test_memory_is_flat_without_the_collector() -> None:
+    model = net(Attention)
+    counts = []
+    gc.collect()
+    gc.disable()
+    try:
+        with opened(model, layer=Attention):
+            for step in range(50):
+                train(model, loss_of, step)
+                if step in (9, 49):
+                    counts.append(len(gc.get_objects()))
+        assert gc.collect() < 200
+    finally:
+        gc.enable()
+    assert counts[1] - counts[0] < 50
+
+
+def test_a_graph_that_is_dropped_frees_everything() -> None:
+    model = net()
+    with opened(model):
+        train(model, loss_of)
+        refs: list[StorageRef] = []
+        hook = model.layers[1].up.register_forward_hook(lambda m, a, y: refs.append(StorageRef(y)))  # type: ignore[union-attr]
+        gc.disable()
+        try:
+            loss = loss_of(model)
+            assert refs
+            del loss
+            assert not any(ref.alive() for ref in refs)
+        finally:
+            gc.enable()
+            hook.remove()
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_opens_blocks_and_is_verified() -> None:
+    model = net()
+    found = Profile.from_json(json.loads(json.dumps(profile_of(Mlp).to_json())))
+    assert found == profile_of(Mlp)
+    whole = ct.plan(found, "1GiB", gradients="created", allow=("recompute",))
+    middle = (whole.least_budget_bytes + whole.plain_peak_bytes) // 2
+    made = ct.Plan.from_json(json.loads(json.dumps(ct.plan(found, middle, gradients="created").to_json())))
+    assert made.inside and not made.is_plain
+    assert made.overhead <= ct.plan(found, middle, gradients="created", allow=("recompute",)).overhead
+    result = ct.verify(model, made, sample(), loss_fn=mean_square)
+    error = abs(result.created.peak_bytes - made.created_peak_bytes)
+    assert result.ok and error < 0.01 * made.created_peak_bytes + 2 * profiler.RANDOM_STATE_BYTES
+    text = str(ct.explain(made))
+    assert "kept part" in text and "runs again" in text
+    with pytest.raises(ValueError, match="allow"):
+        ct.plan(found, middle, allow=("inside",))
+    assert not ct.plan(found, middle, gradients="created", allow=("recompute",)).inside
+
+
+def test_never_slower_than_whole_blocks() -> None:
+    found = profile_of(Attention)
+    whole = ct.sweep(found, 6, allow=("recompute",))
+    for point in whole:
+        assert ct.plan(found, point.budget_bytes).step_ns <= (point.step_ns or 0)
+
+
+def test_without_looking_inside() -> None:
+    found = profile_of(Mlp, inside=False)
+    assert not any(stage.options or stage.closed for stage in found.stages)
+    assert all(len(stage["options"]) == 1 for stage in found.chain()["stages"])
+
+
+def test_a_planned_model_is_freed_with_its_last_reference() -> None:
+    model = net()
+    gc.collect()
+    gc.disable()
+    try:
+        with opened(model):
+            train(model, loss_of)
+            train(model, loss_of, 1)
+            layer = weakref.ref(model.layers[1])
+            storage = StorageRef(model.layers[1].up.weight)  # type: ignore[union-attr, arg-type]
+        del model
+        assert layer() is None and not storage.alive()
+    finally:
+        gc.enable()
+
+
+def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, other = net(), net()
+    recorded: list[int] = []
+    original = Recorder.graph
+    monkeypatch.setattr(Recorder, "graph", lambda self, output: recorded.append(1) or original(self, output))
+    for step in range(3):
+        with opened(other) as executor:
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+    assert len(recorded) == 3  # blocks

@@ -1,0 +1,289 @@
+"""Recorded operations, the choices found on them, and the programs that rebuild: each by itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from cairn.torch.ambient import RandomState
+from cairn.torch.block_graph import BlockGraph, Recorder
+from cairn.torch.block_options import DROP, KEEP, MASK, STEP_NS, Choice, choices
+from cairn.torch.rebuild import Rebuild, compile_program, mask_of
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Recorded:
+    """A run of a function, with all that autograd saved and the states of the generator."""
+
+    def __init__(self, function: Any, *arguments: Tensor) -> None:
+        self.arguments = arguments
+        self.saved: list[Tensor] = []
+        self.states = {0: RandomState(())}
+        recorder = Recorder(arguments, (), ())
+
+        def pack(tensor: Tensor) -> int:
+            with recorder.paused():
+                recorder.pack(tensor)
+                self.saved.append(tensor.detach())
+                self.states[len(self.saved)] = RandomState(())
+            return len(self.saved) - 1
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda index: self.saved[index]), recorder:
+            self.output = function(*arguments)
+        self.graph: BlockGraph = recorder.graph(self.output)
+
+    def argument(self, index: int) -> Tensor:
+        return self.arguments[index].detach()
+
+    def parameter(self, index: int) -> Tensor:
+        raise AssertionError
+
+    buffer = parameter
+
+    def rebuild(self, decisions: str, order: list[int]) -> Rebuild:
+        rebuild = Rebuild(compile_program(self.graph, decisions, order))
+        for index, tensor in enumerate(self.saved):
+            assert rebuild.saved(index, tensor) == (decisions[index] == KEEP)
+        for count in rebuild.program.states:
+            rebuild.take_state(count, self.states[count])
+        return rebuild
+
+    def check(self, decisions: str, order: list[int]) -> None:
+        """Rebuilds what is not kept, in an order, and compares."""
+        rebuild = self.rebuild(decisions, order)
+        for index in order:
+            if decisions[index] != KEEP:
+                tensor = rebuild.tensor(index, self)
+                assert tensor is not None and torch.equal(tensor, self.saved[index])
+                assert tensor.stride() == self.saved[index].stride()
+
+    def least(self) -> str:
+        return choices(self.graph, 100)[-1].decisions
+
+
+def gelu(x: Tensor) -> Tensor:
+    y = F.dropout(0.5 * x * (1 + torch.tanh(x + 0.04 * x.pow(3))), 0.2)
+    z = torch.sin(y).mul_(1.5)
+    return (F.relu_(z + y) @ y.t()).softmax(-1) * 2
+
+
+def leaf(*shape: int) -> Tensor:
+    torch.manual_seed(5)
+    return torch.randn(*shape, requires_grad=True)
+
+
+# -- choices --------------------------------------------------------------------------------------------------
+
+
+def brute_force(graph: BlockGraph) -> list[tuple[int, int]]:
+    """Bytes and time of every choice of kept values: all operations that the others need, each once; no masks."""
+    shown: dict[int, list[int]] = {}
+    for index, pack in enumerate(graph.packs):
+        if pack.use is not None and graph.values[pack.use.value].root is None:
+            shown.setdefault(pack.use.value, []).append(index)
+    free = {v for v in shown if graph.values[v].storage in graph.returned}
+    points = []
+    for kept in itertools.chain.from_iterable(itertools.combinations(shown, n) for n in range(len(shown) + 1)):
+        needed: set[int] = set()
+        missing = [v for v in shown if v not in kept]
+        while missing:
+            value = missing.pop()
+            if graph.values[value].root is None and value not in kept:
+                operation = graph.values[value].operation
+                if operation not in needed:
+                    needed.add(operation)
+                    missing += [use.value for use in graph.operations[operation].operands]
+        nbytes = sum(graph.values[v].nbytes for v in kept if v not in free)
+        points.append((nbytes, sum(graph.operations[o].nanoseconds + STEP_NS for o in needed)))
+    return points
+
+
+def hull(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The corners of the lower left convex hull, most bytes first."""
+    best: dict[int, int] = {}
+    for nbytes, time in points:
+        best[nbytes] = min(time, best.get(nbytes, time))
+    corners: list[tuple[int, int]] = []
+    for point in sorted(best.items()):
+        if corners and point[1] >= corners[-1][1]:
+            continue
+        while len(corners) > 1 and _is_above(corners[-2], corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    return corners[::-1]
+
+
+def _is_above(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+
+
+def test_choices_are_the_hull_of_all_choices() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        a = torch.tanh(x @ y)
+        b = torch.sigmoid(a * x).exp()
+        return torch.cat([(a * b).sin(), F.layer_norm(b + a, (8,)).cos()]) @ y
+
+    graph = Recorded(function, leaf(8, 8), leaf(8, 8)).graph
+    choose = random.Random(1)
+    for _ in range(20):
+        for op in graph.operations:
+            op.nanoseconds = choose.randrange(1, 40000)
+        found = [(choice.kept_bytes, choice.rebuild_ns) for choice in choices(graph, 1000)]
+        corners = hull(brute_force(graph))
+        assert found[-1] == corners[-1] and found[0] == corners[0]
+        assert set(corners) <= set(found)
+
+
+def test_thinning_keeps_the_ends() -> None:
+    graph = Recorded(gelu, leaf(8, 8)).graph
+    everything = choices(graph, 100)
+    assert len(everything) > 4
+    few = choices(graph, 4)
+    assert len(few) == 4 and few[0] == everything[0] and few[-1] == everything[-1]
+    assert set(few) <= set(everything)
+    assert few[0] == Choice(KEEP * len(graph.packs), few[0].kept_bytes, 0)
+
+
+# -- programs -------------------------------------------------------------------------------------------------
+
+
+def test_every_choice_in_any_order() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    choose = random.Random(2)
+    backwards = list(reversed(range(len(run.saved))))
+    for choice in choices(run.graph, 100):
+        run.check(choice.decisions, backwards)
+        run.check(choice.decisions, choose.sample(backwards, len(backwards)))
+
+
+def test_arbitrary_decisions() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    least, choose = run.least(), random.Random(3)
+    backwards = list(reversed(range(len(run.saved))))
+    for _ in range(40):
+        decisions = "".join(letter if choose.random() < 0.6 else KEEP for letter in least)
+        run.check(decisions.replace(MASK, DROP), backwards)
+
+
+def test_another_order_than_compiled_for() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    decisions = run.least()
+    backwards = list(reversed(range(len(run.saved))))
+    rebuild = run.rebuild(decisions, backwards)
+    absent = [i for i in range(len(decisions)) if decisions[i] != KEEP]
+    for index in absent:  # forwards, where the program goes backwards
+        tensor = rebuild.tensor(index, run)
+        assert tensor is not None and torch.equal(tensor, run.saved[index])
+
+
+def test_asked_twice_in_a_row() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    decisions = run.least()
+    order = [i for i in reversed(range(len(run.saved))) for _ in range(2)]
+    run.check(decisions, order)
+
+
+def test_nothing_is_left_over() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    for choice in choices(run.graph, 100):
+        order = list(reversed(range(len(run.saved))))
+        rebuild = run.rebuild(choice.decisions, order)
+        for index in order:
+            if choice.decisions[index] != KEEP:
+                rebuild.tensor(index, run)
+        assert not rebuild._held and all(register is None for register in rebuild._registers)
+
+
+def test_a_kept_tensor_that_was_written_is_not_used() -> None:
+    x = leaf(16, 16)
+
+    def function(x: Tensor) -> Tensor:
+        y = x @ x
+        return torch.tanh(torch.sin(y))
+
+    run = Recorded(function, x)
+    decisions = "".join(
+        DROP if t.shape == (16, 16) and i == len(run.saved) - 1 else KEEP for i, t in enumerate(run.saved)
+    )
+    order = list(reversed(range(len(run.saved))))
+    rebuild = run.rebuild(decisions, order)
+    run.saved[-2].add_(1)
+    assert rebuild.tensor(len(run.saved) - 1, run) is None
+
+
+def test_a_tensor_that_comes_out_wrong_is_noticed() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    decisions, order = run.least(), list(reversed(range(len(run.saved))))
+    rebuild = run.rebuild(decisions, order)
+    with torch.no_grad():
+        run.arguments[0].mul_(1.01)
+    assert any(rebuild.tensor(i, run) is None for i in order if decisions[i] != KEEP)
+    assert rebuild.was_wrong
+
+
+def test_writing_over_what_is_still_needed() -> None:
+    def function(x: Tensor) -> Tensor:
+        a = x * 3
+        first, between = torch.tanh(a), a + 1
+        a.add_(2).mul_(0.5)
+        return torch.tanh(a) * first * torch.sigmoid(between)
+
+    run = Recorded(function, leaf(8, 8))
+    run.check(run.least(), list(reversed(range(len(run.saved)))))
+
+
+def test_decisions_that_cannot_be_carried_out() -> None:
+    run = Recorded(lambda x: (x * torch.rand(8, 8, generator=torch.Generator())).tanh(), leaf(8, 8))
+    drawn = next(i for i, t in enumerate(run.saved) if run.graph.packs[i].maker is type(None))
+    decisions = "".join(DROP if i == drawn else KEEP for i in range(len(run.saved)))
+    with pytest.raises(ValueError, match="neither be kept nor rebuilt"):
+        compile_program(run.graph, decisions, [])
+    with pytest.raises(ValueError, match="decisions for"):
+        compile_program(run.graph, KEEP, [])
+    with pytest.raises(ValueError, match="no dropout mask"):
+        compile_program(run.graph, "".join(MASK if i == drawn else KEEP for i in range(len(run.saved))), [])
+
+
+def test_masks() -> None:
+    run = Recorded(lambda x: F.dropout(x.sin(), 0.3) * 2, leaf(64, 64))
+    [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
+    run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
+    noise = run.saved[with_mask.decisions.index(MASK)]
+    assert mask_of(noise).dtype is torch.bool and 0.6 < mask_of(noise).float().mean() < 0.8
+
+
+# -- what is recorded -----------------------------------------------------------------------------------------
+
+
+def test_reasons_not_to_open() -> None:
+    cases: list[tuple[Any, str]] = [
+        (lambda x: x * x.sum().item(), "depends on the values"),
+        (lambda x: x[x > 0], "depends on the values"),
+        (lambda x: x * x.detach().tolist()[0][0], "reads tensors from Python"),
+        (lambda x: x.detach().add_(1) * x.sin(), "writes what it did not make"),
+    ]
+    for function, reason in cases:
+        assert reason in Recorded(function, leaf(8, 8)).graph.closed
+    assert not Recorded(gelu, leaf(8, 8)).graph.closed
+
+
+def test_reasons_not_to_replay() -> None:
+    def two_draws(x: Tensor) -> Tensor:
+        noise = torch.rand(8, 8) + torch.rand(8, 8)
+        return torch.tanh(x * noise)
+
+    graph = Recorded(two_draws, leaf(8, 8)).graph
+    assert [op.reason for op in graph.operations if op.random] == ["", "draws where the random state is not at hand"]
+    constant = Recorded(lambda x: x * torch.tensor([1.0] * 8), leaf(8, 8)).graph
+    assert all(op.reason or op.name == "aten.mul.Tensor" for op in constant.operations)
+
+
+def test_digest_does_not_depend_on_sizes() -> None:
+    small, large = Recorded(gelu, leaf(8, 8)), Recorded(gelu, leaf(24, 24))
+    assert small.graph.digest() == large.graph.digest()
+    other = Recorded(lambda x: gelu(x).tanh(), leaf(8, 8))
+    assert other.graph.digest() != small.graph.digest()

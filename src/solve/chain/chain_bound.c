@@ -34,14 +34,14 @@ enum { LEVELS_MAX = 32, POLL_STAGES_MIN = 128 };
 #define UNITS CRN_FRONT_BYTES_MAX
 #define NEVER CRN_FRONT_NEVER
 
-/* How fine: 2^cells_log2 cells of room, levels of room for fronts, points of a front. */
+/* How fine: 2^cells_log2 cells of room, levels of room for fronts, points of a front. Longer chains get no bound. */
 typedef struct grain {
     int64_t stages_max;
     int cells_log2, levels, points;
 } grain;
 
-static const grain grains[] = {{8, 11, 16, 256},  {48, 13, 32, 256},  {400, 11, 16, 128}, {1500, 10, 12, 96},
-                               {10000, 9, 8, 48}, {100000, 7, 6, 16}, {1000000, 5, 3, 6}};
+static const grain grains[] = {
+    {8, 11, 16, 256}, {48, 13, 32, 256}, {400, 11, 16, 128}, {1500, 10, 12, 96}, {20000, 9, 8, 48}};
 
 /* Where a part is cut: so many eighths of it are its lower half. One table each; the best counts. */
 static const int32_t cuts[] = {2, 4, 5};

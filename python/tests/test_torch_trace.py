@@ -247,6 +247,34 @@ def test_every_size_and_workspace_is_the_allocators(name: str) -> None:
     assert some
 
 
+@pytest.mark.parametrize("name", ["resnet", "gpt2", "cnn"])
+def test_everything_stored_takes_no_more_than_plain_training(name: str) -> None:
+    step = make(name)
+    traced = ct.trace(step.model, **step.sample, passes=0)
+    with interpreter.not_collecting(), memory.CpuMeter() as meter:
+        begin = meter.mark()
+        loss = step.loss()
+        loss.backward()
+        end = meter.mark()
+        del loss
+        step.model.zero_grad()
+    plain = traced.graph.fixed_bytes + meter.peak(begin, end)
+    assert abs(traced.run().peak_bytes - plain) < 0.01 * plain
+
+
+def test_what_an_operator_returns_together_need_not_stay_together() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    graph = ct.trace(model, torch.randn(4, 3, 12, 12), lambda y: y.square().mean(), passes=0).graph
+    named: dict[str, list[cairn.Node]] = {}
+    for node in graph.nodes:
+        named.setdefault(node.name, []).append(node)
+    on_its_way, kept = named["2: convolution_backward (backward)"]
+    assert on_its_way.bytes == 4 * 8 * 10 * 10 * 4 and not on_its_way.keep
+    assert kept.bytes == (4 * 8 * 9 + 4) * 4 and kept.keep
+    copies = named["1: native_batch_norm (copy)"]
+    assert sorted((node.bytes, node.keep) for node in copies) == [(32, False)] * 2 + [(32, True)] * 2
+
+
 def test_two_traces_differ_in_times_only() -> None:
     step = make("resnet")
 
@@ -497,7 +525,11 @@ def test_a_step_without_a_loss() -> None:
     with pytest.raises(ValueError, match="loss_fn"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4))
     with pytest.raises(ValueError, match="does not depend"):
-        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), loss_fn=lambda y: y.detach().sum())
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), lambda y: y.detach().sum())
+    with pytest.raises(TypeError, match="loss_fn must make"):
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), {"labels": 1})
+    with pytest.raises(ValueError, match="'refuse' or 'check'"):
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), torch.sum, numbers="ignore")
 
 
 @pytest.fixture

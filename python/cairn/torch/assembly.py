@@ -1,13 +1,15 @@
 """Makes a program of what was recorded: leaves out what no result needs, and gives every result an operation to keep.
 
 A node of a cairn-graph is kept or dropped as a whole, and so are the tensors that an operator returns together. Where
-a result of the step (a gradient, say) is one of several tensors and the others would be kept with it, the program has
-a copy of the result behind the operator, and keeps that.
+that would hold much memory for little, the program has a copy behind the operator that is read or kept instead:
+
+* of a result of the step (a gradient, say) that is one of several tensors, the others not being results;
+* of a small tensor that is read for longer than the large one beside it (the statistics of a normalisation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +70,10 @@ def _outputs_in(value: Any) -> Iterator[Output]:
         yield from _outputs_in(list(value.values()))
 
 
+#: a copy is worth it for a tensor that is so much smaller than the largest of its operation
+SMALL = 16
+
+
 @dataclass
 class _Assembly:
     records: list[Record]
@@ -76,10 +82,13 @@ class _Assembly:
     used: dict[Record, list[int]] = field(default_factory=dict)  # the outputs that are read, ascending
     index: dict[Record, int] = field(default_factory=dict)
     kept: set[Record] = field(default_factory=set)
-    copies: dict[Output, Record] = field(default_factory=dict)
+    copies: dict[Record, Output] = field(default_factory=dict)  # records that are copies, and of what
+    final: dict[Output, Output] = field(default_factory=dict)  # results that are kept as copies
+    moved: dict[Output, Output] = field(default_factory=dict)  # what is read as a copy
 
     def program(self, externals: Sequence[Outside]) -> Program:
         self._find_used()
+        self._copy_small_ones()
         self._keep_results()
         self.index = {record: v for v, record in enumerate(self.records)}
         operations = tuple(self._operation(record) for record in self.records)
@@ -94,90 +103,128 @@ class _Assembly:
             written=tuple((external, self._final(where)) for external, where in results.written),
         )
 
+    # what is read, and of whom
+
+    def _results(self) -> list[Output]:
+        found = (self._now(where) for where in self.results.all() if isinstance(where, Output))
+        return list(dict.fromkeys(found))
+
+    def _now(self, where: Output) -> Output:
+        return self.moved.get(where, where)
+
+    def _operands(self, record: Record) -> list[Output]:
+        """What a record reads; a copy reads the original."""
+        return [operand if record in self.copies else self._now(operand) for operand in operands_of(record)]
+
+    def _made(self, where: Output) -> Output:
+        """What made the storage of a result: itself, or for a view its base."""
+        base = where.record.base
+        return self._now(base) if isinstance(base, Output) else where
+
     def _find_used(self) -> None:
         used: dict[Record, set[int]] = {record: set() for record in self.records}
-        read = [operand for record in self.records for operand in operands_of(record)]
-        for operand in [*read, *(where for where in self.results.all() if isinstance(where, Output))]:
+        read = [operand for record in self.records for operand in self._operands(record)]
+        for operand in [*read, *self._results()]:
             used[operand.record].add(operand.index)
         self.used = {record: sorted(outputs) for record, outputs in used.items()}
 
-    # results
+    def _storages(self, record: Record) -> dict[int, int]:
+        """The storages that a record hands on, and their bytes."""
+        return dict(record.storages[i] for i in self.used[record]) if record.storages else {}
+
+    # copies
+
+    def _copy_small_ones(self) -> None:
+        last = self._last_readers()
+        behind: dict[Record, list[Record]] = {}
+        for record in self.records:
+            sizes = self._storages(record)
+            if len(sizes) < 2 or len(sizes) < len(self.used[record]):
+                continue
+            largest = max(sizes, key=lambda number: sizes[number])
+            for i in self.used[record]:
+                number, size = record.storages[i]
+                if size * SMALL <= sizes[largest] and last.get(number, -1) > last.get(largest, -1):
+                    where = Output(record, i)
+                    copy = self._copy(where)
+                    self.moved[where] = Output(copy, 0)
+                    behind.setdefault(record, []).append(copy)
+        self._insert(behind)
+        self._find_used()
+
+    def _last_readers(self) -> dict[int, int]:
+        """For each storage the last record that reads it or a view of it."""
+        last: dict[int, int] = {}
+        for position, record in enumerate(self.records):
+            for operand in self._operands(record):
+                made = self._made(operand)
+                if made.record.storages:
+                    last[made.record.storages[made.index][0]] = position
+        return last
 
     def _keep_results(self) -> None:
-        final = {where: None for where in self.results.all() if isinstance(where, Output)}
         by_maker: dict[Record, list[Output]] = {}
-        for where in final:
-            by_maker.setdefault(_made(where).record, []).append(where)
+        for where in self._results():
+            by_maker.setdefault(self._made(where).record, []).append(where)
         behind: dict[Record, list[Record]] = {}
         for maker, wanted in by_maker.items():
-            if self._bytes(maker) == self._bytes_of_results(maker, wanted):
+            shown = {maker.storages[self._made(where).index][0] for where in wanted} if maker.storages else set()
+            if shown == set(self._storages(maker)):
                 self.kept.update(where.record for where in wanted)
                 continue
             for where in wanted:
                 copy = self._copy(where)
+                self.final[where] = Output(copy, 0)
                 behind.setdefault(where.record, []).append(copy)
                 self.kept.add(copy)
+        self._insert(behind)
+        self._find_used()
+        self.used.update((copy, [0]) for copy in self.kept if copy in self.copies)
+
+    def _insert(self, behind: Mapping[Record, Sequence[Record]]) -> None:
         self.records = [each for record in self.records for each in (record, *behind.get(record, ()))]
-
-    def _bytes(self, maker: Record) -> int:
-        """Bytes of the storages that a record hands on."""
-        return sum(dict(maker.storages[i] for i in self.used[maker] if maker.storages).values())
-
-    def _bytes_of_results(self, maker: Record, wanted: Iterable[Output]) -> int:
-        if not maker.storages:
-            return 0
-        return sum(dict(maker.storages[_made(where).index] for where in wanted).values())
 
     def _copy(self, where: Output) -> Record:
         shows = where.record.shows[where.index]
-        record = Record(f"{where.record.name} (kept)", where.record.is_backward)
-        record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"kept {shows.described()}"))
+        record = Record(f"{where.record.name} (copy)", where.record.is_backward)
+        record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"copy {shows.described()}"))
         record.hand_on(Local(0, 0), shows)
-        record.storages.append((0, memory.allocated_bytes(shows.dense_bytes, self.device)))
-        self.copies[where], self.used[record] = record, [0]
+        record.storages.append((-len(self.copies) - 1, memory.allocated_bytes(shows.dense_bytes, self.device)))
+        self.copies[record] = where
         return record
+
+    # operations
 
     def _final(self, where: Result) -> Value | External:
         if isinstance(where, External):
             return where
-        copy = self.copies.get(where)
-        return self._value(where) if copy is None else Value(self.index[copy], 0)
-
-    # operations
+        where = self._now(where)
+        return self._value(self.final.get(where, where))
 
     def _value(self, output: Output) -> Value:
         return Value(self.index[output.record], self.used[output.record].index(output.index))
 
     def _operation(self, record: Record) -> Operation:
-        used = self.used[record]
-        deps = sorted({self.index[operand.record] for operand in operands_of(record)})
-        sizes = dict(record.storages[i] for i in used) if record.storages else {}
-        base = record.base.record if isinstance(record.base, Output) else None
+        base = self._made(Output(record, 0)).record if record.base is not None else record
         return Operation(
             name=record.name,
-            calls=tuple(self._call(call) for call in record.calls),
-            outputs=tuple(record.outputs[i] for i in used),
-            storage_bytes=tuple(sizes.values()),
-            deps=tuple(deps),
-            base=None if base is None else self.index[base],
+            calls=tuple(self._call(call, record in self.copies) for call in record.calls),
+            outputs=tuple(record.outputs[i] for i in self.used[record]),
+            storage_bytes=tuple(self._storages(record).values()),
+            deps=tuple(sorted({self.index[operand.record] for operand in self._operands(record)})),
+            base=None if base is record else self.index[base],
             once=record.once,
             keep=record in self.kept,
         )
 
-    def _call(self, call: Call) -> Call:
-        args = tuple(self._placed(argument) for argument in call.args)
-        kwargs = {name: self._placed(argument) for name, argument in call.kwargs.items()}
+    def _call(self, call: Call, is_copy: bool) -> Call:
+        args = tuple(self._placed(argument, is_copy) for argument in call.args)
+        kwargs = {name: self._placed(argument, is_copy) for name, argument in call.kwargs.items()}
         return Call(call.function, args, kwargs, call.described)
 
-    def _placed(self, argument: Any) -> Any:
+    def _placed(self, argument: Any, is_copy: bool) -> Any:
         if isinstance(argument, Output):
-            return self._value(argument)
+            return self._value(argument if is_copy else self._now(argument))
         if isinstance(argument, list):
-            return [self._placed(item) for item in argument]
+            return [self._placed(item, is_copy) for item in argument]
         return argument
-
-
-def _made(where: Output) -> Output:
-    """What made the storage of a result: itself, or for a view its base."""
-    base = where.record.base
-    return base if isinstance(base, Output) else where

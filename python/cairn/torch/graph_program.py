@@ -141,12 +141,16 @@ class Program:
 
 
 class Machine:
-    """The values that exist while a program runs."""
+    """The values that exist while a program runs.
+
+    A view holds all that its base returned, as in the simulator's rules, where a node's memory is one storage.
+    """
 
     def __init__(self, program: Program, externals: Sequence[torch.Tensor]) -> None:
         self._operations = program.operations
         self._externals = externals
         self._values: list[list[Any] | None] = [None] * len(program.operations)
+        self._bases: list[list[Any] | None] = [None] * len(program.operations)
 
     def compute(self, v: int) -> None:
         """Performs an operation; afterwards its outputs exist and nothing else of it."""
@@ -158,14 +162,17 @@ class Machine:
             made = call.function(*args, **kwargs)
             results.append(list(made) if isinstance(made, (tuple, list)) else [made])
         self._values[v] = [results[output.call][output.result] for output in operation.outputs]
+        if operation.base is not None:
+            self._bases[v] = self._base_of(operation)
 
     def drop(self, v: int) -> None:
         """Releases an operation's outputs."""
-        self._values[v] = None
+        self._values[v] = self._bases[v] = None
 
     def clear(self) -> None:
         """Releases everything."""
         self._values = [None] * len(self._values)
+        self._bases = [None] * len(self._bases)
 
     def tensor(self, where: Value | External) -> torch.Tensor:
         """A value that exists."""
@@ -176,6 +183,11 @@ class Machine:
             raise RuntimeError(f"{self._operations[where.operation].name} is read but does not exist")
         tensor: torch.Tensor = values[where.output]
         return tensor
+
+    def _base_of(self, view: Operation) -> list[Any] | None:
+        """What made the storage that a view shows: its base, or the base of the view that it is made of."""
+        shown = next(dep for dep in view.deps if dep == view.base or self._operations[dep].base == view.base)
+        return self._values[shown] if shown == view.base else self._bases[shown]
 
     def _operand(self, argument: Any, results: Sequence[Sequence[Any]]) -> Any:
         kind = type(argument)

@@ -43,6 +43,9 @@ _OVERWRITING = frozenset(
     )
 )
 
+#: operators that compute what their mask asks for, each part by itself: where the mask is, and the parts
+_PARTS = {"aten::convolution_backward": (10, ((0,), (1, 2)))}
+
 _LITERALS = ("aten::lift_fresh", "aten::lift_fresh_copy")
 _IN_PLACE_COLLECTIVES = "c10d::"
 _COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_autograd::")
@@ -110,6 +113,25 @@ def reads_numbers(operator: Operator, args: Sequence[Any]) -> bool:
         return any(index.dtype in (torch.bool, torch.uint8) for index in tensors_of(args[1]))
     tags = operator.tags
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+
+
+def parts_of(facts: Facts, args: Sequence[Any]) -> list[tuple[tuple[int, ...], tuple[Any, ...]]]:
+    """A call as several ones that compute a part of the results each: positions of results, and arguments.
+
+    A gradient of weights, which stays, need not share a node with a gradient that is on its way.
+    """
+    position, parts = _PARTS.get(facts.name, (0, ()))
+    if not parts:
+        return []
+    mask = args[position]
+    asked = [part for part in parts if any(mask[i] for i in part)]
+    if len(asked) < 2:
+        return []
+    calls: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
+    for part in asked:
+        own = [mask[i] and i in part for i in range(len(mask))]
+        calls.append((part, (*args[:position], own, *args[position + 1 :])))
+    return calls
 
 
 @functools.cache

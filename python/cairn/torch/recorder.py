@@ -18,6 +18,7 @@ same. Others are refused, or recorded as a check that they are what they were, a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,10 @@ class Recorder:
             if [_identity(tensor) for tensor in written] != shown:
                 raise self._refusal(operator, "gives a tensor another shape or storage")
             self._write(done)
+        elif parts := operators.parts_of(facts, args):
+            for part, arguments in parts:
+                results = [each if i in part else None for i, each in enumerate(done.results)]
+                self._compute(dataclasses.replace(done, args=arguments, results=results))
         elif done.made():
             self._compute(done)
         elif checked:

@@ -101,9 +101,9 @@ class Traced:
 def trace(
     model: nn.Module,
     args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
     keep_output: bool = False,
     numbers: str = "refuse",
     passes: int = 3,
@@ -112,8 +112,9 @@ def trace(
 ) -> Traced:
     """Traces one plain training step of `model` on sample arguments, without changing the model.
 
-    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
+    args: what the training loop calls the model with; a single tensor may stand for a tuple of one.
     loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+    kwargs: keyword arguments of the model.
     keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
     numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
         run that they are the same as when it was traced, so that it goes the same way.
@@ -131,8 +132,8 @@ def trace(
     """
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(f"kwargs is a {type(kwargs).__name__}, not a mapping; the loss is given as loss_fn=...")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must make the loss from the model's output; it is a {type(loss_fn).__name__}")
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)

@@ -344,6 +344,24 @@ static void too_large_is_refused_beforehand(void **state)
     cairn_problem_free(problem);
 }
 
+static void larger_graphs_are_not_taken(void **state)
+{
+    (void)state;
+    need_highs();
+    cairn_node nodes[201];
+    for (int i = 0; i < 201; i++)
+        nodes[i] = (cairn_node){.alias_of = -1, .bytes = 1};
+    for (int32_t count = 200; count <= 201; count++) {
+        cairn_graph graph = {count, nodes, -1};
+        cairn_problem *problem;
+        assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+        cairn_status wanted = count <= 200 ? CAIRN_OK : CAIRN_UNSUPPORTED;
+        assert_int_equal(cairn_solver_accepts("graph-milp", problem, NULL, NULL), wanted);
+        assert_int_equal(cairn_solver_accepts("graph-lp-round", problem, NULL, NULL), wanted);
+        cairn_problem_free(problem);
+    }
+}
+
 /* Runs last: the environment is changed. */
 static void without_highs_they_are_unavailable(void **state)
 {
@@ -377,6 +395,7 @@ int main(void)
         cmocka_unit_test(the_clock_stops_it),
         cmocka_unit_test(a_poll_stops_it),
         cmocka_unit_test(too_large_is_refused_beforehand),
+        cmocka_unit_test(larger_graphs_are_not_taken),
         cmocka_unit_test(without_highs_they_are_unavailable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,17 @@
 
 #include <string.h>
 
+enum { NODES_MAX = 200 };
+
+cairn_status crn_frontier_accepts(const crn_task *task, cairn_error *error)
+{
+    int32_t count = cairn_problem_graph(task->problem)->node_count;
+    if (count <= NODES_MAX)
+        return CAIRN_OK;
+    return crn_fail(error, CAIRN_UNSUPPORTED, "integer programs are for graphs of at most %d nodes, not %d", NODES_MAX,
+                    count);
+}
+
 typedef struct making {
     crn_frontier_graph *made;
     const cairn_graph *graph;

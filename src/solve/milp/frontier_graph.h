@@ -30,6 +30,9 @@ typedef struct crn_frontier_graph {
     crn_arena arena;
 } crn_frontier_graph;
 
+/** OK, or UNSUPPORTED: programs of cubic size are for graphs of at most some hundred nodes. */
+cairn_status crn_frontier_accepts(const crn_task *task, cairn_error *error);
+
 /** Errors: NO_MEMORY. Cost: O(T + E). */
 cairn_status crn_frontier_graph_new(const crn_task *task, crn_frontier_graph **graph, cairn_error *error);
 void crn_frontier_graph_free(crn_frontier_graph *graph);

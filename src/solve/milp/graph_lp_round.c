@@ -208,6 +208,7 @@ const crn_solver crn_graph_lp_round_solver = {
     .info = INFO(true),
     .absent = &absent,
     .available = crn_highs_available,
+    .accepts = crn_frontier_accepts,
     .memory = round_memory,
     .open = round_open,
     .close = round_close,

@@ -208,7 +208,7 @@ static cairn_status attempt_program(attempt *a, cairn_error *error)
         a->question.progress.best_ns = a->best->replay.makespan_ns;
     CRN_TRY(ask_relaxation(a, error));
     a->trial = CRN_TRIAL_FITS;
-    if (is_closed(a) || a->reply.stopped_early)
+    if (is_closed(a) || !a->reply.closed) /* a limit that the relaxation does not keep to leaves nothing for more */
         return CAIRN_OK;
     CRN_TRY(find_start(a, start, error));
     return ask_highs(a, error);
@@ -370,6 +370,7 @@ const crn_solver crn_graph_milp_solver = {
     .info = INFO(true),
     .absent = &absent,
     .available = crn_highs_available,
+    .accepts = crn_frontier_accepts,
     .memory = milp_memory,
     .open = milp_open,
     .close = milp_close,

@@ -98,6 +98,8 @@ def test_results_are_those_of_plain_training_and_the_peak_is_the_predicted_one(n
     plain.check(everything, step.model)
     assert everything.peak_bytes == cairn.limits(traced.graph, solver="store-all").store_all_bytes
     assert everything.computed == len(traced.graph)
+    in_order = cairn.Schedule.from_ops(traced.graph, traced._program.store_all())
+    assert cairn.verify(traced.graph, in_order, everything.peak_bytes).replay.recompute_ns == 0
     peaks = []
     for share in (0.02, 0.3, 0.6):
         verified = solved(traced, share)
@@ -572,14 +574,50 @@ def test_another_step_is_refused(linear: tuple[nn.Module, ct.Traced]) -> None:
         traced.run()
 
 
-def test_host_memory_is_not_used_yet(linear: tuple[nn.Module, ct.Traced]) -> None:
-    _, traced = linear
+def with_transfers(traced: ct.Traced, count: int) -> list[tuple[str, int]]:
+    """Everything stored, but the largest values of the forward wait for the backward on the host."""
+    graph = traced.graph
+    readers: list[list[int]] = [[] for _ in graph.nodes]
+    shown = {node.alias_of for node in graph.nodes}
+    for v, node in enumerate(graph.nodes):
+        for dep in node.deps:
+            readers[dep].append(v)
+    begins = graph.backward_begins_at
+    waiting = [
+        v for v in range(begins) if v not in shown and readers[v] and readers[v][-1] >= begins and graph.nodes[v].bytes
+    ]
+    away = sorted(waiting, key=lambda v: -graph.nodes[v].bytes)[:count]
+    before: dict[int, list[tuple[str, int]]] = {}
+    after: dict[int, list[tuple[str, int]]] = {}
+    for v in away:
+        leaves = max([v, *(reader for reader in readers[v] if reader < begins)])
+        after.setdefault(leaves, []).extend([("offload", v), ("drop", v)])
+        before.setdefault(min(r for r in readers[v] if r >= begins), []).extend([("prefetch", v), ("discard", v)])
+    ops: list[tuple[str, int]] = []
+    for name, v in traced._program.store_all():
+        computes = name == "compute"
+        ops += [*(before.get(v, []) if computes else []), (name, v), *(after.get(v, []) if computes else [])]
+    loss = next(v for v, node in enumerate(graph.nodes) if node.keep)
+    return [*ops, ("offload", loss), ("drop", loss)]  # a result may end on the host
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cnn"])
+def test_values_travel_to_the_host_and_back(name: str) -> None:
+    step = make(name)
+    traced = ct.trace(step.model, **step.sample, passes=0)
+    state, plain = copy.deepcopy(step.model.state_dict()), Plain(step)
     machine = cairn.Machine("1GiB", "1GB/s", "1GB/s")
-    ops = [("compute", v) for v in range(len(traced.graph))]
-    ops.insert(1, ("offload", 0))
-    schedule = cairn.Schedule.from_ops(traced.graph, ops, machine=machine)
-    with pytest.raises(ct.Unsupported, match="host memory"):
-        traced.run(cairn.verify(traced.graph, schedule, None))
+    peaks = []
+    for count in (0, 6):
+        ops = with_transfers(traced, count)
+        schedule = cairn.Schedule.from_ops(traced.graph, ops, machine=machine)
+        verified = cairn.verify(traced.graph, schedule, None)
+        given = run_from(traced, step.model, state, verified)
+        plain.check(given, step.model)
+        assert given.peak_bytes <= given.predicted_peak_bytes  # nothing overlaps in the run
+        assert given.host_peak_bytes <= verified.replay.host_peak_bytes
+        peaks.append((given.peak_bytes, given.host_peak_bytes))
+    assert peaks[1][0] < peaks[0][0] and peaks[1][1] > peaks[0][1] > 0
 
 
 def test_runs_leave_nothing_behind(linear: tuple[nn.Module, ct.Traced]) -> None:

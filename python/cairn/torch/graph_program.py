@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .host_copies import HostCopy
+
 # -- operands ------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +128,8 @@ class Program:
         last = {v: v for v in range(len(self.operations))}
         for v, operation in enumerate(self.operations):
             last.update(dict.fromkeys(operation.deps, v))
+            if operation.base is not None:
+                last[operation.base] = v  # a view needs its base, even if it is made of another view
         dying: dict[int, list[int]] = {}
         for v, reader in last.items():
             if not self.operations[v].keep:
@@ -151,6 +155,8 @@ class Machine:
         self._externals = externals
         self._values: list[list[Any] | None] = [None] * len(program.operations)
         self._bases: list[list[Any] | None] = [None] * len(program.operations)
+        self._host: dict[int, HostCopy] = {}
+        self.host_peak_bytes = 0
 
     def compute(self, v: int) -> None:
         """Performs an operation; afterwards its outputs exist and nothing else of it."""
@@ -168,6 +174,28 @@ class Machine:
     def drop(self, v: int) -> None:
         """Releases an operation's outputs."""
         self._values[v] = self._bases[v] = None
+
+    def offload(self, v: int) -> None:
+        """Copies an operation's outputs to the host; the device keeps its own."""
+        values = self._values[v]
+        if values is None:
+            raise RuntimeError(f"{self._operations[v].name} is sent to the host but does not exist")
+        self._host[v] = HostCopy(values)
+        self.host_peak_bytes = max(self.host_peak_bytes, sum(copy.nbytes for copy in self._host.values()))
+
+    def prefetch(self, v: int) -> None:
+        """Copies an operation's outputs back from the host, which keeps its own."""
+        self._values[v] = self._host[v].on_device()
+
+    def discard(self, v: int) -> None:
+        """Releases the copy on the host."""
+        del self._host[v]
+
+    def fetch_results(self) -> None:
+        """Brings back what is kept and ended on the host alone."""
+        for v in list(self._host):
+            if self._values[v] is None and self._operations[v].keep:
+                self.prefetch(v)
 
     def clear(self) -> None:
         """Releases everything."""

@@ -10,7 +10,7 @@ import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,7 @@ class Step:
             it was not measured.
         predicted_peak_bytes: what the simulator says of the schedule.
         computed: how many operations were performed, recomputations included.
+        host_peak_bytes: the largest memory that copies on the host took at any time.
     """
 
     loss: torch.Tensor
@@ -39,6 +40,7 @@ class Step:
     peak_bytes: int | None
     predicted_peak_bytes: int | None
     computed: int
+    host_peak_bytes: int = 0
 
 
 @contextlib.contextmanager
@@ -64,11 +66,8 @@ def replay(machine: Machine, ops: Sequence[tuple[Any, ...]]) -> int:
     """Performs a list of operations; returns how many of them computed something."""
     computed = 0
     for name, v in ops:
-        if name == "compute":
-            machine.compute(v)
-            computed += 1
-        else:
-            machine.drop(v)
+        getattr(machine, name)(v)
+        computed += name == "compute"
     return computed
 
 
@@ -84,6 +83,7 @@ class Outcome:
     @classmethod
     def of(cls, program: Program, machine: Machine) -> Outcome:
         """Takes them out of a machine that has run the program."""
+        machine.fetch_results()
 
         def found(where: Value | External) -> torch.Tensor:
             return machine.tensor(where).detach()
@@ -106,24 +106,34 @@ class Outcome:
             yield externals[index].name, contents
 
 
+class Run(NamedTuple):
+    """The results of a run, by how many bytes memory rose in it, how often it computed, what it took on the host."""
+
+    outcome: Outcome
+    rise_bytes: int
+    computed: int
+    host_peak_bytes: int
+
+
 def run(
     program: Program,
     ops: Sequence[tuple[Any, ...]],
     externals: Sequence[torch.Tensor],
     device: torch.device,
     meter: memory.Meter | None,
-) -> tuple[Outcome, int, int]:
-    """Runs a program by a schedule; returns its results, the rise of memory and the number of computations."""
+) -> Run:
+    """Runs a program by a schedule."""
     machine = Machine(program, externals)
     if meter is None:
         with below_everything(device):
             computed = replay(machine, ops)
-        return Outcome.of(program, machine), 0, computed
+        return Run(Outcome.of(program, machine), 0, computed, machine.host_peak_bytes)
     with not_collecting(), meter, below_everything(device):
         first = meter.mark()
         computed = replay(machine, ops)
         last = meter.mark()
-    return Outcome.of(program, machine), meter.peak(first, last) - meter.level(first), computed
+    rise = meter.peak(first, last) - meter.level(first)
+    return Run(Outcome.of(program, machine), rise, computed, machine.host_peak_bytes)
 
 
 def write_back(outcome: Outcome, externals: Sequence[torch.Tensor]) -> None:

@@ -138,7 +138,7 @@ def _check_untold(before: RandomState, after: RandomState, buffers: Buffers, mov
 def _prove(program: Program, prints: dict[str, int], after: RandomState, device: torch.device) -> None:
     """Runs the program and compares."""
     externals = [outside.tensor for outside in program.externals]
-    outcome, _, _ = interpreter.run(program, program.store_all(), externals, device, None)
+    outcome = interpreter.run(program, program.store_all(), externals, device, None).outcome
     for name, tensor in outcome.named(program.externals):
         if fingerprint(tensor) != prints[name]:
             raise Unsupported(

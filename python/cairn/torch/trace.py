@@ -12,7 +12,7 @@ from torch import nn
 
 from . import graph_costs, interpreter, memory
 from .ambient import Switches
-from .errors import PlanMismatch, Unsupported
+from .errors import PlanMismatch
 from .graph_program import Program
 from .handle import set_aside
 from .interpreter import Step
@@ -59,7 +59,6 @@ class Traced:
         Raises:
             PlanMismatch: the schedule was verified for another graph, or shapes, inputs or parameters are not those
                 that were traced.
-            Unsupported: the schedule sends values to host memory.
         """
         ops = self._program.store_all() if verified is None else self._ops(verified)
         externals = [outside.tensor for outside in self._program.externals]
@@ -68,15 +67,17 @@ class Traced:
         self._surroundings.check(externals)
         meter = memory.meter_for(self._device) if measure else None
         with self._switches.in_force():
-            outcome, rise, computed = interpreter.run(self._program, ops, externals, self._device, meter)
+            run = interpreter.run(self._program, ops, externals, self._device, meter)
+        outcome = run.outcome
         interpreter.write_back(outcome, externals)
         return Step(
             loss=outcome.loss,
             grads=outcome.grads,
             outputs=outcome.outputs,
-            peak_bytes=self.graph.fixed_bytes + rise if measure else None,
+            peak_bytes=self.graph.fixed_bytes + run.rise_bytes if measure else None,
             predicted_peak_bytes=None if verified is None else verified.replay.peak_bytes,
-            computed=computed,
+            computed=run.computed,
+            host_peak_bytes=run.host_peak_bytes,
         )
 
     def _ops(self, verified: cairn.Verified) -> Sequence[tuple[Any, ...]]:
@@ -89,9 +90,6 @@ class Traced:
                 f"the schedule was verified for the problem {verified.problem.hash[:19]}, and this step is "
                 f"{self.graph.hash[:19]}: solve traced.graph itself, or what traced.save wrote"
             )
-        for op in verified.schedule.ops:
-            if op[0] not in ("compute", "drop"):
-                raise Unsupported(f"the schedule has the operation {op}: traced steps do not use host memory yet")
         return verified.schedule.ops
 
     def __repr__(self) -> str:

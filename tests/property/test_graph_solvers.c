@@ -111,7 +111,7 @@ static void search_succeeds_at_its_least_budget(void **state)
     (void)state;
     test_graph_shape shape = test_graph_of_everything(24);
     shape.machine = false;
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < 1000; seed++) {
         test_random random = test_random_seeded(seed);
         cairn_problem *problem = test_random_graph(&random, &shape);
         cairn_limits found = limits(problem, "graph-search");

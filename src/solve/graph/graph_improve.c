@@ -379,6 +379,7 @@ static void kick(crn_improver *im)
         insert_events(&im->trial, q, list, count);
 }
 
+/* Takes the trial, which was judged. */
 static void take_current(crn_improver *im)
 {
     sequence_copy(&im->current, &im->trial);
@@ -399,8 +400,10 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
     sequence_copy(&im->trial, start);
     if (!repair(im, INT64_MAX))
         return false;
-    fill(im);
     take_current(im);
+    fill(im);
+    if (im->eval.peak <= budget_bytes) /* aliases that are computed again with another instance may need more */
+        take_current(im);
     return true;
 }
 
@@ -416,6 +419,8 @@ static void round_once(crn_improver *im)
     if (!repair(im, im->current_cost + im->current_cost / 16 + 1))
         return;
     fill(im);
+    if (im->eval.peak > im->budget_bytes) /* as above */
+        return;
     int64_t allowed = random_below(im, 8) == 0 ? im->current_cost + slack : im->current_cost;
     if (im->eval.cost <= allowed && im->eval.cost <= im->best_cost + im->best_cost / 200)
         take_current(im);

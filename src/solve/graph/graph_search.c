@@ -23,6 +23,7 @@
 #include "solve/graph/graph_walk.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
+enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4 };
 
 typedef struct search {
     crn_graph_model *model;
@@ -35,6 +36,8 @@ typedef struct search {
     crn_sequence smallest; /* the sequence with the least peak that was found, and that peak */
     int64_t smallest_peak_bytes;
     int64_t lower_bytes;
+    float *weight; /* of a use */
+    uint64_t random;
 } search;
 
 static void search_close(const crn_task *task, void *session)
@@ -77,6 +80,10 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
         CRN_TRY(sequence_new(&s->arena, capacity, &s->start[i], error));
         CRN_TRY(crn_improver_new(s->model, capacity, seed, &s->island[i], error));
     }
+    s->weight = crn_arena_alloc(&s->arena, (size_t)s->model->use_begin[s->model->node_count], sizeof(*s->weight));
+    if (!s->weight)
+        return crn_no_memory(error);
+    s->random = (uint64_t)crn_max(0, task->settings->seed) + 1;
     CRN_TRY(crn_least_lower(task, &s->lower_bytes, error));
     s->smallest_peak_bytes = INT64_MAX;
     return CAIRN_OK;
@@ -100,9 +107,9 @@ static const crn_sequence_eval *judge_walk(search *s)
     return eval;
 }
 
-static bool walk(search *s, int64_t budget_bytes, int rule)
+static bool walk(search *s, int64_t budget_bytes, int rule, bool unlocks)
 {
-    crn_walk_rule how = {.half_bytes_power = rule / 5, .half_distance_power = rule % 5};
+    crn_walk_rule how = {.unlocks = unlocks, .half_bytes_power = rule / 5, .half_distance_power = rule % 5};
     return crn_walk_run(s->walk, budget_bytes, &how, &s->scratch);
 }
 
@@ -118,13 +125,42 @@ static int nth_rule(int i)
     return order[i];
 }
 
-static bool walk_under_any_rule(search *s, int64_t budget_bytes)
+/*
+ * Every use of a storage weighs more or less by a random power of two, so that other values go first. Powers of two are
+ * exact, so the walk is the same everywhere.
+ */
+static void draw_weights(search *s)
 {
-    int count = s->model->node_count <= 1000 ? RULES : rule_count(s) / 4 + 1;
-    for (int i = 0; i < count; i++)
-        if (walk(s, budget_bytes, nth_rule(i)))
+    const crn_graph_model *model = s->model;
+    for (int32_t u = 0; u < model->use_begin[model->node_count]; u++) {
+        s->random = s->random * 6364136223846793005u + 1442695040888963407u;
+        int power = (int)((s->random >> 33) % (2 * WEIGHT_POWER_MAX + 1)) - WEIGHT_POWER_MAX;
+        s->weight[u] = power < 0 ? 1.0F / (float)(1 << -power) : (float)(1 << power);
+    }
+}
+
+static bool walk_at_random(const crn_task *task, search *s, int64_t budget_bytes, int tries)
+{
+    for (int i = 0; i < tries && !crn_should_stop(task, NULL); i++) {
+        int rule = nth_rule(i % RULES);
+        crn_walk_rule how = {
+            .unlocks = true, .half_bytes_power = rule / 5, .half_distance_power = rule % 5, .weight = s->weight};
+        draw_weights(s);
+        if (crn_walk_run(s->walk, budget_bytes, &how, &s->scratch))
             return true;
+    }
     return false;
+}
+
+/* Plainly, on small graphs also by sending away what waits, then at random as well: the first that succeeds. */
+static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, int tries)
+{
+    bool is_small = s->model->node_count <= 1000;
+    int count = is_small ? RULES : rule_count(s) / 4 + 1;
+    for (int i = 0; i < (is_small ? 2 * count : count) && !crn_should_stop(task, NULL); i++)
+        if (walk(s, budget_bytes, nth_rule(i % count), i >= count))
+            return true;
+    return is_small && walk_at_random(task, s, budget_bytes, tries);
 }
 
 /*
@@ -134,12 +170,12 @@ static bool walk_under_any_rule(search *s, int64_t budget_bytes)
 static void find_smallest(const crn_task *task, search *s)
 {
     int64_t low = s->lower_bytes - 1;
-    walk(s, INT64_MAX / 2, 0);
+    walk(s, INT64_MAX / 2, 0, false);
     judge_walk(s);
     int64_t near = s->model->node_count <= 1000 ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
     for (int i = 0; i < BISECTIONS && s->smallest_peak_bytes - low > near && !crn_should_stop(task, NULL); i++) {
         int64_t middle = i == 0 ? s->lower_bytes : low + (s->smallest_peak_bytes - low) / 2;
-        if (walk_under_any_rule(s, middle))
+        if (walk_somehow(task, s, middle, i == 0 ? FIRST_TRIES : TRIES)) /* the bound itself is worth more of them */
             judge_walk(s);
         else
             low = middle;
@@ -201,7 +237,7 @@ static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
     for (int i = 0; i < rule_count(s); i++) {
         if (i > 0 && crn_should_stop(task, NULL))
             break;
-        if (!walk(s, budget_bytes, nth_rule(i)))
+        if (!walk(s, budget_bytes, nth_rule(i), false))
             continue;
         const crn_sequence_eval *eval = judge_walk(s);
         if (eval->peak <= budget_bytes) /* not so where an alias is computed earlier than the sequence implies */
@@ -306,7 +342,7 @@ static int64_t search_memory(const crn_task *task)
     int64_t edges = 0, nodes = graph->node_count;
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
-    return (ISLANDS + 1) * 80 * capacity_of(graph->node_count) + nodes * 400 + edges * 60 + (1 << 20);
+    return (ISLANDS + 1) * 80 * capacity_of(graph->node_count) + nodes * 400 + edges * 64 + (1 << 20);
 }
 
 const crn_solver crn_graph_search_solver = {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { ANCESTORS_MAX = 64, SCAN_MAX = 512, SCAN_LARGE = 48, LARGE_NODES = 10000 };
+enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64, SCAN_MAX = 512, SCAN_LARGE = 48, LARGE_NODES = 10000 };
 
 struct crn_walk {
     const crn_graph_model *model;
@@ -24,6 +24,7 @@ struct crn_walk {
     int32_t *stack, *cursor; /* nodes to be computed, and how far their dependencies were looked at */
     int32_t *visit, *mark;   /* search for missing ancestors */
     int32_t marker;
+    int32_t unlocks_left; /* of the node under way */
     const crn_walk_rule *rule;
     crn_sequence *sequence;
 };
@@ -195,12 +196,41 @@ static void lock_deps(crn_walk *w, int32_t v, int by)
         w->locks[w->model->root[w->model->dep[i]]] += by;
 }
 
+/*
+ * Evicts the cheapest storage that waits for a computation further up, which then has to bring it back; v does not read
+ * it. Two values that cannot be computed beside each other would take turns for ever, so this is limited.
+ */
+static bool evict_waiting(crn_walk *w, int32_t v)
+{
+    const crn_graph_model *model = w->model;
+    double least = INFINITY;
+    int32_t chosen = -1;
+    if (!w->rule->unlocks || w->unlocks_left == 0)
+        return false;
+    for (int32_t i = 0; i < w->resident_count; i++) {
+        int32_t s = w->residents[i];
+        bool stays = w->model->bytes[s] == 0 || kept(w, s) || s == model->root[v];
+        for (int32_t k = model->dep_begin[v]; k < model->dep_begin[v + 1] && !stays; k++)
+            stays = model->root[model->dep[k]] == s;
+        double p = stays ? INFINITY : price(w, s);
+        if (p < least) {
+            least = p;
+            chosen = s;
+        }
+    }
+    if (chosen < 0)
+        return false;
+    w->unlocks_left--;
+    evict(w, chosen);
+    return true;
+}
+
 static bool compute(crn_walk *w, int32_t v)
 {
     const crn_graph_model *model = w->model;
     int32_t s = model->root[v];
     while (w->resident_bytes + model->bytes[v] + model->extra[v] > w->budget_bytes)
-        if (!evict_one(w))
+        if (!evict_one(w) && !evict_waiting(w, v))
             return false;
     if (s == v) {
         w->resident_bytes += model->bytes[v];
@@ -221,7 +251,18 @@ static bool compute(crn_walk *w, int32_t v)
     return true;
 }
 
-/* Computes v after everything that it lacks. Dependencies that are there are locked as soon as v is asked for. */
+static bool has_deps(const crn_walk *w, int32_t v)
+{
+    for (int32_t i = w->model->dep_begin[v]; i < w->model->dep_begin[v + 1]; i++)
+        if (!w->handle[w->model->dep[i]])
+            return false;
+    return true;
+}
+
+/*
+ * Computes v after everything that it lacks. Dependencies that are there are locked as soon as v is asked for; one that
+ * was unlocked meanwhile is brought back.
+ */
 static bool require(crn_walk *w, int32_t v)
 {
     const crn_graph_model *model = w->model;
@@ -237,6 +278,10 @@ static bool require(crn_walk *w, int32_t v)
                 w->cursor[depth - 1]++;
             else
                 lacking = d;
+        }
+        if (lacking < 0 && w->rule->unlocks && !has_deps(w, top)) {
+            w->cursor[depth - 1] = model->dep_begin[top];
+            continue;
         }
         if (lacking < 0) {
             if (!compute(w, top))
@@ -275,8 +320,10 @@ bool crn_walk_run(crn_walk *w, int64_t budget_bytes, const crn_walk_rule *rule, 
     w->sequence = sequence;
     w->budget_bytes = budget_bytes;
     sequence->count = 0;
-    for (w->now = 0; w->now < w->model->node_count; w->now++)
+    for (w->now = 0; w->now < w->model->node_count; w->now++) {
+        w->unlocks_left = UNLOCKS_MAX;
         if (!require(w, w->now))
             return false;
+    }
     return true;
 }

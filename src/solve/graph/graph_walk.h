@@ -19,6 +19,7 @@
 typedef struct crn_walk_rule {
     bool
         online; /* the future is not known: recompute cost / (bytes * time since the last access), the rest is not read */
+    bool unlocks; /* where nothing else can go, what waits for a later computation goes, and comes back for it */
     int half_bytes_power;    /* 2a */
     int half_distance_power; /* 2b */
     const float *weight;     /* of a storage's wait for each of its uses, indexed as model->use; NULL = 1 */

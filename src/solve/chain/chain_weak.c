@@ -14,6 +14,8 @@
  * its answer stays unless there is a faster one: at every budget, and whatever the number of slots, chain-weak is no
  * worse.
  *
+ * Where chain-exact's answer meets the lower bound of all schedules, there is nothing to look for.
+ *
  * The least budget is that of weakly persistent schedules, in bytes (weak_least.h), in either case.
  */
 #include "solve/chain/weak_slots.h"
@@ -38,7 +40,8 @@ typedef struct session {
     void *exact;         /* session of chain-exact */
     int64_t exact_least; /* its least budget */
     int64_t least_bytes;
-    crn_weak_steps *steps; /* tables in bytes, or NULL: slots, for each budget anew */
+    bool in_bytes;         /* else in slots, for each budget anew */
+    crn_weak_steps *steps; /* tables in bytes, from the first budget on that needs them */
     int32_t slots;
     bool has_parts; /* model and least are there */
     bool stopped_early;
@@ -116,9 +119,8 @@ static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error 
     p->has_parts = true;
     if (!crn_weak_steps_estimate(task, &estimate))
         return crn_no_memory(error);
-    if (!is_affordable(&estimate) || top_bytes(p, task) < p->least_bytes - p->table.model.always_bytes)
-        return CAIRN_OK;
-    return crn_weak_steps_new(&p->model, task, top_bytes(p, task), &p->steps, error);
+    p->in_bytes = is_affordable(&estimate);
+    return CAIRN_OK;
 }
 
 static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
@@ -181,7 +183,7 @@ static cairn_status consider_least(const session *p, const crn_task *task, crn_a
 {
     cairn_builder *builder;
     int64_t ns, least_ns;
-    if (p->steps || p->least_bytes == p->exact_least)
+    if (p->in_bytes || p->least_bytes == p->exact_least)
         return CAIRN_OK;
     CRN_TRY(time_of(task, answer->builder, &ns, error));
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
@@ -197,32 +199,52 @@ static cairn_status consider_least(const session *p, const crn_task *task, crn_a
     return status;
 }
 
-static cairn_status improve(const session *p, const crn_task *task, int64_t available, crn_answer *answer,
+/* Whether no schedule at all can be faster than the answer. */
+static cairn_status is_best(const crn_task *task, int64_t budget_bytes, const crn_answer *answer, bool *best,
                             cairn_error *error)
+{
+    const char *method;
+    int64_t ns, bound_ns;
+    *best = false;
+    if (!answer->found)
+        return CAIRN_OK;
+    CRN_TRY(time_of(task, answer->builder, &ns, error));
+    CRN_TRY(crn_lower_bound(task, budget_bytes, &bound_ns, &method, error));
+    *best = ns <= bound_ns;
+    return CAIRN_OK;
+}
+
+static cairn_status improve(session *p, const crn_task *task, int64_t available, crn_answer *answer, cairn_error *error)
 {
     int64_t ns;
     bool found = false;
+    CRN_TRY(consider_least(p, task, answer, error));
     CRN_TRY(time_of(task, answer->builder, &ns, error));
     ns = answer->found ? ns - p->table.model.work_ns : INT64_MAX;
-    if (p->steps)
+    if (p->in_bytes && !p->steps)
+        CRN_TRY(crn_weak_steps_new(&p->model, task, top_bytes(p, task), &p->steps, error));
+    if (p->in_bytes)
         CRN_TRY(crn_weak_steps_solve(p->steps, task, available, ns, answer->builder, &found, error));
-    else if (ns > 0)
+    else
         CRN_TRY(crn_weak_slots_solve(&p->least, task, available, p->slots, ns, answer->builder, &found, error));
     answer->found |= found;
+    answer->optimal_in_class = p->in_bytes;
     return CAIRN_OK;
 }
 
 static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                      cairn_error *error)
 {
-    const session *p = state;
+    session *p = state;
+    bool best = false;
     CRN_TRY(crn_chain_exact_solver.solve(task, p->exact, budget_bytes, answer, error));
-    answer->optimal_in_class = p->steps != NULL;
     answer->stopped_early |= p->stopped_early;
-    if (!p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
-        return CAIRN_OK;
-    CRN_TRY(consider_least(p, task, answer, error));
-    cairn_status status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);
+    cairn_status status = is_best(task, budget_bytes, answer, &best, error);
+    answer->optimal_in_class = best;
+    if (best || !p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
+        return status;
+    if (status == CAIRN_OK)
+        status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);
     if (status != CAIRN_CANCELLED || !answer->found)
         return status;
     answer->stopped_early = true; /* chain-exact has an answer */

@@ -306,7 +306,7 @@ cairn_status crn_weak_steps_solve(const crn_weak_steps *p, const crn_task *task,
 /* ---- estimates ---- */
 
 /* Longer chains have too many parts even where all stages are alike. */
-enum { STAGES_MAX = 1024 };
+enum { STAGES_MAX = 1024, FEW = 4 };
 
 static int64_t sum_of(int64_t a, int64_t b)
 {
@@ -320,27 +320,41 @@ static int64_t product_of(int64_t a, int64_t b)
     return crn_mul(a, b, &product) ? product : INT64_MAX;
 }
 
-static int64_t steps_estimate(int64_t length)
+/* How often the most frequent of the stages occurs. */
+static int64_t most_alike(const crn_subchains *subchains)
 {
-    return length * length / 2 + 8;
+    int64_t most = 0, count = 0;
+    for (int32_t kind = subchains->begin[1]; kind < subchains->begin[2]; kind++, count = 0) {
+        for (int32_t l = 1; l <= subchains->n; l++)
+            count += crn_subchain_kind(subchains, l, l) == kind;
+        most = crn_max(most, count);
+    }
+    return most;
 }
 
-static int64_t table_bytes(int64_t length, int64_t n)
+/* Among stages that are all alike but for a few there are few different times. */
+static int64_t steps_estimate(int64_t length, bool alike)
+{
+    return alike ? 8 * length + 8 : length * length / 2 + 8;
+}
+
+static int64_t table_bytes(int64_t length, int64_t n, bool alike)
 {
     int64_t cells = cells_for((int32_t)n) * length / n + 4 * CRN_STEPS_BLOCK;
-    return steps_estimate(length) * (int64_t)sizeof(crn_step) + cells * 14 + CELLS_MAX / CRN_STEPS_BLOCK * 8 +
+    return steps_estimate(length, alike) * (int64_t)sizeof(crn_step) + cells * 14 + CELLS_MAX / CRN_STEPS_BLOCK * 8 +
            (int64_t)sizeof(crn_steps);
 }
 
 static void estimate(const crn_subchains *subchains, int64_t kinds, crn_weak_estimate *made)
 {
     int64_t n = subchains->n;
+    bool alike = most_alike(subchains) + FEW >= n;
     *made = (crn_weak_estimate){crn_subchains_memory((int32_t)n), 0};
     for (int64_t length = 1; length <= n; length++) {
         int64_t classes = length < n ? subchains->begin[length + 2] - subchains->begin[length + 1] + 1 : 1;
-        int64_t tables = product_of(classes, length * kinds);
-        made->bytes = sum_of(made->bytes, product_of(tables, table_bytes(length, n)));
-        made->work = sum_of(made->work, product_of(tables, 30 * steps_estimate(length) + 200 * length));
+        int64_t tables = product_of(classes, length * kinds), steps = steps_estimate(length, alike);
+        made->bytes = sum_of(made->bytes, product_of(tables, table_bytes(length, n, alike)));
+        made->work = sum_of(made->work, product_of(tables, 30 * steps + 200 * length));
     }
 }
 

@@ -196,7 +196,7 @@ def test_report() -> None:
     text = cairn.solve(GPT2, in_between(GPT2)).report()
     assert "budget" in text and "least memory" in text and text.endswith("\n")
     assert "infeasible" in cairn.solve(GPT2, 1000).report()
-    selection = _solve._info_of(cairn.solve(GPT2))
+    selection = _solve.info_of(cairn.solve(GPT2))
     assert (selection.checkpoint_count, selection.gap) == (-1, 0.0)
 
 

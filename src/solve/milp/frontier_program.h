@@ -17,9 +17,9 @@
  *                            + bytes[k] (compute[t][k] + hold[t][k]) + extra[k] compute[t][k]  <=  budget - fixed
  *
  * Checkmate writes memory as a recurrence in which FREE[t][i,k], tied to a count of hazards by a large constant, gives
- * bytes back. Here residency is a maximum of decisions, which needs no constant: the relaxation is much tighter and
- * resident need not be declared integer. Memory is a row for each (t, k), not a difference of two: more entries, and
- * several times faster to solve. A memory row holds whether node k runs or not, for what is resident then is resident
+ * bytes back. Here residency is a maximum of decisions, which needs no constant for fractions to hide in, and need
+ * not be declared integer. Memory is a row for each (t, k), not a difference of two: three times the entries, and two to
+ * four times faster to solve. A memory row holds whether node k runs or not, for what is resident then is resident
  * as well when the next node runs.
  *
  * Objective: the time of all recomputations, or the peak. Sizes and times are divided by their greatest common divisors

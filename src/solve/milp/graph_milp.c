@@ -307,6 +307,17 @@ static cairn_status start(const crn_task *task, milp *s, int64_t budget_bytes, c
     return crn_frontier_best_judge(task, budget_bytes, false, best, &trial, error);
 }
 
+static void say_how_open(const crn_frontier_graph *graph, const crn_frontier_best *best, const proof *proved,
+                         char reason[CAIRN_REASON_MAX])
+{
+    int64_t makespan_ns = best->replay.makespan_ns, bound_ns = graph->total_cost + proved->bound;
+    if (proved->bound == CAIRN_NONE)
+        snprintf(reason, CAIRN_REASON_MAX, "not closed, and nothing known of frontier schedules alone");
+    else
+        snprintf(reason, CAIRN_REASON_MAX, "not closed: frontier schedules take at least %lld ns (%.3g %% less)",
+                 (long long)bound_ns, 100 * (double)(makespan_ns - bound_ns) / (double)makespan_ns);
+}
+
 static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget_bytes, crn_frontier_best *best,
                                    crn_answer *answer, cairn_error *error)
 {
@@ -318,12 +329,8 @@ static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget
         CRN_TRY(improve(task, s, &goal, answer->lower_bound_ns, best, &proved, error));
     answer->optimal_in_class = proved.closed;
     answer->stopped_early = proved.stopped_early;
-    if (!proved.closed && proved.bound != CAIRN_NONE)
-        snprintf(answer->reason, sizeof(answer->reason),
-                 "not closed: frontier schedules take at least %lld ns (%.3g %% less)",
-                 (long long)(s->graph->total_cost + proved.bound),
-                 100 * (double)(best->replay.makespan_ns - s->graph->total_cost - proved.bound) /
-                     (double)best->replay.makespan_ns);
+    if (!proved.closed)
+        say_how_open(s->graph, best, &proved, answer->reason);
     answer->found = true;
     return crn_frontier_best_emit(best, answer->builder, error);
 }

@@ -23,7 +23,7 @@ import cairn.torch as ct
 import random_networks
 import torch_models
 from cairn.torch import interpreter, memory
-from cairn.torch.graph_program import Machine
+from cairn.torch.graph_program import LiveValues
 from torch import nn
 from torch.nn import functional as F
 
@@ -230,16 +230,16 @@ def test_every_size_and_workspace_is_the_allocators(name: str) -> None:
     traced = ct.trace(step.model, **step.sample, passes=1)
     program = traced._program
     tensors = [outside.tensor for outside in program.externals]
-    machine, marks = Machine(program, tensors), []
+    values, marks = LiveValues(program, tensors), []
     with memory.CpuMeter() as meter, interpreter.below_everything(torch.device("cpu")):
         for op, v in program.store_all():
             if op == "drop":
-                machine.drop(v)
+                values.drop(v)
                 continue
             begin = meter.mark()
-            machine.compute(v)
+            values.compute(v)
             marks.append((begin, meter.mark()))
-        machine.clear()
+        values.clear()
     some = False
     for node, (begin, end) in zip(traced.graph.nodes, marks, strict=True):
         assert meter.level(end) - meter.level(begin) == node.bytes, node.name

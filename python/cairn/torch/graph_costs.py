@@ -19,7 +19,7 @@ import torch
 
 from . import memory
 from .errors import PlanMismatch
-from .graph_program import Machine, Program
+from .graph_program import LiveValues, Program
 from .interpreter import below_everything
 
 
@@ -46,16 +46,16 @@ def measured(program: Program, externals: Sequence[torch.Tensor], device: torch.
     return Costs(tuple(median[kind] for kind in kinds), tuple(largest[kind] for kind in kinds))
 
 
-def _in_order(program: Program, machine: Machine, compute: Callable[[int], None]) -> None:
+def _in_order(program: Program, values: LiveValues, compute: Callable[[int], None]) -> None:
     for name, v in program.store_all():
         if name == "compute":
             compute(v)
         else:
-            machine.drop(v)
+            values.drop(v)
 
 
 def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
-    machine, times = Machine(program, externals), []
+    values, times = LiveValues(program, externals), []
 
     def now() -> int:
         if device.type == "cuda":
@@ -64,27 +64,27 @@ def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.de
 
     def compute(v: int) -> None:
         began = now()
-        machine.compute(v)
+        values.compute(v)
         times.append(now() - began)
 
     with below_everything(device):
-        _in_order(program, machine, compute)
+        _in_order(program, values, compute)
     return times
 
 
 def _workspaces(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
     """What the allocator's peak during each operation has beyond what was there and the operation's result."""
-    machine, meter = Machine(program, externals), memory.meter_for(device)
+    values, meter = LiveValues(program, externals), memory.meter_for(device)
     marks: list[tuple[int, int]] = []
 
     def compute(v: int) -> None:
         begin = meter.mark()
-        machine.compute(v)
+        values.compute(v)
         marks.append((begin, meter.mark()))
 
     with meter, below_everything(device):
-        _in_order(program, machine, compute)
-        machine.clear()
+        _in_order(program, values, compute)
+        values.clear()
     return [
         meter.peak(begin, end) - meter.level(begin) - operation.bytes
         for (begin, end), operation in zip(marks, program.operations, strict=True)

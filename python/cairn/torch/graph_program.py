@@ -144,7 +144,7 @@ class Program:
 # -- performing operations -----------------------------------------------------------------------------------
 
 
-class Machine:
+class LiveValues:
     """The values that exist while a program runs.
 
     A view holds all that its base returned, as in the simulator's rules, where a node's memory is one storage.

@@ -1,7 +1,7 @@
 """Runs a traced step operation by operation, as a schedule says, and measures what memory that takes.
 
-A value exists from its `compute` to its `drop`, as in the simulator's rules: the machine holds the outputs of computed
-nodes and nothing else, so a storage goes back to the allocator when its node and all views of it are dropped.
+A value exists from its `compute` to its `drop`, as in the simulator's rules: beside the outputs of computed nodes
+nothing is held, so a storage goes back to the allocator when its node and all views of it are dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _compat, memory
-from .graph_program import External, Machine, Outside, Program, Value
+from .graph_program import External, LiveValues, Outside, Program, Value
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ def not_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def replay(machine: Machine, ops: Sequence[tuple[Any, ...]]) -> int:
+def replay(values: LiveValues, ops: Sequence[tuple[Any, ...]]) -> int:
     """Performs a list of operations; returns how many of them computed something."""
     computed = 0
     for name, v in ops:
-        getattr(machine, name)(v)
+        getattr(values, name)(v)
         computed += name == "compute"
     return computed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of a program, as they lie in a machine."""
+    """The results of a program, as they lie when it has run."""
 
     loss: torch.Tensor
     grads: dict[str, torch.Tensor]
@@ -81,12 +81,12 @@ class Outcome:
     written: list[tuple[int, torch.Tensor]]
 
     @classmethod
-    def of(cls, program: Program, machine: Machine) -> Outcome:
-        """Takes them out of a machine that has run the program."""
-        machine.fetch_results()
+    def of(cls, program: Program, values: LiveValues) -> Outcome:
+        """Takes them out of the values that are left."""
+        values.fetch_results()
 
         def found(where: Value | External) -> torch.Tensor:
-            return machine.tensor(where).detach()
+            return values.tensor(where).detach()
 
         return cls(
             found(program.loss),
@@ -123,17 +123,17 @@ def run(
     meter: memory.Meter | None,
 ) -> Run:
     """Runs a program by a schedule."""
-    machine = Machine(program, externals)
+    values = LiveValues(program, externals)
     if meter is None:
         with below_everything(device):
-            computed = replay(machine, ops)
-        return Run(Outcome.of(program, machine), 0, computed, machine.host_peak_bytes)
+            computed = replay(values, ops)
+        return Run(Outcome.of(program, values), 0, computed, values.host_peak_bytes)
     with not_collecting(), meter, below_everything(device):
         first = meter.mark()
-        computed = replay(machine, ops)
+        computed = replay(values, ops)
         last = meter.mark()
     rise = meter.peak(first, last) - meter.level(first)
-    return Run(Outcome.of(program, machine), rise, computed, machine.host_peak_bytes)
+    return Run(Outcome.of(program, values), rise, computed, values.host_peak_bytes)
 
 
 def write_back(outcome: Outcome, externals: Sequence[torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import os
 import platform
 import statistics
 import time
@@ -15,14 +16,15 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import memory
+from cairn.torch import memory, timing
 from torch import nn
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """One thread, no garbage collection."""
+    """One thread, its own processor time instead of the clock's, no garbage collection."""
     torch.set_num_threads(1)
+    timing.clock = time.thread_time_ns
     gc.collect()
     gc.disable()
     try:
@@ -63,9 +65,9 @@ class Method:
 def seconds_of(model: nn.Module, method: Method) -> float:
     release(model)
     with method.on(model):
-        began = time.perf_counter()
+        began = time.thread_time()
         method.run()
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
 
 def medians(model: nn.Module, methods: dict[str, Method], rounds: int) -> dict[str, float]:
@@ -79,7 +81,8 @@ def medians(model: nn.Module, methods: dict[str, Method], rounds: int) -> dict[s
 
 def machine() -> dict[str, Any]:
     return {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads(),
-            "processor": _processor()}  # fmt: skip
+            "processor": _processor(), "cores": os.cpu_count(), "times": "processor time of the one thread",
+            "load": os.getloadavg()[0]}  # fmt: skip
 
 
 def _processor() -> str:

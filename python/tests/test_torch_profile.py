@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import memory
+from cairn.torch import mechanism, memory
+from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
 
@@ -300,6 +301,20 @@ def test_what_the_caller_holds_is_counted() -> None:
     step = torch_models.gpt2()
     logits = step.model(**step.kwargs).logits
     assert profiled(step).held_bytes == logits.numel() * 4 + 4
+
+
+def test_running_again_costs_more_than_the_run() -> None:
+    """By the mechanism's own time, which grows with what a block saves; kept blocks are free of it."""
+    profile = profiled(torch_models.resnet())
+    blocks = [stage for stage in profile.stages if stage.kind == "block"]
+    assert all(0 < stage.again_ns < 10**8 for stage in blocks)
+    chain = profile.chain()
+    for stage, described in zip(profile.stages, chain["stages"], strict=True):
+        assert described["forward_only_ns"] == stage.forward_only_ns + stage.again_ns
+        assert described["options"][0]["forward_ns"] == stage.forward_ns
+    known = mechanism.cost()
+    few, many = (known.of(Block("", (nn.Linear(4, 4),)), count) for count in (2, 40))
+    assert 0 < few <= many
 
 
 def test_a_profile_is_data() -> None:

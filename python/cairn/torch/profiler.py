@@ -144,7 +144,7 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
         "grad_bytes": stage.grad_bytes,
         "weight_grad_bytes": weight_grad,
         "no_recompute": bool(stage.keep_reason),
-        "forward_only_ns": stage.forward_only_ns,
+        "forward_only_ns": stage.forward_only_ns + stage.again_ns,  # a block that runs again begins by not saving
         "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
         "options": [
             {

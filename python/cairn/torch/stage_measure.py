@@ -55,6 +55,7 @@ class StageMeasure:
     forward_ns: int = 0
     forward_only_ns: int = 0
     backward_ns: int = 0
+    again_ns: int = 0  # what running it again costs beside the run
     random: bool = False
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may

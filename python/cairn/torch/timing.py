@@ -1,8 +1,8 @@
 """Takes the times of a step's stages, in passes like that which measures memory, but without a meter.
 
 In each pass every block runs forward once without saving; one block of each kind also runs forward saving everything,
-and backward. What runs outside blocks is timed where it runs. A stage's time is the median over the passes and over
-blocks of its kind.
+and backward, without any hooks, as a kept block does. What runs outside blocks is timed where it runs. A stage's time
+is the median over the passes and over blocks of its kind.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from . import isolate
-from .blocks import Block, intercepted
+from . import isolate, mechanism
+from .blocks import Block, intercepted, resolve
 from .measure import StepMeasure
 from .sample import Sample, backward_of
 from .stage_measure import StageMeasure
 from .untouched import RandomState
+
+#: Nanoseconds. Benchmarks on a busy machine, with one thread, take time.thread_time_ns.
+clock: Callable[[], int] = time.perf_counter_ns
 
 
 @dataclasses.dataclass
@@ -48,11 +51,13 @@ class TimePasses:
             stage.forward_ns = _median(samples.forward)
             stage.forward_only_ns = _median(samples.forward_only) or stage.forward_ns
             stage.backward_ns = _median(samples.backward)
+        for stage in self._measured.blocks if self._device.type == "cpu" else ():
+            stage.again_ns = mechanism.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
     def _now(self) -> int:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return time.perf_counter_ns()
+        return clock()
 
     def _step(self) -> None:
         self._timed: set[Any] = set()
@@ -115,11 +120,10 @@ class TimePasses:
 
     def _time_saving(self, stage: StageMeasure, function: Callable[..., Any], arguments: isolate.Arguments) -> None:
         samples = self._samples_of(stage)
-        with isolate.SavedTensors().recording():
-            args, kwargs = arguments.source(isolate.Hooks())
-            began = self._now()
-            result = function(*args, **kwargs)
-            samples.forward.append(self._now() - began)
+        args, kwargs = arguments.source(isolate.Hooks())
+        began = self._now()
+        result = function(*args, **kwargs)
+        samples.forward.append(self._now() - began)
         del args, kwargs
         begun: list[int] = []
         made = isolate.differentiable(result)

@@ -13,8 +13,8 @@
  *           bound on all schedules; the answer carries graph-bound's.
  * Least     The least peak of frontier schedules by a second program, or graph-search's where that is less; smaller
  *           budgets are not tried.
- * Cost      Columns O(T^2 + T E), entries O(T^3); memory about 2 KB for an entry. A second or so at T = 50, about half a
- *           minute at T = 100 (docs/solvers/graph-milp.md).
+ * Cost      Columns O(T^2 + T E), entries O(T^3); memory about 2 KB for an entry. Seconds at T = 50, up to a minute where
+ *           the budget is tight (docs/solvers/graph-milp.md).
  * Machine   Transfers are left to other solvers.
  */
 #include <math.h>
@@ -363,12 +363,11 @@ static int64_t milp_memory(const crn_task *task)
     return own < INT64_MAX - start ? own + start : INT64_MAX;
 }
 
-#define INFO(is_available)                                                                                 \
-    {                                                                                                      \
-        .name = "graph-milp", .takes_graphs = true, .available = (is_available), .optimal_in = "frontier", \
-        .summary = "integer program of stages in which each node runs at most once, by HiGHS",             \
-        .source = "Jain et al. 2020 (Checkmate), section 4",                                               \
-        .cost = "seconds at T = 50, half a minute at T = 100; memory O(T^3)",                              \
+#define INFO(is_available)                                                                                           \
+    {                                                                                                                \
+        .name = "graph-milp", .takes_graphs = true, .available = (is_available), .optimal_in = "frontier",           \
+        .summary = "integer program of stages in which each node runs at most once, by HiGHS",                       \
+        .source = "Jain et al. 2020 (Checkmate), section 4", .cost = "seconds to a minute at T = 50; memory O(T^3)", \
     }
 
 static const cairn_solver_info absent = INFO(false);

@@ -41,7 +41,7 @@ typedef struct grain {
 } grain;
 
 static const grain grains[] = {
-    {8, 11, 16, 256}, {48, 13, 32, 256}, {400, 11, 16, 128}, {1500, 10, 12, 96}, {20000, 9, 8, 48}};
+    {8, 11, 16, 256}, {48, 12, 20, 160}, {400, 11, 16, 128}, {1500, 10, 12, 96}, {20000, 9, 8, 48}};
 
 /* Where a part is cut: so many eighths of it are its lower half. One table each; the best counts. */
 static const int32_t cuts[] = {2, 4, 5};

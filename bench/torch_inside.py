@@ -1,6 +1,7 @@
 """What keeping a part of each block is worth: CPU seconds of a GPT-2 step at given peaks, against whole blocks.
 
-python bench/torch_inside.py [--layers 12] [--rounds 3] [--mib 840 553 442 321] [--json FILE] [--allocator default]
+python bench/torch_inside.py [--layers 12] [--vocabulary 50257] [--rounds 3] [--mib 840 553 442 321]
+                             [--json FILE] [--allocator default]
 
 Peaks are bytes above the parameters in a step that creates its gradients. All methods give plain's exact loss. They
 take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's). The allocator
@@ -33,6 +34,7 @@ FAULT_FREE = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**30), "MALLOC_TRIM_THRESHOLD_"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--rounds", type=int, default=3, help="steps timed per method; the median counts")
     parser.add_argument("--mib", type=int, nargs="*", default=[840, 553, 442, 321])
     parser.add_argument("--segments", type=int, nargs="*", default=[2, 4])
@@ -46,18 +48,27 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **FAULT_FREE})
     with quiet():
         data = _measured(chosen)
-    write(chosen.json, {"machine": machine(), "allocator": chosen.allocator, "layers": chosen.layers, **data})
+    write(
+        chosen.json,
+        {
+            "machine": machine(),
+            "allocator": chosen.allocator,
+            "layers": chosen.layers,
+            "vocabulary": chosen.vocabulary,
+            **data,
+        },
+    )
 
 
 class Gpt2:
     """The step, plainly and with checkpoint_sequential over embedding, layers and head."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, vocabulary: int) -> None:
         from transformers import GPT2Config, GPT2LMHeadModel
 
         torch.manual_seed(0)
-        self.model = GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False)).train()
-        self.tokens = torch.randint(50257, (2, 256))
+        self.model = GPT2LMHeadModel(GPT2Config(n_layer=layers, vocab_size=vocabulary, use_cache=False)).train()
+        self.tokens = torch.randint(vocabulary, (2, 256))
 
     def loss_fn(self, output: Any) -> torch.Tensor:
         logits = output.logits[:, :-1].reshape(-1, output.logits.shape[-1])
@@ -65,9 +76,10 @@ class Gpt2:
 
     def run(self) -> float:
         torch.manual_seed(1)
-        loss = self.loss_fn(self.model(self.tokens))
+        output = self.model(self.tokens)  # held through the backward, as training loops do
+        loss = self.loss_fn(output)
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     def run_in_segments(self, segments: int) -> float:
         torch.manual_seed(1)
@@ -85,7 +97,7 @@ class Gpt2:
         functions = [embed, *inner.h, head]
         loss = checkpoint_sequential(functions, segments, anchor, use_reentrant=False)
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     def run_every_layer(self) -> float:
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -96,7 +108,7 @@ class Gpt2:
 
 
 def _measured(chosen: argparse.Namespace) -> dict[str, Any]:
-    step = Gpt2(chosen.layers)
+    step = Gpt2(chosen.layers, chosen.vocabulary)
     model = step.model
     parameters = memory.unique_bytes([*model.parameters(), *model.buffers()])
     profile = ct.profile(model, step.tokens, loss_fn=step.loss_fn)

@@ -269,6 +269,7 @@ def test_reasons_not_to_open() -> None:
     for function, reason in cases:
         assert reason in Recorded(function, leaf(8, 8)).graph.closed
     assert not Recorded(gelu, leaf(8, 8)).graph.closed
+    assert not Recorded(lambda x: x[torch.arange(4)].sin(), leaf(8, 8)).graph.closed
 
 
 def test_reasons_not_to_replay() -> None:

@@ -271,7 +271,7 @@ class _Notes:
                 self._values[value].operation = len(self._operations)
             tree.leaves = []
             self._operations.append(op)
-        self._close_by(func)
+        self._close_by(func, dtypes)
         return result
 
     def _now(self) -> int:
@@ -341,10 +341,12 @@ class _Notes:
             return "brings in a value from Python"
         return ""
 
-    def _close_by(self, func: Any) -> None:
+    def _close_by(self, func: Any, dtypes: Sequence[torch.dtype]) -> None:
         if len(self._operations) > MAX_OPERATIONS:
             self.close(f"has more than {MAX_OPERATIONS} operations")
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        by_positions = _short(func) == "index" and torch.bool not in dtypes and torch.uint8 not in dtypes
+        dynamic = torch.Tag.dynamic_output_shape in func.tags and not by_positions
+        if torch.Tag.data_dependent_output in func.tags or dynamic:
             self.close(f"depends on the values of its tensors ({func})")
         if torch.Tag.inplace_view in func.tags or _short(func) in ("set_", "resize_", "equal"):
             self.close(f"uses {func}")

@@ -107,8 +107,10 @@ class RebuiltHolder(Holder):
     __slots__ = ("box", "index")
 
     def __init__(self, lease: Lease, tensor: torch.Tensor | None, box: Box, index: int) -> None:
-        super().__init__(lease, tensor)
-        self.box, self.index = box, index
+        self.lease, self.box, self.index = lease, box, index
+        self.version, self.tensor = 0, None
+        if tensor is not None:
+            self.fill(tensor)
 
     def unpack(self) -> torch.Tensor:
         if self.tensor is None and self.box.rebuild is not None:

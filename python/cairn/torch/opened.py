@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -261,7 +262,6 @@ class _Recording(Saving):
 # -- what a recorded run depends on --------------------------------------------------------------------------
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_MISSING = object()
 
 
 class Constants:
@@ -290,12 +290,14 @@ class Constants:
 class _Owner:
     """A module or a plain object, and what its attributes are."""
 
-    __slots__ = ("_equal", "_parts", "_same", "_where")
+    __slots__ = ("_parts", "_same", "_values", "_values_of", "_where")
 
     def __init__(self, owner: Any) -> None:
         self._where = weakref.ref(owner)
         attributes = vars(owner)
-        self._equal = [(name, value) for name, value in attributes.items() if _is_constant(value)]
+        names = [name for name, value in attributes.items() if _is_constant(value)]
+        self._values_of = operator.itemgetter(*names) if names else None
+        self._values = self._values_of(attributes) if self._values_of is not None else None
         self._same = [(name, ref) for name, value in attributes.items() if (ref := _reference(value)) is not None]
         parts = owner._modules if isinstance(owner, nn.Module) else {}
         self._parts = [(name, None if part is None else weakref.ref(part)) for name, part in parts.items()]
@@ -305,18 +307,20 @@ class _Owner:
         if owner is None:
             return False
         attributes = vars(owner)
-        for name, value in self._equal:
-            now = attributes.get(name, _MISSING)
-            if now is not value and now != value:
+        try:
+            if self._values_of is not None and self._values_of(attributes) != self._values:
                 return False
-        if any(attributes.get(name) is not reference() for name, reference in self._same):
+        except KeyError:
             return False
+        for name, reference in self._same:
+            if attributes.get(name) is not reference():
+                return False
         return not self._parts or self._has_its_parts(owner._modules)
 
     def _has_its_parts(self, parts: dict[str, nn.Module | None]) -> bool:
         if len(parts) != len(self._parts):
             return False
-        return all(parts.get(name) is (None if ref is None else ref()) for name, ref in self._parts)
+        return all(parts.get(name) is (None if part is None else part()) for name, part in self._parts)
 
 
 def _is_constant(value: Any) -> bool:

@@ -13,7 +13,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "release"
 PROGRAMS = sorted(path.stem for path in HERE.glob("bench_*.c"))
-SCRIPTS = ["select_networks", "checkmate", "bench_torch_mechanism", "torch_prediction", "torch_curves"]
+SCRIPTS = [
+    "select_networks",
+    "joint_tradeoff",
+    "checkmate",
+    "bench_torch_mechanism",
+    "torch_prediction",
+    "torch_curves",
+]
 
 
 def command_of(name: str) -> list[str]:

@@ -283,7 +283,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
             s->best->stopped_early = true;
             return CAIRN_OK;
         }
-        if (c->solver->rank > 0 && c->solver->rank < s->rank)
+        if (s->rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < s->rank))
             continue;
         if (!fits_memory(s->task, c) || (dear && s->best->found))
             add_name(s->left_out, c->solver->info.name);

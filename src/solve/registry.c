@@ -19,6 +19,8 @@
     X(crn_offload_dp_solver)       \
     X(crn_offload_vdnn_solver)     \
     X(crn_offload_exact_solver)    \
+    X(crn_joint_chain_solver)      \
+    X(crn_joint_graph_solver)      \
     X(crn_select_cubic_solver)     \
     X(crn_select_quadratic_solver) \
     X(crn_select_linear_solver)    \
@@ -52,7 +54,8 @@ const crn_solver *const crn_solvers[] = {
     X(crn_chain_bound_method)        \
     X(crn_chain_memory_bound_method) \
     X(crn_graph_bound_method)        \
-    X(crn_graph_demand_method)
+    X(crn_graph_demand_method)       \
+    X(crn_joint_bound_method)
 
 #define CRN_X(bound) extern const crn_bound_method bound;
 BOUND_MAP(CRN_X)

@@ -77,6 +77,8 @@ typedef struct crn_answer {
     char reason[CAIRN_REASON_MAX];
 } crn_answer;
 
+enum { CRN_RANK_ALL = 1000 };
+
 typedef struct crn_solver {
     cairn_solver_info info; /* available: true; where that is known at run time only, `available` below says it */
     /** OK, or UNAVAILABLE and how to get what it needs, asked whenever it matters. NULL = always. */
@@ -90,7 +92,8 @@ typedef struct crn_solver {
     int64_t (*work)(const crn_task *task);
     /**
      * For auto: a complete answer of a solver of rank r > 0 is never worse than one of a solver of a rank in (0, r),
-     * which is then not asked. 0 = compares with none: auto always asks it.
+     * which is then not asked. 0 = compares with none: auto always asks it. CRN_RANK_ALL: never worse than any other
+     * solver that auto would ask, for it asks them all itself.
      */
     int rank;
     /**

@@ -20,7 +20,14 @@
 
 #include "solve/offload/offload_plan.h"
 
-enum { STAGES_MAX = 6, COMBINATIONS_MAX = 64, LABELS_MAX = 1 << 18, TABLE_SIZE = 1 << 16, POLL_EVERY = 4096 };
+enum {
+    STAGES_MAX = 6,
+    COMBINATIONS_MAX = 64,
+    LABELS_MAX = 1 << 18,
+    TABLE_SIZE = 1 << 16,
+    POLL_EVERY = 4096,
+    FIRST_CAPACITY = 1024
+};
 
 /* Where A[l] is. LEAVING: also on its way to the host, while the next forward still has to read it. */
 enum { NOWHERE, ON_DEVICE, LEAVING, ON_HOST };
@@ -56,7 +63,7 @@ typedef struct search {
     int32_t label_count, label_capacity;
     int32_t *table;
     int32_t *heap;
-    int32_t heap_count;
+    int32_t heap_count, heap_capacity;
     bool overflow, no_memory;
     cairn_allocator allocator;
 } search;
@@ -172,28 +179,30 @@ static bool dominates(const search *s, const label *a, const label *b)
     return s->by_memory || frees_as_early(a, b);
 }
 
+/* Room for one more label, and for its place in the heap. */
 static bool make_room(search *s)
 {
-    int32_t capacity = s->label_capacity * 2;
-    if (s->label_count < s->label_capacity)
-        return true;
-    s->overflow |= capacity > LABELS_MAX;
-    if (s->overflow)
-        return false;
-    label *labels = crn_realloc(&s->allocator, s->labels, (size_t)s->label_capacity, (size_t)capacity, sizeof(label));
-    s->labels = labels ? labels : s->labels;
-    int32_t *heap =
-        labels ? crn_realloc(&s->allocator, s->heap, (size_t)s->label_capacity, (size_t)capacity, sizeof(int32_t))
-               : NULL;
-    s->no_memory = !heap;
-    if (!heap) {
-        if (labels) /* sizes are told truly when it is freed */
-            s->labels = crn_realloc(&s->allocator, labels, (size_t)capacity, (size_t)s->label_capacity, sizeof(label));
-        s->labels = s->labels ? s->labels : labels;
-        return false;
+    if (s->label_count == s->label_capacity) {
+        s->overflow |= 2 * s->label_capacity > LABELS_MAX;
+        label *labels = s->overflow ? NULL
+                                    : crn_realloc(&s->allocator, s->labels, (size_t)s->label_capacity,
+                                                  2 * (size_t)s->label_capacity, sizeof(*labels));
+        if (!labels) {
+            s->no_memory = !s->overflow;
+            return false;
+        }
+        s->labels = labels;
+        s->label_capacity *= 2;
     }
+    if (s->heap_count < s->heap_capacity)
+        return true;
+    int32_t *heap =
+        crn_realloc(&s->allocator, s->heap, (size_t)s->heap_capacity, 2 * (size_t)s->heap_capacity, sizeof(*heap));
+    s->no_memory = !heap;
+    if (!heap)
+        return false;
     s->heap = heap;
-    s->label_capacity = capacity;
+    s->heap_capacity *= 2;
     return true;
 }
 
@@ -449,10 +458,11 @@ static cairn_status search_begin(search *s, const crn_task *task, int64_t budget
                   .budget_bytes = budget_bytes,
                   .incumbent = incumbent,
                   .by_memory = by_memory,
-                  .label_capacity = 1024,
+                  .label_capacity = FIRST_CAPACITY,
+                  .heap_capacity = FIRST_CAPACITY,
                   .allocator = crn_allocator(task->env)};
     s->labels = crn_alloc(&s->allocator, (size_t)s->label_capacity, sizeof(*s->labels));
-    s->heap = crn_alloc(&s->allocator, (size_t)s->label_capacity, sizeof(*s->heap));
+    s->heap = crn_alloc(&s->allocator, (size_t)s->heap_capacity, sizeof(*s->heap));
     s->table = crn_alloc(&s->allocator, TABLE_SIZE, sizeof(*s->table));
     if (!s->labels || !s->heap || !s->table)
         return crn_no_memory(error);
@@ -465,7 +475,7 @@ static void search_end(search *s)
     if (!s->task)
         return;
     crn_free(&s->allocator, s->labels, (size_t)s->label_capacity, sizeof(*s->labels));
-    crn_free(&s->allocator, s->heap, (size_t)s->label_capacity, sizeof(*s->heap));
+    crn_free(&s->allocator, s->heap, (size_t)s->heap_capacity, sizeof(*s->heap));
     crn_free(&s->allocator, s->table, TABLE_SIZE, sizeof(*s->table));
 }
 

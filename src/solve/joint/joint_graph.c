@@ -1,0 +1,210 @@
+/*
+ * joint-graph: graphs in which every value may stay, be computed again, or travel to the host and back.
+ *
+ * Problem   A graph and its link to host memory. Least time within the device's budget and the host's.
+ * Lists     What is computed, and when, comes from graph-search at budgets from its least one to that of storing everything,
+ *           with a fraction of its rounds, and from storing everything: so an eviction is a drop in one list and a wait
+ *           that may travel in another.
+ * Fit       Each list is made to fit the budget by letting storages travel; a storage leaves and comes back with its base,
+ *           aliases are computed again, outputs need not come back. The best lists are improved by ruin and recreate
+ *           (joint_search.h, joint_fit.h), their transfers placed by travel.h.
+ * Never     worse than any solver without transfers that auto asks: their answers are among the starting points.
+ * Optimal   When it meets the bound (joint_bound.c).
+ * Cost      graph-search's, and half as much again: seconds at T = 400. Limited by work, not by the clock.
+ */
+#include "solve/joint/joint_search.h"
+
+enum { GRID = 8, SHARE = 24 };
+
+typedef struct joint {
+    int64_t least_bytes, search_least_bytes; /* ours; that of graph-search */
+    int64_t store_all_bytes, store_all_ns;
+} joint;
+
+static crn_task without_machine(const crn_task *task)
+{
+    crn_task sub = *task;
+    sub.machine = NULL;
+    return sub;
+}
+
+/* ---- lists ---- */
+
+static cairn_status take_list(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    crn_joint_search *search = context;
+    (void)budget_bytes;
+    if (search->best_ns <= search->bound_ns)
+        return CAIRN_OK;
+    return crn_joint_offer_list(search, own->builder, NULL, error);
+}
+
+static cairn_status offer_store_all(crn_joint_search *search, cairn_error *error)
+{
+    static const int64_t none = CAIRN_NONE;
+    crn_task sub = without_machine(search->task);
+    sub.budget_max_bytes = CAIRN_NONE;
+    return crn_joint_ask(&sub, "store-all", &none, 1, take_list, search, NULL, error);
+}
+
+static int64_t default_rounds(const crn_task *task, int64_t work)
+{
+    return crn_max(16, work / (cairn_problem_graph(task->problem)->node_count + 100));
+}
+
+/* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
+static cairn_status offer_lists(const joint *s, crn_joint_search *search, cairn_error *error)
+{
+    int64_t budgets[GRID], span = s->store_all_bytes - s->search_least_bytes;
+    crn_task sub = without_machine(search->task);
+    crn_settings settings = *sub.settings;
+    int64_t rounds = default_rounds(&sub, INT64_C(30000000)) / SHARE;
+    if (s->search_least_bytes == INT64_MAX || span <= 0)
+        return CAIRN_OK;
+    settings.iterations = settings.iterations >= 0 ? crn_min(settings.iterations, rounds) : rounds;
+    sub.settings = &settings;
+    sub.budget_max_bytes = CAIRN_NONE;
+    for (int32_t i = 0; i < GRID; i++)
+        budgets[i] = s->search_least_bytes + span / GRID * i;
+    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, error);
+}
+
+/* ---- the solver ---- */
+
+static cairn_status take_schedule(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    (void)budget_bytes;
+    return crn_joint_offer(context, own->builder, "brute-graph", error);
+}
+
+/* With what storing everything fits when all that waits travels. */
+static cairn_status take_need(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    const crn_task *task = ((crn_joint_search *)context)->task;
+    crn_travel *travel;
+    crn_fit *fit;
+    (void)budget_bytes;
+    cairn_status status =
+        crn_travel_new(task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
+    if (status == CAIRN_UNSUPPORTED)
+        return CAIRN_OK;
+    if (status != CAIRN_OK)
+        return crn_no_memory(error);
+    CRN_TRY(crn_fit_new(travel, 1, &fit, error));
+    ((crn_joint_search *)context)->best_ns = crn_fit_need(fit);
+    crn_fit_free(fit);
+    return CAIRN_OK;
+}
+
+static cairn_status find_least(const crn_task *task, joint *s, cairn_error *error)
+{
+    static const int64_t none = CAIRN_NONE;
+    crn_task sub = without_machine(task);
+    crn_joint_search needs = {.task = task, .best_ns = INT64_MAX};
+    sub.budget_max_bytes = CAIRN_NONE;
+    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->search_least_bytes, error));
+    s->least_bytes = s->search_least_bytes;
+    CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
+    CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, error));
+    CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &needs, NULL, error));
+    s->least_bytes = crn_min(s->least_bytes, needs.best_ns);
+    return CAIRN_OK;
+}
+
+static void joint_close(const crn_task *task, void *session)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_free(&allocator, session, 1, sizeof(joint));
+}
+
+static cairn_status joint_open(const crn_task *task, void **session, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
+    *session = NULL;
+    if (!s)
+        return crn_no_memory(error);
+    s->least_bytes = s->search_least_bytes = INT64_MAX;
+    cairn_status status = crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error);
+    if (status == CAIRN_OK)
+        status = find_least(task, s, error);
+    if (status != CAIRN_OK) {
+        joint_close(task, s);
+        return status;
+    }
+    *session = s;
+    return CAIRN_OK;
+}
+
+static cairn_status joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
+{
+    const joint *s = session;
+    (void)task;
+    (void)error;
+    least->bytes = s->least_bytes;
+    return CAIRN_OK;
+}
+
+static int64_t rounds_of(const crn_task *task)
+{
+    if (task->settings->iterations >= 0)
+        return task->settings->iterations;
+    if (task->deadline_ns != CAIRN_NONE)
+        return INT64_MAX / 8; /* until the clock says so */
+    return default_rounds(task, INT64_C(1500000));
+}
+
+static cairn_status search_all(const joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
+                               cairn_error *error)
+{
+    crn_task sub = without_machine(search->task);
+    CRN_TRY(offer_store_all(search, error));
+    if (search->best_ns > search->bound_ns)
+        CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, error));
+    if (search->best_ns > search->bound_ns)
+        CRN_TRY(offer_lists(s, search, error));
+    if (search->best_ns > search->bound_ns)
+        CRN_TRY(crn_joint_ask_alone(search, NULL, NULL, 0, error));
+    return crn_joint_improve(search, rounds_of(search->task), answer, error);
+}
+
+static cairn_status joint_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
+                                cairn_error *error)
+{
+    const joint *s = session;
+    crn_joint_search search;
+    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes)
+        return CAIRN_OK;
+    cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
+    if (status == CAIRN_OK)
+        status = search_all(s, &search, budget_bytes, answer, error);
+    answer->stopped_early |= crn_should_stop(task, NULL);
+    if (status == CAIRN_OK)
+        status = crn_joint_answer(&search, answer, error);
+    crn_joint_end(&search);
+    return status;
+}
+
+static int64_t joint_memory(const crn_task *task)
+{
+    const crn_solver *search = crn_solver_find("graph-search");
+    int64_t nodes = cairn_problem_graph(task->problem)->node_count;
+    return (CRN_JOINT_POOL + 2) * crn_travel_memory(task, 4 * nodes + 64) + search->memory(task) + (1 << 20);
+}
+
+const crn_solver crn_joint_graph_solver = {
+    .info = {.name = "joint-graph",
+             .takes_graphs = true,
+             .needs_machine = true,
+             .available = true,
+             .optimal_in = "",
+             .summary = "values stay, are computed again or travel: never worse than recomputation alone",
+             .source = "Cairn",
+             .cost = "seconds at T = 400"},
+    .memory = joint_memory,
+    .rank = CRN_RANK_ALL,
+    .open = joint_open,
+    .close = joint_close,
+    .least = joint_least,
+    .solve = joint_solve,
+};

@@ -1,0 +1,73 @@
+/*
+ * The best of many schedules in which values stay, are computed again or travel.
+ *
+ * A search is given complete schedules (answers of other solvers) and lists without transfers that may be over the budget
+ * (answers of solvers that recompute, at larger budgets). The former are kept where they are the best so far; the latter
+ * are made to fit by letting copies travel (joint_fit.h), and the best few of them are improved. So the answer is never
+ * worse than any schedule that it was given.
+ */
+#ifndef CRN_JOINT_SEARCH_H
+#define CRN_JOINT_SEARCH_H
+
+#include "solve/joint/joint_fit.h"
+
+enum { CRN_JOINT_POOL = 6 };
+
+/** A list without transfers, and what travels of it. */
+typedef struct crn_joint_entry {
+    crn_fit *fit;
+    cairn_op *ops;
+    int64_t count;
+} crn_joint_entry;
+
+typedef struct crn_joint_search {
+    const crn_task *task;
+    int64_t budget_bytes; /* INT64_MAX = none */
+    int64_t bound_ns;     /* nothing is faster */
+    cairn_builder *best;  /* of all so far */
+    int64_t best_ns, best_peak_bytes;
+    crn_joint_entry pool[CRN_JOINT_POOL]; /* the best lists first */
+    int32_t pool_count;
+    uint64_t seed;   /* of the next list */
+    uint64_t random; /* of mutations */
+    char from[32];   /* who gave the best */
+    cairn_allocator allocator;
+} crn_joint_search;
+
+cairn_status crn_joint_begin(crn_joint_search *search, const crn_task *task, int64_t budget_bytes, cairn_error *error);
+void crn_joint_end(crn_joint_search *search);
+
+/** A complete schedule of the task, within the budget or not. */
+cairn_status crn_joint_offer(crn_joint_search *search, const cairn_builder *builder, const char *from,
+                             cairn_error *error);
+/**
+ * A list without transfers. goes (NULL = none): by computation, whether what it makes travels to begin with. Lists to which
+ * transfers cannot be added are passed over.
+ */
+cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+                                  cairn_error *error);
+/**
+ * Improves the best lists with this many rounds in all: mostly what travels of them, now and then, of a chain, the list itself,
+ * by a random change that leaves it valid. Polls.
+ */
+cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_answer *answer, cairn_error *error);
+/** Takes the best schedule into the answer. */
+cairn_status crn_joint_answer(crn_joint_search *search, crn_answer *answer, cairn_error *error);
+
+/** Calls another solver; see crn_joint_ask. */
+typedef cairn_status (*crn_joint_take)(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error);
+/**
+ * Asks a solver by name at some budgets (CAIRN_NONE = no budget) in one session and gives each answer to take; solvers that
+ * do not take the task, or lack memory, or were stopped, are passed over. least_bytes (may be NULL): lowered to the solver's.
+ */
+cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t *budgets, int32_t count,
+                           crn_joint_take take, void *context, int64_t *least_bytes, cairn_error *error);
+
+/**
+ * Asks every solver without transfers that auto would ask, those that others cover aside, at the search's budget, and one of them
+ * (its name, NULL = none) in the same session at more budgets, whose answers are taken as lists.
+ */
+cairn_status crn_joint_ask_alone(crn_joint_search *search, const char *lists_of, const int64_t *budgets, int32_t count,
+                                 cairn_error *error);
+
+#endif

@@ -232,6 +232,32 @@ def test_activations_alone(resnet_profile: ct.Profile) -> None:
         ct.plan(resnet_profile, UNLIMITED, scope="layer")
 
 
+def test_gradients_that_a_step_creates_are_no_activations() -> None:
+    """Many parameters, few activations: a step that creates its gradients keeps to a budget for activations."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)))
+    x = torch.randn(32, 256)
+
+    def loss_fn(output: Any) -> Any:
+        return output.square().mean()
+
+    profile = ct.profile(model, x, loss_fn=loss_fn)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED, scope="activations").least_budget_bytes, scope="activations")
+    assert plan.budget_bytes < profile.gradient_bytes
+    verified = ct.verify(model, plan, x, loss_fn=loss_fn)
+    assert verified.created.peak_bytes <= verified.accumulated.peak_bytes <= plan.budget_bytes
+    ct.checkpoint(model, x, loss_fn=loss_fn, budget=plan.budget_bytes, scope="activations")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn(model(x)).backward()
+        model.zero_grad()
+        loss_fn(model(x)).backward()
+        loss_fn(model(x)).backward()
+        measured = ct.report(model).measured
+    assert measured is not None and measured.peak_bytes <= plan.budget_bytes
+    ct.handle(model).remove()
+
+
 def test_what_this_version_cannot_do_is_refused(resnet_profile: ct.Profile) -> None:
     with pytest.raises(ValueError, match="offload"):
         ct.plan(resnet_profile, UNLIMITED, allow=("recompute", "offload"))

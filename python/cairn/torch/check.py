@@ -38,6 +38,14 @@ def gradient_bytes_of(model: nn.Module) -> int:
     return memory.unique_bytes(p.grad for p in model.parameters() if p.grad is not None)
 
 
+def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
+    """What a step has added to the gradients of so many bytes, where the plan does not count gradients.
+
+    A meter sees them as they come, so taking all of them off its peak can take too much, never too little.
+    """
+    return gradient_bytes_of(model) - gradient_bytes if plan.scope == "activations" else 0
+
+
 # -- verify --------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +154,7 @@ class _Runs:
         self._buffers.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        resident = resident_of(self._plan, gradient_bytes_of(model))
+        gradient_bytes = gradient_bytes_of(model)
         first = meter.mark()
         began = time.perf_counter_ns()
         output, loss = self._sample.forward()
@@ -160,7 +168,7 @@ class _Runs:
             {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers()},
             RandomState(self._device),
-            resident,
+            resident_of(self._plan, gradient_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
             first,
             last,
             took,
@@ -266,9 +274,9 @@ class Watch:
         if count >= self._steps or _compat.profiler_is_active():
             return
         self._plan = plan
-        grads = gradient_bytes_of(module)
-        self._existed = grads > 0
-        self._resident = resident_of(plan, grads)
+        self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
+        self._existed = self._gradient_bytes > 0
+        self._resident = resident_of(plan, self._gradient_bytes)
         self._meter, self._last = memory.meter_for(torch.device(plan.device), interruptible=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -293,6 +301,9 @@ class Watch:
         if self._meter is not None:
             self._took = time.perf_counter_ns() - self._began
             self._last = self._meter.mark()
+            module = self._module()
+            if module is not None:
+                self._resident -= uncounted_bytes(self._plan, module, self._gradient_bytes)
 
     def _stop(self) -> memory.Meter | None:
         """Ends the measurement; never within a backward, which runs in a state of its own."""

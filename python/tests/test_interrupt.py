@@ -37,6 +37,14 @@ def eager_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_calls, "_POLL_INTERVAL_NS", 0)
 
 
+@pytest.fixture(autouse=True)
+def sigint_arrives():
+    """Also where the tests run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def sigint_restored():
     before = signal.getsignal(signal.SIGINT)
@@ -172,6 +180,7 @@ def test_ctrl_c_in_a_process_of_its_own() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert child.stdout.readline() == "solving\n"

@@ -21,7 +21,7 @@ typedef struct node {
     int64_t bound;
     uint64_t key;
     int32_t next;
-    int8_t grad;
+    uint8_t grad;
     uint8_t saved_before; /* stages whose forward was issued */
     bool beaten;
 } node;
@@ -404,7 +404,7 @@ int64_t test_exhaustive_joint(const cairn_problem *problem, const cairn_machine 
     for (int v = 0; v < VALUES; v++)
         first.device[v].option = first.host[v].option = -1;
     first.device[0].option = 0;
-    first.grad = (int8_t)t.n;
+    first.grad = (uint8_t)t.n;
     first.used[0] = cairn_problem_info_of(problem)->fixed_bytes + t.chain->input_bytes + grad_of(&t, t.n);
     if (first.used[0] <= budget_bytes)
         offer(&t, &first);

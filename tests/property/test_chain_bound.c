@@ -16,6 +16,7 @@
 
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
@@ -103,7 +104,7 @@ static void never_passes_the_optimum(void **state)
     test_random random = test_random_seeded(71);
     tally t = {0, 0, 0, 0};
     (void)state;
-    for (int round = 0; round < 1500; round++) {
+    for (int round = 0; round < TEST_ROUNDS(1500); round++) {
         test_chain_shape shape = shape_of(round);
         cairn_problem *problem = test_random_chain(&random, &shape);
         cairn_info all = solve(problem, "brute-chain", INT64_MAX);

@@ -14,6 +14,7 @@
 #include <cairn/cairn.h>
 
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes, int64_t slots)
 {
@@ -92,7 +93,7 @@ static void optimum_is_that_of_bytes(void **state)
 {
     test_random random = test_random_seeded(41);
     (void)state;
-    for (int round = 0; round < 1500; round++) {
+    for (int round = 0; round < TEST_ROUNDS(1500); round++) {
         test_chain_shape shape = shape_of(round);
         cairn_problem *problem = test_random_chain(&random, &shape);
         cairn_limits found = limits(problem, "chain-exact");

@@ -16,6 +16,7 @@
 
 #include "solve/chain/weak_slots.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
@@ -209,7 +210,7 @@ static void slots_and_bytes_agree(void **state)
 {
     test_random random = test_random_seeded(71);
     (void)state;
-    for (int round = 0; round < 500; round++) {
+    for (int round = 0; round < TEST_ROUNDS(500); round++) {
         test_chain_shape shape = test_chain_of_everything(8);
         shape.machine = false;
         if (round % 3 == 0)

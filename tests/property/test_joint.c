@@ -17,6 +17,7 @@
 #include "support/exhaustive_joint.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 typedef struct question {
     const cairn_problem *problem;
@@ -82,7 +83,7 @@ static int64_t budget_between(const cairn_info *ends, int64_t step, int64_t step
 static void the_oracle_agrees_with_the_exact_solvers(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 240; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(240); seed++) {
         cairn_problem *problem = chain_of(seed + 500, 4);
         const cairn_machine *machine = cairn_problem_info_of(problem)->machine;
         test_joint_limits limits = {.no_recompute = true, .incumbent_ns = INT64_MAX};
@@ -137,7 +138,7 @@ static void tiny_chains_are_near_the_optimum(void **state)
 {
     tally t = {0};
     (void)state;
-    for (uint64_t seed = 0; seed < 320; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(320); seed++) {
         cairn_problem *problem = chain_of(seed, seed % 4 == 2 ? 3 : 4);
         question q = {.problem = problem, .solver = "joint-chain", .budget = 1 << 20, .seed = seed};
         cairn_info ends = ask(&q);
@@ -148,8 +149,9 @@ static void tiny_chains_are_near_the_optimum(void **state)
     printf("joint-chain: %.2f %% above the optimum, %lld of %lld optimal, worst %.1f %% (seed %llu), %lld given up\n",
            100 * t.sum / (double)t.count, (long long)t.optimal, (long long)t.count, 100 * t.worst,
            (unsigned long long)t.worst_seed, (long long)t.gave_up);
-    assert_true(t.count > 280);
-    assert_true(t.sum / (double)t.count < 0.01);
+    assert_true(t.count > TEST_ROUNDS(280));
+    if (t.count > 280) /* an average needs all of them */
+        assert_true(t.sum / (double)t.count < 0.01);
 }
 
 /* ---- never worse: than any but those that need a library that may not be there ---- */
@@ -176,7 +178,7 @@ static void check_against_all(const question *given)
 static void no_other_solver_is_better(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 140; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(140); seed++) {
         cairn_problem *problem = chain_of(seed + 3000, (int32_t)(3 + seed % 8));
         question q = {.problem = problem, .solver = "joint-chain", .budget = 1 << 20, .seed = seed};
         cairn_info ends = ask(&q);
@@ -189,7 +191,7 @@ static void no_other_solver_is_better(void **state)
 static void no_other_solver_is_better_on_graphs(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 140; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(140); seed++) {
         test_random random = test_random_seeded(seed);
         test_graph_shape shape = test_graph_of_everything((int32_t)(4 + seed % 20));
         shape.machine = true;
@@ -211,7 +213,7 @@ static void no_other_solver_is_better_on_graphs(void **state)
 static void without_use_it_is_recomputation(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++) {
         test_random random = test_random_seeded(seed + 100);
         test_chain_shape shape = {.stages_min = 3, .stages_max = 6, .positive = true};
         cairn_problem *problem = test_random_chain(&random, &shape);

@@ -17,6 +17,7 @@
 
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 #include "support/slow_replay.h"
 
 /* ---- asking ---- */
@@ -243,7 +244,7 @@ static void compare_at(const cairn_problem *problem, uint64_t seed, int64_t budg
 static void nothing_beats_exhaustive_search(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 2400; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(2400); seed++) {
         cairn_problem *problem = tiny_problem(seed);
         question q = {problem, brute_of(problem), seed, -1, 0, NULL};
         cairn_limits limits = limits_of(&q);
@@ -281,7 +282,7 @@ static void check_least(const question *given, void *context)
 static void solvers_succeed_from_their_least_budget_on(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 1200; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(1200); seed++) {
         cairn_problem *problem = tiny_problem(seed + 5000);
         question q = {problem, brute_of(problem), seed, -1, 9, NULL};
         cairn_limits best = limits_of(&q);
@@ -312,7 +313,7 @@ static void check_monotonic(const question *given, void *context)
 static void more_budget_never_costs_time(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 400; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(400); seed++) {
         cairn_problem *problem = tiny_problem(seed + 9000);
         question q = {problem, brute_of(problem), seed, -1, (int64_t)(seed % 40) + 1, NULL};
         cairn_limits limits = limits_of(&q);
@@ -425,7 +426,7 @@ static void scaling_sizes_or_times_changes_nothing_else(void **state)
 {
     (void)state;
     static const int64_t factors[][2] = {{3, 1}, {1, 7}, {1000003, 1}, {1, 999999937}, {4096, 60}};
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         cairn_problem *problem = tiny_problem(seed + 20000);
         const int64_t *factor = factors[seed % 5];
         if (!cairn_problem_info_of(problem)->machine) {

@@ -12,6 +12,7 @@
 #include "solve/chain/revolve.h"
 #include "solve/solver.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static void binomial_coefficients(void **state)
 {
@@ -167,7 +168,7 @@ static void check_peak_at(const cairn_problem *problem, int64_t budget)
 static void peaks_are_foreseen_to_the_byte(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++) {
         test_random random = test_random_seeded(seed);
         test_chain_shape shape = {.stages_min = 2,
                                   .stages_max = 40,
@@ -425,7 +426,7 @@ static void the_program_is_the_recursion(void **state)
     static search w;
     int questions = 0, beaten = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 120; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(120); seed++) {
         test_random random = test_random_seeded(seed);
         test_chain_shape shapes[] = {
             {.stages_min = 2, .stages_max = STAGES},

@@ -1,0 +1,14 @@
+/*
+ * How many random instances a test looks at: all of them, but a quarter under a sanitizer, where each costs ten times as
+ * much and shows the same kinds of defects.
+ */
+#ifndef TEST_ROUNDS_H
+#define TEST_ROUNDS_H
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_ROUNDS(count) (((count) + 3) / 4)
+#else
+#define TEST_ROUNDS(count) (count)
+#endif
+
+#endif

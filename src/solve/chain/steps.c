@@ -418,7 +418,7 @@ static int64_t next_bytes(const crn_steps *steps, int32_t at, int64_t shift)
  */
 static void merge(crn_envelope *e, const crn_term *t, int32_t i, int32_t j, int64_t bytes, int64_t high, int64_t least)
 {
-    const crn_step *old = e->cell.list, *old_end = old + e->cell.count;
+    const crn_step *old = e->cell.list, *old_end = e->cell.count > 0 ? old + e->cell.count : old; /* old may be NULL */
     e->merged.count = 0;
     while (bytes <= high) {
         int64_t next_first = next_bytes(t->first, i, t->first_shift);

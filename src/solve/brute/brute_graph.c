@@ -296,8 +296,10 @@ static cairn_status brute_least(const crn_task *task, void *session, crn_least *
     brute_begin(task, CAIRN_NONE, &b);
     int32_t end = brute_run(&b);
     bool failed = b.failed;
-    if (end >= 0)
-        *least = (crn_least){.bytes = b.states[end].reached, .is_exact = true, .lower_bytes = b.states[end].reached};
+    if (end >= 0) {
+        least->bytes = b.states[end].reached;
+        least->is_exact = !task->machine;
+    }
     brute_end(&b);
     return failed ? crn_no_memory(error) : CAIRN_OK;
 }
@@ -330,8 +332,8 @@ static cairn_status brute_solve(const crn_task *task, void *session, int64_t bud
     cairn_status status = b.failed ? crn_no_memory(error) : CAIRN_OK;
     if (status == CAIRN_OK && end >= 0) {
         answer->found = true;
-        answer->optimal_in_class = true;
-        answer->lower_bound_ns = b.states[end].reached;
+        answer->optimal_in_class = !task->machine;
+        answer->lower_bound_ns = task->machine ? CAIRN_NONE : b.states[end].reached;
         status = emit(&b, end, answer->builder, error);
     }
     brute_end(&b);

@@ -29,6 +29,19 @@ static inline bool crn_mul_size(size_t a, size_t b, size_t *product)
     return !__builtin_mul_overflow(a, b, product);
 }
 
+/* Of numbers that are not negative, for estimates: INT64_MAX stands for all that is too large. */
+static inline int64_t crn_add_saturating(int64_t a, int64_t b)
+{
+    int64_t sum;
+    return crn_add(a, b, &sum) ? sum : INT64_MAX;
+}
+
+static inline int64_t crn_mul_saturating(int64_t a, int64_t b)
+{
+    int64_t product;
+    return crn_mul(a, b, &product) ? product : INT64_MAX;
+}
+
 static inline int64_t crn_max(int64_t a, int64_t b)
 {
     return a > b ? a : b;

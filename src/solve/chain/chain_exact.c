@@ -369,19 +369,6 @@ static cairn_status chain_exact_solve(const crn_task *task, void *state, int64_t
 
 /* ---- estimates ---- */
 
-/* Saturating. */
-static int64_t sum_of(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return crn_add(a, b, &sum) ? sum : INT64_MAX;
-}
-
-static int64_t product_of(int64_t a, int64_t b)
-{
-    int64_t product;
-    return crn_mul(a, b, &product) ? product : INT64_MAX;
-}
-
 /* Past this, n^2 numbers are refused without a closer look. */
 enum { STAGES_MAX = 1 << 15 };
 
@@ -397,7 +384,7 @@ static int64_t tables_estimate(const crn_subchains *subchains, int64_t n)
         int64_t kinds = subchains->begin[length + 1] - subchains->begin[length];
         int64_t cells = crn_min(CELLS_MAX, CELLS_PER_STAGE * n) * length / n + 4 * CRN_STEPS_BLOCK;
         int64_t table = steps_estimate(length) * (int64_t)sizeof(crn_step) + cells * 14 + (int64_t)sizeof(crn_steps);
-        bytes = sum_of(bytes, product_of(kinds, table + CELLS_MAX / CRN_STEPS_BLOCK * 8));
+        bytes = crn_add_saturating(bytes, crn_mul_saturating(kinds, table + CELLS_MAX / CRN_STEPS_BLOCK * 8));
     }
     return bytes;
 }
@@ -407,7 +394,8 @@ static int64_t work_estimate(const crn_subchains *subchains, int64_t n)
     int64_t work = 0;
     for (int32_t length = 1; length <= n; length++) {
         int64_t kinds = subchains->begin[length + 1] - subchains->begin[length];
-        work = sum_of(work, product_of(kinds, 100 * steps_estimate(length) + 500 * (int64_t)length));
+        work =
+            crn_add_saturating(work, crn_mul_saturating(kinds, 100 * steps_estimate(length) + 500 * (int64_t)length));
     }
     return work;
 }
@@ -430,7 +418,8 @@ static int64_t chain_exact_memory(const crn_task *task)
     if (n > STAGES_MAX)
         return INT64_MAX;
     int64_t fixed = crn_chain_table_memory(n) + crn_subchains_memory(n);
-    return fixed > crn_memory_limit(task->settings) ? fixed : sum_of(fixed, estimate(task, tables_estimate, 0));
+    return fixed > crn_memory_limit(task->settings) ? fixed
+                                                    : crn_add_saturating(fixed, estimate(task, tables_estimate, 0));
 }
 
 static int64_t chain_exact_work(const crn_task *task)

@@ -253,29 +253,18 @@ static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t 
 
 /* ---- estimates ---- */
 
-static int64_t sum_of(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return crn_add(a, b, &sum) ? sum : INT64_MAX;
-}
-
-static int64_t product_of(int64_t a, int64_t b)
-{
-    int64_t product;
-    return crn_mul(a, b, &product) ? product : INT64_MAX;
-}
-
 static int64_t chain_weak_memory(const crn_task *task)
 {
     crn_weak_estimate estimate;
     int64_t parts, terms, bytes = crn_chain_exact_solver.memory(task);
     crn_weak_model_counts(task, &parts, &terms);
-    bytes = sum_of(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)->stage_count));
-    bytes = sum_of(bytes, crn_weak_model_memory(task));
-    bytes = sum_of(bytes, product_of(parts, (int64_t)sizeof(int64_t)));
+    bytes = crn_add_saturating(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)->stage_count));
+    bytes = crn_add_saturating(bytes, crn_weak_model_memory(task));
+    bytes = crn_add_saturating(bytes, crn_mul_saturating(parts, (int64_t)sizeof(int64_t)));
     if (!crn_weak_steps_estimate(task, &estimate))
         return bytes;
-    return sum_of(bytes, is_affordable(&estimate) ? estimate.bytes : crn_weak_slots_memory(parts, slots_for(task)));
+    return crn_add_saturating(bytes, is_affordable(&estimate) ? estimate.bytes
+                                                              : crn_weak_slots_memory(parts, slots_for(task)));
 }
 
 static int64_t chain_weak_work(const crn_task *task)
@@ -286,7 +275,8 @@ static int64_t chain_weak_work(const crn_task *task)
     if (!crn_weak_steps_estimate(task, &estimate))
         return INT64_MAX;
     bool in_bytes = is_affordable(&estimate);
-    return sum_of(work, in_bytes ? estimate.work : product_of(terms, 100 + 2 * (int64_t)slots_for(task) / 5));
+    return crn_add_saturating(work, in_bytes ? estimate.work
+                                             : crn_mul_saturating(terms, 100 + 2 * (int64_t)slots_for(task) / 5));
 }
 
 const crn_solver crn_chain_weak_solver = {

@@ -308,18 +308,6 @@ cairn_status crn_weak_steps_solve(const crn_weak_steps *p, const crn_task *task,
 /* Longer chains have too many parts even where all stages are alike. */
 enum { STAGES_MAX = 1024, FEW = 4 };
 
-static int64_t sum_of(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return crn_add(a, b, &sum) ? sum : INT64_MAX;
-}
-
-static int64_t product_of(int64_t a, int64_t b)
-{
-    int64_t product;
-    return crn_mul(a, b, &product) ? product : INT64_MAX;
-}
-
 /* How often the most frequent of the stages occurs. */
 static int64_t most_alike(const crn_subchains *subchains)
 {
@@ -352,9 +340,9 @@ static void estimate(const crn_subchains *subchains, int64_t kinds, crn_weak_est
     *made = (crn_weak_estimate){crn_subchains_memory((int32_t)n), 0};
     for (int64_t length = 1; length <= n; length++) {
         int64_t classes = length < n ? subchains->begin[length + 2] - subchains->begin[length + 1] + 1 : 1;
-        int64_t tables = product_of(classes, length * kinds), steps = steps_estimate(length, alike);
-        made->bytes = sum_of(made->bytes, product_of(tables, table_bytes(length, n, alike)));
-        made->work = sum_of(made->work, product_of(tables, 30 * steps + 200 * length));
+        int64_t tables = crn_mul_saturating(classes, length * kinds), steps = steps_estimate(length, alike);
+        made->bytes = crn_add_saturating(made->bytes, crn_mul_saturating(tables, table_bytes(length, n, alike)));
+        made->work = crn_add_saturating(made->work, crn_mul_saturating(tables, 30 * steps + 200 * length));
     }
 }
 

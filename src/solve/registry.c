@@ -13,6 +13,7 @@
     X(crn_revolve_hetero_solver)   \
     X(crn_chain_dp_solver)         \
     X(crn_chain_exact_solver)      \
+    X(crn_chain_alike_solver)      \
     X(crn_chain_weak_solver)       \
     X(crn_brute_chain_solver)      \
     X(crn_offload_greedy_solver)   \

@@ -188,7 +188,7 @@ static cairn_status ask(const cairn_env *env, void *context)
 {
     const question *q = context;
     cairn_schedule *schedule = NULL;
-    cairn_info info = {.solver = NULL};
+    cairn_info info;
     cairn_status status = cairn_solve(env, q->problem, q->options, &schedule, &info, NULL);
     if (status == CAIRN_OK)
         cairn_info_clear(&info);

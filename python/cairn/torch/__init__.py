@@ -26,13 +26,16 @@ from .errors import (
     InfeasibleBudget,
     PlanMismatch,
     RecomputationError,
+    TierUnavailable,
     TorchError,
+    TransferFailed,
     Unsupported,
     VerificationFailed,
 )
 from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
 from .interpreter import Step
+from .link import Link, measure_link
 from .plan import Plan, Point, plan, sweep
 from .profiler import Profile, profile
 from .report import Report, explain
@@ -44,6 +47,7 @@ __all__ = [
     "BudgetExceeded",
     "Handle",
     "InfeasibleBudget",
+    "Link",
     "Plan",
     "PlanMismatch",
     "Point",
@@ -52,8 +56,10 @@ __all__ = [
     "Report",
     "StageRef",
     "Step",
+    "TierUnavailable",
     "TorchError",
     "Traced",
+    "TransferFailed",
     "Unsupported",
     "Verification",
     "VerificationFailed",
@@ -63,6 +69,7 @@ __all__ = [
     "checkpoint_sequential",
     "explain",
     "handle",
+    "measure_link",
     "plan",
     "profile",
     "report",

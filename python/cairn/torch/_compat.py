@@ -42,6 +42,27 @@ class StorageRef:
             free(self._storage)
 
 
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its signs to be read the other way round, as the imaginary part of a conjugate has them."""
+    return torch._neg_view(tensor)
+
+
+class VersionWitness:
+    """Tells whether a tensor was written in place since, without keeping its storage."""
+
+    __slots__ = ("_alias", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._alias: torch.Tensor | None = None
+        if not tensor.is_inference():
+            self._version = int(tensor._version)
+            self._alias = tensor.detach()  # shares the count of writes,
+            self._alias.data = tensor.new_empty(0)  # and keeps it when it gets another storage
+
+    def has_changed(self) -> bool:
+        return self._alias is not None and self._alias._version != self._version
+
+
 # -- allocator events of the CPU -----------------------------------------------------------------------------
 
 

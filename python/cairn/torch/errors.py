@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import cairn
 from cairn import format_bytes
@@ -80,3 +81,19 @@ class VerificationFailed(TorchError):
 
 class RecomputationError(TorchError):
     """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice."""
+
+
+class TierUnavailable(TorchError, cairn.Io):
+    """The slower memory for offloading cannot be had: it does not fit, or there is no place for it."""
+
+
+class TransferFailed(TorchError, cairn.Io):
+    """A copy to or from the slower memory failed, or was cancelled after one that did. The next step is sound.
+
+    Attributes:
+        what: what was being copied.
+        nbytes: how much of it.
+    """
+
+    what: Any
+    nbytes: int

@@ -562,6 +562,7 @@ def threads() -> list[str]:
 @pytest.mark.parametrize("kind", TIERS)
 def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
     gc.collect()
+    gc.freeze()  # so that there are few objects to count
     gc.disable()
     try:
         transfers = Transfers(open_tier(where(kind, tmp_path), MIB), "cpu")
@@ -576,13 +577,15 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
                 parcel.discard()
                 parcel.tensors()
             del parcel, parcels
-            counts.append(f"{len(gc.get_objects())} {transfers.taken()} {len(threads())}")
-        assert len(set(counts[5:])) == 1
+            counts.append(len(gc.get_objects()))
+            assert transfers.taken() == [] and len(threads()) == 2
+        assert min(counts[-10:]) <= min(counts[5:15])  # a thread may hold its last copy for a moment
         gone = weakref.ref(transfers)
         del transfers
         assert gone() is None and threads() == []
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 def test_threads_end_when_closed_and_waiting_copies_are_called_off(gate: Gate) -> None:

@@ -36,6 +36,7 @@ from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
 from .interpreter import Step
 from .link import Link, measure_link
+from .offload import Offload, offload
 from .plan import Plan, Point, plan, sweep
 from .profiler import Profile, profile
 from .report import Report, explain
@@ -48,6 +49,7 @@ __all__ = [
     "Handle",
     "InfeasibleBudget",
     "Link",
+    "Offload",
     "Plan",
     "PlanMismatch",
     "Point",
@@ -70,6 +72,7 @@ __all__ = [
     "explain",
     "handle",
     "measure_link",
+    "offload",
     "plan",
     "profile",
     "report",

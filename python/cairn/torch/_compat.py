@@ -36,6 +36,11 @@ class StorageRef:
     def alive(self) -> bool:
         return not torch.UntypedStorage._expired(self._storage)
 
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage, if it is alive; None also where torch cannot say."""
+        strong = getattr(torch.UntypedStorage, "_new_with_weak_ptr", None)
+        return strong(self._storage) if strong is not None else None
+
     def __del__(self) -> None:
         free = getattr(torch.UntypedStorage, "_free_weak_ref", None)
         if free is not None:  # absent while the interpreter shuts down

@@ -124,6 +124,11 @@ class ThreadLanes:
         self._end = weakref.finalize(self, _end, self._line, self._threads, self._process)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a copy failed since the last restart."""
+        return self._line.failure is not None
+
+    @property
     def trace(self) -> list[tuple[str, Any]]:
         """What was copied, in the order in which copies started."""
         return self._line.trace
@@ -287,6 +292,8 @@ class StagedLanes(ThreadLanes):
 
 class StreamLanes:
     """Lanes that are streams of a CUDA device, between it and pinned host memory."""
+
+    has_failed = False  # what a stream cannot do ends the device's context
 
     def __init__(self, tier: HostTier, device: torch.device, shared: bool) -> None:
         self._tier, self._device = tier, device

@@ -60,16 +60,29 @@ class _Storage:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Look:
-    """How a tensor lies in the bytes of a parcel's storage."""
+class Look:
+    """How a tensor lies in some bytes: all that is needed to see it in a copy of them."""
 
-    storage: int
-    first: int  # byte in them
+    first: int  # its first byte in them
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     is_conj: bool
     is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
+        """That of a tensor in the bytes of its storage from byte `origin` on."""
+        first = int(tensor.storage_offset()) * tensor.element_size() - origin
+        return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+
+    def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
+        """The tensor, in the bytes from byte `origin` on of this tensor's storage."""
+        offset = (origin + self.first) // self.dtype.itemsize
+        tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)
+        if self.is_conj:
+            tensor = tensor.conj()
+        return _compat.neg_view(tensor) if self.is_neg else tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Layout:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.storages: list[_Storage] = []
         index: dict[int, int] = {}
-        places: list[tuple[int, int]] = []
+        self.owners: list[int] = []  # which storage each tensor has
         for tensor in tensors:
             require_movable(tensor)
             first, end = _span(tensor)
@@ -95,10 +108,9 @@ class Layout:
                 self.storages.append(_Storage(tensor.untyped_storage(), tensor.device, first, end))
             known = self.storages[key]
             known.first, known.end = min(known.first, first), max(known.end, end)
-            places.append((key, first))
+            self.owners.append(key)
         self.looks = [
-            _look(tensor, key, first - self.storages[key].first)
-            for tensor, (key, first) in zip(tensors, places, strict=True)
+            Look.of(tensor, self.storages[owner].first) for tensor, owner in zip(tensors, self.owners, strict=True)
         ]
 
     @property
@@ -142,12 +154,6 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return first, first + (last + 1) * item
 
 
-def _look(tensor: torch.Tensor, storage: int, first: int) -> _Look:
-    return _Look(
-        storage, first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    )
-
-
 # -- parcels -------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +177,7 @@ class Parcel:
         self._transfers, self._lanes = transfers, transfers._lanes
         self._step = transfers._step
         self._place: _Place | None = place
-        self._looks = layout.looks
+        self._looks = list(zip(layout.looks, layout.owners, strict=True))
         self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
         self._device = transfers.device
         self._versions = [_compat.VersionWitness(tensor) for tensor in tensors]
@@ -219,7 +225,7 @@ class Parcel:
         self._lanes.wait(coming)
         if not self.is_intact:
             raise RuntimeError(f"a tensor of {self.key} was modified by an inplace operation after it was offloaded")
-        return [self._seen(look, wholes[look.storage]) for look in self._looks]
+        return [look.seen(wholes[owner], self._rooms[owner].lead) for look, owner in self._looks]
 
     def discard(self) -> None:
         """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
@@ -234,13 +240,6 @@ class Parcel:
 
     def _allocate(self, room: _Room) -> torch.Tensor:
         return torch.empty(room.lead + room.count, dtype=torch.uint8, device=self._device)
-
-    def _seen(self, look: _Look, whole: torch.Tensor) -> torch.Tensor:
-        first = self._rooms[look.storage].lead + look.first
-        tensor = shown(whole, look.size, look.stride, first // look.dtype.itemsize, look.dtype)
-        if look.is_conj:
-            tensor = tensor.conj()
-        return _compat.neg_view(tensor) if look.is_neg else tensor
 
     def _require_current(self) -> None:
         if self._step != self._transfers._step:
@@ -273,6 +272,11 @@ class Transfers:
         self._places: list[weakref.ref[_Place]] = []
         self._lock = threading.RLock()
         self._step = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a copy of this step failed, so that no others are made until the next one."""
+        return self._lanes.has_failed
 
     @property
     def trace(self) -> list[tuple[str, Any]]:

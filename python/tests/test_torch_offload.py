@@ -1,0 +1,687 @@
+"""`cairn.torch.offload`: steps bit for bit as without it, in less memory; failures that leave the next step sound."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch._compat import StorageRef
+from cairn.torch.offload import Offload
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+TIERS = ("host", "file")
+KIB = 1 << 10
+
+
+def place(kind: str, folder: Path) -> str:
+    return "host" if kind == "host" else f"file:{folder}"
+
+
+# -- networks ------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Views of one storage, a mask, softmax, dropout, a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.register_buffer("mask", torch.ones(24, 24).tril().bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = (q @ k.transpose(-1, -2)).masked_fill(~self.mask, -1e9).softmax(-1)
+        return x + self.out(nn.functional.dropout(weights, 0.2) @ v)
+
+
+class Tower(nn.Module):
+    """Shared weights and an activation in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = nn.functional.relu(self.again(x.tanh()), inplace=True)
+        return self.first(x)
+
+
+def convolutions() -> nn.Module:
+    layers = []
+    for _ in range(2):
+        layers += [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "attention": (lambda: nn.Sequential(Attention(), Attention()), lambda: torch.randn(4, 24, 16)),
+    "convolutions": (
+        convolutions,
+        lambda: torch.randn(4, 4, 16, 16).to(memory_format=torch.channels_last).requires_grad_(),
+    ),
+    "tower": (Tower, lambda: torch.randn(40, 16)),
+    "recurrent": (lambda: nn.LSTM(16, 16, 2, dropout=0.1), lambda: torch.randn(9, 5, 16)),
+}
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model, sample = NETWORKS[name]
+    return model(), sample()
+
+
+Result = list[Tensor | None]
+
+
+def step(model: nn.Module, x: Tensor, context: Any, autocast: bool = False) -> Result:
+    """Loss, gradients, buffers and random state after a step."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    x.grad = None
+    with context, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        output = model(x)
+        loss = (output[0] if isinstance(output, tuple) else output).float().square().mean()
+        del output
+    loss.backward()
+    grads = [None if p.grad is None else p.grad.clone() for p in (*model.parameters(), x)]
+    return [loss.detach(), *grads, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+
+
+def same(one: Result, other: Result) -> bool:
+    return len(one) == len(other) and all(
+        a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def trace(saved: Offload) -> list[tuple[str, Any]]:
+    return [each for store in saved._stores.values() for each in store.transfers.trace]
+
+
+def moved(saved: Offload, kind: str) -> list[int]:
+    return [int(key.split()[-1]) for name, key in trace(saved) if name == kind]
+
+
+# -- exactness -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resident", [None, 0, 20 * KIB])
+@pytest.mark.parametrize("kind", TIERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_are_bit_for_bit_the_plain_ones(name: str, kind: str, resident: int | None, tmp_path: Path) -> None:
+    plain_model, x = build(name)
+    model, _ = build(name)
+    saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)
+    for autocast in (False, True, False):
+        expected = step(plain_model, x, contextlib.nullcontext(), autocast)
+        assert same(expected, step(model, x, saved, autocast))
+        assert saved.offloaded_bytes == 0 < saved.capacity_bytes
+        assert (resident == 0) <= (len(moved(saved, "prefetch")) > 1)
+
+
+class Strides(torch.autograd.Function):
+    seen: list[tuple[Any, ...]] = []
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return sum(t.sum() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        Strides.seen = [geometry(t) for t in ctx.saved_tensors]
+        again = [geometry(t) for t in ctx.saved_tensors]
+        assert again == Strides.seen
+        return tuple(grad.expand(t.shape) for t in ctx.saved_tensors)
+
+
+def geometry(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.storage_offset(), t.dtype, t.is_conj(), t.data_ptr() % 64
+
+
+def test_saved_tensors_look_as_they_did() -> None:
+    base = torch.randn(6, 8, 4, 4, requires_grad=True) * 1
+    tensors = [
+        base.to(memory_format=torch.channels_last),
+        base[2:, 1::2],
+        base.transpose(0, 1),
+        base.expand(2, 6, 8, 4, 4),
+    ]
+    expected = [geometry(t) for t in tensors]
+    with ct.offload(min_bytes=0, resident_bytes=0) as saved:
+        loss = Strides.apply(*tensors)
+    del tensors, base
+    loss.backward()
+    assert Strides.seen == expected
+    assert len(moved(saved, "offload")) == 2  # of three views one storage
+
+
+def test_one_copy_of_each_state_of_a_storage() -> None:
+    x = torch.randn(1000, requires_grad=True)
+    with ct.offload(min_bytes=0, resident_bytes=0) as saved:
+        h = x * 2
+        loss = (h * h + h.sin() + h.cos() + h[3:10].exp().sum()).sum()
+        assert moved(saved, "offload") == [0, 1]  # h, and the result of exp
+        with torch.no_grad():
+            h.mul_(1)
+        (h * h).sum()
+    del loss
+    assert moved(saved, "offload") == [0, 1, 2]
+
+
+def test_parameters_buffers_and_what_is_named_stay() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8).eval()), torch.randn(4, 8)
+    with ct.offload(model, x, min_bytes=0) as saved:
+        loss = model(x).sum()
+    assert moved(saved, "offload") == [0]  # what the normalisation reads
+    with ct.offload(x, min_bytes=0) as saved:
+        y = torch.nn.functional.linear(x, model[0].weight.t().t())  # a view of a leaf is known without the model
+    assert trace(saved) == []
+    del loss, y
+
+
+def test_what_someone_keeps_is_not_copied_back() -> None:
+    x = torch.randn(100)
+    weight = torch.randn(100, requires_grad=True)
+    with ct.offload(min_bytes=0, resident_bytes=0) as saved:
+        loss = (weight * x).sum()
+    loss.backward()
+    assert weight.grad is not None and torch.equal(weight.grad, x)
+    assert (moved(saved, "offload"), moved(saved, "prefetch")) == ([0], [])
+
+
+def test_small_storages_stay() -> None:
+    x = torch.randn(2048, requires_grad=True)
+    for least, count in (("8KiB", 1), (8193, 0)):
+        with ct.offload(min_bytes=least) as saved:
+            (x * 1).exp().sum()
+        assert len(trace(saved)) <= count == (0 if least == 8193 else 1)
+
+
+class Wrapped(Tensor):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_what_is_not_plain_bytes_stays() -> None:
+    sparse = torch.eye(4).to_sparse()
+    x = torch.randn(4, 4, requires_grad=True)
+    with ct.offload(min_bytes=0, resident_bytes=0) as saved:
+        loss = torch.sparse.mm(sparse, x).sum() + (x.as_subclass(Wrapped) * torch.ones(4, 4).as_subclass(Wrapped)).sum()
+    assert trace(saved) == []
+    loss.backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((4, 4), 2.0))
+
+
+# -- writes in place -----------------------------------------------------------------------------------------
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "whole": lambda h: h.add_(1),
+    "a view": lambda h: h[2:3].zero_(),
+    "without gradients": lambda h: h.detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("output", [False, True])
+@pytest.mark.parametrize("resident", [0, None])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("least", [0, 1 << 20])
+def test_a_saved_tensor_that_is_written_is_an_error(
+    change: str, resident: int | None, output: bool, least: int
+) -> None:
+    for context in (contextlib.nullcontext(), ct.offload(min_bytes=least, resident_bytes=resident)):
+        x = torch.randn(5, requires_grad=True)
+        with context:
+            h = (x * 1).exp() if output else x * 1
+            loss = h.sum() if output else h.sin().sum()
+            CHANGES[change](h)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_write_before_saving_is_none() -> None:
+    x = torch.randn(5, requires_grad=True)
+    with ct.offload(min_bytes=0, resident_bytes=0):
+        h = (x * 1).add_(1).relu_()
+        loss = (h * h).sum()
+    loss.backward()
+    assert x.grad is not None
+    grad, x.grad = x.grad, None
+    ((x * 1).add_(1).relu_() ** 2).sum().backward()
+    assert torch.equal(grad, x.grad)
+
+
+# -- other ways to differentiate -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[0, 6 * KIB, None])
+def context(request: pytest.FixtureRequest) -> Offload:
+    return ct.offload(min_bytes=0, resident_bytes=request.param)
+
+
+def both(context: Offload, run: Callable[[nn.Module, Tensor, Any], Result]) -> None:
+    results = []
+    for each in (contextlib.nullcontext(), context):
+        model, x = build("attention")
+        torch.manual_seed(2)
+        results.append(run(model, x, each))
+    assert same(*results)
+    assert context.offloaded_bytes == 0
+
+
+def grads(model: nn.Module) -> Result:
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_retain_graph(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        with within:
+            loss = model(x).square().sum()
+        first = []
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+            first += grads(model)
+        loss.backward()
+        return first + grads(model)
+
+    both(context, run)
+
+
+def test_a_kept_graph_makes_way_for_itself() -> None:
+    """What a kept graph has read is not resident for ever."""
+    model, x = build("attention")
+    saved = ct.offload(model, x, min_bytes=0, resident_bytes=10 * KIB)
+    with saved:
+        loss = model(x).square().sum()
+    loss.backward(retain_graph=True)
+    (store,) = saved._stores.values()
+    live = [e for reference in store._entries if (e := reference()) is not None]
+    assert sum(e.nbytes for e in live if e.whole is not None) <= 10 * KIB < sum(e.nbytes for e in live)
+
+
+def test_double_backward(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        x = x.clone().requires_grad_()
+        with within:
+            (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            loss = grad.square().sum()
+        loss.backward()
+        return [*grads(model), x.grad]
+
+    both(context, run)
+
+
+def test_parts_of_the_gradient(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        with within:
+            middle = model[0](x)
+            loss = model[1](middle).square().sum()
+        (grad,) = torch.autograd.grad(loss, middle, retain_graph=True)
+        return [grad, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    both(context, run)
+
+
+def test_several_forwards_before_the_backwards(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        losses = []
+        for scale in (1, 2, 3):
+            with within:
+                losses.append(model(x * scale).square().sum())
+        for index in (1, 0, 2):
+            losses[index].backward()
+        return grads(model)
+
+    both(context, run)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside(context: Offload, reentrant: bool) -> None:
+    """Offloaded are then the inputs of what is run again."""
+
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        x = x.clone().requires_grad_()
+        with within:
+            for layer in model:
+                x = checkpoint(layer, x * 1, use_reentrant=reentrant)
+            loss = x.square().sum()
+        loss.backward()
+        return grads(model)
+
+    both(context, run)
+
+
+def test_other_hooks_inside_have_their_way(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        with within:
+            with torch.autograd.graph.save_on_cpu():
+                x = model[0](x)
+            loss = model[1](x).square().sum()
+        loss.backward()
+        return grads(model)
+
+    both(context, run)
+
+
+def test_as_a_decorator_and_entered_twice(context: Offload) -> None:
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        def forward() -> Tensor:
+            return model(x).square().sum()
+
+        forward = context(forward) if within is context else forward
+        with within:
+            forward().backward()
+        return grads(model)
+
+    both(context, run)
+
+
+def test_models_in_threads(tmp_path: Path) -> None:
+    saved = ct.offload(tier=f"file:{tmp_path}", min_bytes=0, resident_bytes=KIB)
+    model, x = build("tower")
+    expected = step(model, x, contextlib.nullcontext())[:-1]
+    wrong = []
+
+    def train() -> None:
+        mine, x = model_of_thread()
+        for _ in range(5):
+            mine.zero_grad()
+            with saved:
+                loss = mine(x).float().square().mean()
+            loss.backward()
+            if not same(expected, [loss.detach(), *grads(mine), None]):
+                wrong.append(1)
+
+    lock = threading.Lock()
+
+    def model_of_thread() -> tuple[nn.Module, Tensor]:
+        with lock:
+            return build("tower")
+
+    threads = [threading.Thread(target=train) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and saved.offloaded_bytes == 0
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Eight storages of 4 KiB are saved, and nothing else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.storages = []
+        for _ in range(8):
+            x = x.tanh()
+            self.storages.append(StorageRef(x))
+        return x
+
+    def alive(self) -> int:
+        return sum(4096 for storage in self.storages if storage.alive())
+
+
+@pytest.mark.parametrize("resident", [4 * KIB, 12 * KIB])
+def test_what_is_out_is_freed_and_what_is_fetched_is_bounded(resident: int) -> None:
+    x, model = torch.randn(1024, requires_grad=True), Chain()
+    alive: list[int] = []
+    with ct.offload(x, min_bytes=0, resident_bytes=resident) as saved:
+        loss = model(x).sum()
+    (store,) = saved._stores.values()
+    assert model.alive() <= resident + 4096
+    limit = resident + 4096  # one that is needed at once, beyond what may be fetched ahead
+    admit = store._admit
+
+    def noting(entry: Any) -> None:
+        admit(entry)
+        alive.append(store._resident_bytes)
+
+    store._admit = noting  # type: ignore[method-assign]
+    loss.backward()
+    assert alive and max(alive) <= limit
+    outs, ins = moved(saved, "offload"), moved(saved, "prefetch")
+    assert outs == sorted(outs) and ins == sorted(ins, reverse=True)
+    assert 8 - resident // 4096 == len(ins) <= len(outs) <= 8
+
+
+def peak_needed(tier: str) -> int:
+    saved = ct.offload(tier=tier, min_bytes=0)
+    with saved:
+        loss = Chain()(torch.randn(1024, requires_grad=True)).sum()
+    needed = saved.offloaded_bytes
+    del loss
+    return needed
+
+
+@pytest.mark.parametrize("kind", TIERS)
+@pytest.mark.parametrize("short", [0, 1])
+def test_what_exceeds_the_host_budget_stays(kind: str, short: int, tmp_path: Path) -> None:
+    tier = place(kind, tmp_path)
+    needed = peak_needed(tier)
+    assert needed == 8 * 4096
+    x = torch.randn(1024, requires_grad=True)
+    saved = ct.offload(x, tier=tier, min_bytes=0, resident_bytes=0, host_budget=needed - short)
+    for _ in range(2):
+        with saved:
+            loss = Chain()(x).sum()
+        assert saved.offloaded_bytes == (needed if short == 0 else needed - 4096)
+        assert saved.capacity_bytes <= needed - short
+        loss.backward()
+        grad, x.grad = x.grad, None
+        Chain()(x).sum().backward()
+        assert grad is not None and torch.equal(grad, x.grad)
+        x.grad = None
+
+
+def test_no_host_memory_at_all() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    with ct.offload(min_bytes=0, host_budget=0) as saved:
+        loss = Chain()(x).sum()
+    loss.backward()
+    assert (saved.capacity_bytes, trace(saved)) == (0, [])
+
+
+def test_training_under_a_cap_of_the_system(tmp_path: Path) -> None:
+    """Plain training dies in a process that gets 45 MiB; with the file it finishes, with the same gradients."""
+    program = textwrap.dedent("""
+        import ctypes, resource, sys, threading, torch
+        import cairn.torch as ct
+        from torch import nn
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Tanh()) for _ in range(12)))
+        x = torch.randn(2048, 256)
+        way, room, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+        saved = ct.offload(model, x, tier=f"file:{folder}", resident_bytes="8MiB")
+        def step(x):
+            if way == "plain":
+                model(x).square().mean().backward()
+            else:
+                with saved:
+                    loss = model(x).square().mean()
+                loss.backward()
+        step(x[:512])
+        model.zero_grad()
+        used = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmData")) << 10
+        if room:
+            resource.setrlimit(resource.RLIMIT_DATA, (used + (room << 20),) * 2)
+        try:
+            for _ in range(2):
+                step(x)
+            print(sum(p.grad.double().sum().item() for p in model.parameters()))
+        except RuntimeError as error:
+            print("dead" if "can't allocate memory" in str(error) else error)
+    """)
+
+    def run(way: str, room: int) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, way, str(room), str(tmp_path)],
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("plain", 45) == "dead\n"
+    assert run("offload", 45) == run("plain", 0) != "dead\n"
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("kind", TIERS)
+def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
+    model, x = build("attention")
+    with no_collector():
+        saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=8 * KIB)
+        counts, capacities = [], set()
+        for _ in range(50):
+            with saved:
+                loss = model(x).sum()
+            if len(counts) % 3:
+                loss.backward()
+            del loss
+            counts.append(len(gc.get_objects()))
+            capacities.add(saved.capacity_bytes)
+        assert min(counts[-10:]) <= min(counts[10:20])
+        assert len(capacities) == 1
+        gone = weakref.ref(saved)
+        del saved
+        assert gone() is None
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("cairn-")]
+
+
+def test_a_graph_outlives_the_context() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    with ct.offload(min_bytes=0, resident_bytes=0):
+        loss = Chain()(x).sum()
+    loss.backward()
+    assert x.grad is not None
+
+
+# -- failures ------------------------------------------------------------------------------------------------
+
+
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("fault", ["pwrite", "preadv"])
+def test_a_failing_copy(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("attention")
+    expected = step(model, x, contextlib.nullcontext())
+    saved = ct.offload(model, x, tier=f"file:{tmp_path}", min_bytes=0, resident_bytes=8 * KIB)
+    assert same(expected, step(model, x, saved))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, fault, full)
+        with pytest.raises(ct.TransferFailed, match=f"copying saved storage .*{tmp_path}.*No space left on device"):
+            step(model, x, saved)
+    for _ in range(2):
+        assert same(expected, step(model, x, saved))
+
+
+def test_a_failing_copy_and_the_graph_of_another_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read that was not written: what the failed step has left behind is refused by name."""
+    model, x = build("attention")
+    saved = ct.offload(model, x, tier=f"file:{tmp_path}", min_bytes=0, resident_bytes=8 * KIB)
+    with saved:
+        earlier = model(x).sum()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(ct.TransferFailed):
+            step(model, x, saved)
+    with pytest.raises((ct.TransferFailed, ct.Unsupported), match="cancelled|step that is over"):
+        earlier.backward()
+    step(model, x, saved)
+    with pytest.raises(ct.Unsupported, match="step that is over"):
+        earlier.backward()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("attention")
+    expected = step(model, x, contextlib.nullcontext())
+    saved = ct.offload(model, x, tier=f"file:{tmp_path}", min_bytes=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(ct.TierUnavailable, match=f"{tmp_path}.*are free: No space left on device"):
+            step(model, x, saved)
+    assert same(expected, step(model, x, saved))
+
+
+def test_an_exception_in_the_forward_and_in_the_backward(context: Offload) -> None:
+    model, x = build("attention")
+    expected = step(model, x, contextlib.nullcontext())
+
+    def stop(*_: Any) -> None:
+        raise KeyError("stop")
+
+    for where in (model[1].register_forward_hook, model[0].out.weight.register_hook):
+        handle = where(stop)
+        with pytest.raises(KeyError):
+            step(model, x, context)
+        handle.remove()
+        assert same(expected, step(model, x, context))
+        assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def test_a_closed_one_refuses() -> None:
+    x = torch.randn(1024, requires_grad=True)
+    saved = ct.offload(min_bytes=0, resident_bytes=0)
+    with saved:
+        loss = Chain()(x).sum()
+    saved.close()
+    saved.close()
+    with pytest.raises(ct.Unsupported, match="was closed"):
+        loss.backward()
+    with pytest.raises(ct.Unsupported, match="was closed"), saved:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"tier": "disk"}, ct.Unsupported, "'host' or 'file:PATH'"),
+        ({"tier": "file:/nonexistent/slab"}, ct.TierUnavailable, "/nonexistent/slab"),
+        ({"host_budget": -1}, ValueError, "at least 0"),
+        ({"min_bytes": "much"}, ValueError, "much"),
+        ({"resident_bytes": 0.5}, TypeError, "0.5"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        ct.offload(**options)
+
+
+def test_where_torch_forbids_hooks(context: Offload) -> None:
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("not here"),
+        pytest.raises(RuntimeError, match="not here"),
+        context,
+    ):
+        pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import linecache
 import random
+import traceback
 from typing import Any
 
 import pytest
@@ -195,7 +197,35 @@ def test_nothing_is_left_over() -> None:
         for index in order:
             if choice.decisions[index] != KEEP:
                 rebuild.tensor(index, run)
-        assert not rebuild._held and all(register is None for register in rebuild._registers)
+        assert not rebuild._kept and not rebuild._made
+        assert rebuild._running is None or set(rebuild._running.gi_frame.f_locals) == {"kept", "states", "made"}
+
+
+def test_a_traceback_shows_the_code_and_names_the_block() -> None:
+    run = Recorded(gelu, leaf(16, 16))
+    decisions, order = run.least(), list(reversed(range(len(run.saved))))
+    rebuild = Rebuild(compile_program(run.graph, decisions, order, "layers.7"))
+
+    class Failing(Recorded):
+        def __init__(self) -> None:
+            pass
+
+        def argument(self, index: int) -> Tensor:
+            return torch.ones(3, 5)
+
+    for index, tensor in enumerate(run.saved):
+        rebuild.saved(index, tensor)
+    for count in rebuild.program.states:
+        rebuild.take_state(count, run.states[count])
+    with pytest.raises(RuntimeError) as caught:
+        for index in order:
+            if decisions[index] != KEEP:
+                rebuild.tensor(index, Failing())
+    text = "".join(traceback.format_exception(caught.value))
+    assert "rebuilding what 'layers.7' did not keep" in text and "= aten_" in text
+    file = next(each for each in linecache.cache if "layers.7" in each)
+    del caught, rebuild
+    assert file not in linecache.cache
 
 
 def test_a_kept_tensor_that_was_written_is_not_used() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,15 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
+def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
+    """`version` of many at once; 0 for what is not there."""
+    tensors = list(tensors)
+    try:
+        return [0 if t is None else t._version for t in tensors]
+    except RuntimeError:  # an inference tensor among them
+        return [0 if t is None else version(t) for t in tensors]
+
+
 def backward_id() -> int:
     """A number that tells apart the backwards that run one after the other in this thread; -1 outside of any."""
     return int(_graph_task_id()) if _graph_task_id is not None else -1
@@ -236,18 +245,7 @@ def backward_sequence_number() -> int:
     return int(node._sequence_nr()) if node is not None else -1
 
 
-def below_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Operators called inside are not recorded for a backward, at no cost; parameters stay what they are to them."""
-    guard = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
-    return torch.no_grad() if guard is None else guard()
-
-
-@contextlib.contextmanager
-def kernels_only(device_type: str) -> Iterator[None]:
-    """Operators called inside go to their kernels as they are, past autograd and autocast."""
-    with below_autograd():
-        if torch.is_autocast_enabled(device_type):
-            with torch.autocast(device_type, enabled=False):
-                yield
-        else:
-            yield
+#: Operators called inside are not recorded for a backward, at no cost; parameters stay what they are to them.
+below_autograd: Callable[[], contextlib.AbstractContextManager[Any]] = getattr(
+    torch._C, "_AutoDispatchBelowAutograd", torch.no_grad
+)

@@ -62,6 +62,20 @@ class Modes:
         cache = any(enabled for _, enabled, _ in autocast) and torch.is_autocast_cache_enabled()
         return cls(torch.is_grad_enabled(), autocast, cache)
 
+    def are_in_force(self) -> bool:
+        """Whether they are those of this thread now."""
+        if torch.is_grad_enabled() != self.grad:
+            return False
+        for device_type, enabled, dtype in self.autocast:
+            if torch.is_autocast_enabled(device_type) != enabled:
+                return False
+            if enabled and (torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()) != (
+                dtype,
+                self.cache,
+            ):
+                return False
+        return True
+
     def enter(self, surroundings: contextlib.ExitStack) -> None:
         """Brings these modes into force for as long as `surroundings` are open."""
         if torch.is_grad_enabled() != self.grad:

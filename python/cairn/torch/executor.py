@@ -257,7 +257,8 @@ def _sites(
                         f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
                     ) from error
             state = states[ref.name]
-            sites[stage] = Site(str(ref), state, OpenedBlock(inside[stage], state) if program.opened[stage] else None)
+            opened = OpenedBlock(inside[stage], state, ref.name) if program.opened[stage] else None
+            sites[stage] = Site(str(ref), state, opened)
     return sites
 
 

@@ -44,12 +44,8 @@ class Holder:
 
     __slots__ = ("__weakref__", "lease", "tensor", "version")
 
-    def __init__(self, lease: Lease, tensor: torch.Tensor | None) -> None:
-        self.lease = lease
-        self.tensor: torch.Tensor | None = None
-        self.version = 0
-        if tensor is not None:
-            self.fill(tensor)
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None, version: int = 0) -> None:
+        self.lease, self.tensor, self.version = lease, tensor, version
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Keeps the tensor: its storage, not its place in the graph, which would be a cycle."""
@@ -79,7 +75,7 @@ class ArgumentHolder(Holder):
     __slots__ = ("_index", "_view")
 
     def __init__(self, lease: Lease, index: int, view: View | None) -> None:
-        super().__init__(lease, None)
+        self.lease, self.tensor, self.version = lease, None, 0
         self._index, self._view = index, view
 
     def fill(self, tensor: torch.Tensor) -> None:
@@ -106,11 +102,9 @@ class RebuiltHolder(Holder):
 
     __slots__ = ("box", "index")
 
-    def __init__(self, lease: Lease, tensor: torch.Tensor | None, box: Box, index: int) -> None:
-        self.lease, self.box, self.index = lease, box, index
-        self.version, self.tensor = 0, None
-        if tensor is not None:
-            self.fill(tensor)
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None, version: int, box: Box, index: int) -> None:
+        self.lease, self.tensor, self.version = lease, tensor, version
+        self.box, self.index = box, index
 
     def unpack(self) -> torch.Tensor:
         if self.tensor is None and self.box.rebuild is not None:
@@ -135,35 +129,33 @@ class FirstRun:
         self.holders: list[weakref.ref[Holder]] = []
         self.metas: list[Meta] = []
         self.digests: list[Any] = []
-        self._lease, self._keep, self.digest = lease, keep, digest
-        self._box, self.saving = box, saving  # of an opened block
+        self.lease, self._keep, self.digest = lease, keep, digest
+        self.box, self.saving = box, saving  # of an opened block
         self._arguments = {key: i for i, t in reversed(list(enumerate(arguments))) if (key := _compat.storage_key(t))}
-        self._leaves = list(arguments)
-        self._versions = [_compat.version(t) for t in arguments]
+        self.leaves = list(arguments)
+        self._versions = _compat.versions(arguments)
 
     def pack(self, tensor: torch.Tensor) -> Holder:
         """Called by autograd with each tensor that it saves."""
         keep = self._keep if self.saving is None else self.saving.keeps(tensor)
-        key = _compat.storage_key(tensor) if self._arguments else 0
-        holder = self._referring(tensor, self._arguments[key]) if key in self._arguments else None
+        holder = self.referring(tensor)
         if holder is None:
-            holder = self._holder(tensor if keep else None)
+            kept, version = (tensor.detach(), _compat.saved_version(tensor)) if keep else (None, 0)
+            if self.box is None:
+                holder = Holder(self.lease, kept, version)
+            else:
+                holder = RebuiltHolder(self.lease, kept, version, self.box, len(self.holders))
         self.holders.append(weakref.ref(holder))
         self.metas.append((tensor.shape, tensor.dtype, tensor.device))
         if self.digest is not None:
             self.digests.append(self.digest(tensor))
         return holder
 
-    def _holder(self, tensor: torch.Tensor | None) -> Holder:
-        if self._box is None:
-            return Holder(self._lease, tensor)
-        return RebuiltHolder(self._lease, tensor, self._box, len(self.holders))
-
     def close(self) -> bool:
         """To be called after the run: lets go of all but weak references. True if no holder is alive."""
-        self._leaves, self._arguments, self._versions = [], {}, []
-        self._box = self.saving = None
-        del self._lease
+        self.leaves, self._arguments, self._versions = [], {}, []
+        self.box = self.saving = None
+        del self.lease
         return not any(True for _ in self.alive())
 
     def alive(self) -> Iterator[Holder]:
@@ -173,9 +165,12 @@ class FirstRun:
             if holder is not None:
                 yield holder
 
-    def _referring(self, tensor: torch.Tensor, index: int) -> Holder | None:
-        """A holder that refers to an argument, if the tensor can be made from it."""
-        argument = self._leaves[index]
+    def referring(self, tensor: torch.Tensor) -> Holder | None:
+        """A holder that refers to an argument, if the tensor can be made from one."""
+        index = self._arguments.get(_compat.storage_key(tensor)) if self._arguments else None
+        if index is None:
+            return None
+        argument = self.leaves[index]
         if (
             tensor.dtype != argument.dtype
             or tensor.is_conj() != argument.is_conj()
@@ -184,7 +179,7 @@ class FirstRun:
         ):
             return None
         view = geometry(tensor)
-        return ArgumentHolder(self._lease, index, None if view == geometry(argument) else view)
+        return ArgumentHolder(self.lease, index, None if view == geometry(argument) else view)
 
 
 class LaterRun:
@@ -232,26 +227,30 @@ class LaterRun:
 
 def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_hooks:
     """A context in which autograd saves through the recorder."""
-    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder.pack)
+    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
 
 
 def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
     if holder is None:
         raise Unsupported("a block computes gradients inside its own forward; keep this block")
+    tensor = holder.tensor
+    if tensor is not None and _compat.saved_version(tensor) == holder.version:
+        return tensor
     return holder.unpack()
 
 
 class _Passing:
     """Stands, in the graph of a later run, for a tensor whose first holder is gone: the block itself used it."""
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("tensor",)
+    version = 0
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+        self.tensor = tensor
 
     def unpack(self) -> torch.Tensor:
-        return self._tensor
+        return self.tensor
 
 
 def geometry(tensor: torch.Tensor) -> View:

@@ -18,7 +18,7 @@ import dataclasses
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ from . import _compat
 from .ambient import Modes, RandomState
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
+from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder
 from .rebuild import Program, Rebuild, compile_program, fingerprint, mask_of
-from .state import BlockState
+from .state import Before, BlockState
 from .tree import Slot, Tree
 
 
@@ -64,15 +65,15 @@ class _Entry:
 class OpenedBlock:
     """A block of a plan with options other than keeping everything."""
 
-    def __init__(self, inside: Inside, state: BlockState) -> None:
-        self.inside, self.state = inside, state
+    def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
+        self.inside, self.state, self._name = inside, state, name
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
 
-    def key(self, tree: Tree, modes: Modes, switches: Any) -> Any:
+    def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run."""
-        grads = tuple([p is not None and p.requires_grad for p in self.state.parameters()])
+        grads = tuple([p is not None and p.requires_grad for p in before.parameters])
         return _frozen(tree.shape), _leaves_key(tree.leaves), grads, modes, switches
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
@@ -89,7 +90,8 @@ class OpenedBlock:
         if entry.graph is None:
             return None
         if option not in entry.programs:
-            entry.programs[option] = compile_program(entry.graph, self.inside.options[option], self.inside.asked)
+            decisions, asked = self.inside.options[option], self.inside.asked
+            entry.programs[option] = compile_program(entry.graph, decisions, asked, self._name)
         return entry.programs[option]
 
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
@@ -140,9 +142,9 @@ class Saving:
         """The surroundings of the run."""
         return contextlib.nullcontext()
 
-    def pack(self, function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
         """The pack hook to be used."""
-        return function
+        return recorder.pack
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Takes note of a tensor that autograd saves; says whether it is kept."""
@@ -166,8 +168,46 @@ class _Following(Saving):
     ) -> None:
         super().__init__(block, option, devices)
         self.reason = reason
-        self._program = program
         self._rebuild = Rebuild(program) if program is not None else None
+
+    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
+        if self._rebuild is None or isinstance(recorder, LaterRun) or recorder.digest is not None:
+            return recorder.pack
+        return self._quick_pack(recorder, self._rebuild)
+
+    def _quick_pack(self, first: FirstRun, rebuild: Rebuild) -> Callable[[torch.Tensor], Any]:
+        """`first.pack`, in short for a tensor that is as it was and kept or dropped without ado: called for every one,
+        this is most of what a block costs of which a part is kept.
+        """
+        lease, box, holders, metas, quick = first.lease, first.box, first.holders, first.metas, rebuild.program.quick
+        count, version = len(quick), _compat.saved_version
+        assert box is not None
+
+        def pack(tensor: torch.Tensor) -> Holder:
+            index = len(holders)
+            expected = quick[index] if index < count else None
+            if expected is None or self._rebuild is None:
+                return first.pack(tensor)
+            meta, maker, is_kept, sample, argument = expected
+            if tensor.shape != meta[0] or tensor.dtype is not meta[1] or maker not in (None, type(tensor.grad_fn)):
+                return first.pack(tensor)
+            holder: Holder
+            if argument >= 0:
+                if tensor is not first.leaves[argument]:
+                    return first.pack(tensor)
+                holder = ArgumentHolder(lease, argument, None)
+            elif is_kept:
+                holder = RebuiltHolder(lease, tensor.detach(), version(tensor), box, index)
+            else:
+                holder = RebuiltHolder(lease, None, 0, box, index)
+                if sample is not None:
+                    rebuild.note(index, sample.of(tensor))
+            self._count = index + 1
+            holders.append(weakref.ref(holder))
+            metas.append(meta)
+            return holder
+
+        return pack
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         index = self._count
@@ -215,11 +255,11 @@ class _Recording(Saving):
         with self._recorder:
             yield
 
-    def pack(self, function: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
         def pack(tensor: torch.Tensor) -> Any:
             assert self._recorder is not None
             with self._recorder.paused():
-                return function(tensor)
+                return recorder.pack(tensor)
 
         return pack
 
@@ -284,54 +324,68 @@ class Constants:
 
     def hold(self) -> bool:
         """Whether all are as they were."""
-        return all(owner.is_unchanged() for owner in self._owners)
+        return all(map(_Owner.is_unchanged, self._owners))
 
 
 class _Owner:
-    """A module or a plain object, and what its attributes are."""
+    """A module or a plain object, and what its attributes are.
 
-    __slots__ = ("_parts", "_same", "_values", "_values_of", "_where")
+    Functions, plain objects and parts are compared by identity. That of one which is gone may be given to another, so
+    it is noted when one goes.
+    """
+
+    __slots__ = ("_gone", "_parts_count", "_parts_ids", "_parts_of", "_references", "_same_ids", "_same_of", "_values",
+                 "_values_of", "_where")  # fmt: skip
 
     def __init__(self, owner: Any) -> None:
         self._where = weakref.ref(owner)
+        self._gone: list[weakref.ref[Any]] = []
         attributes = vars(owner)
-        names = [name for name, value in attributes.items() if _is_constant(value)]
-        self._values_of = operator.itemgetter(*names) if names else None
-        self._values = self._values_of(attributes) if self._values_of is not None else None
-        self._same = [(name, ref) for name, value in attributes.items() if (ref := _reference(value)) is not None]
+        self._values_of = _getter([name for name, value in attributes.items() if _is_constant(value)])
+        self._values = None if self._values_of is None else self._values_of(attributes)
+        same = {name: value for name, value in attributes.items() if _is_referred_to(value)}
+        self._same_of = _getter(same)
+        self._same_ids = () if self._same_of is None else _ids(self._same_of(same))
         parts = owner._modules if isinstance(owner, nn.Module) else {}
-        self._parts = [(name, None if part is None else weakref.ref(part)) for name, part in parts.items()]
+        self._parts_count, self._parts_of = len(parts), _getter(parts)
+        self._parts_ids = () if self._parts_of is None else _ids(self._parts_of(parts))
+        referred = [value for value in (*same.values(), *parts.values()) if value is not None]
+        self._references = [weakref.ref(value, self._gone.append) for value in referred]
 
     def is_unchanged(self) -> bool:
         owner = self._where()
-        if owner is None:
+        if owner is None or self._gone:
             return False
         attributes = vars(owner)
         try:
             if self._values_of is not None and self._values_of(attributes) != self._values:
                 return False
+            if self._same_of is not None and _ids(self._same_of(attributes)) != self._same_ids:
+                return False
+            if self._parts_of is None:
+                return True
+            parts = attributes["_modules"]
+            return len(parts) == self._parts_count and _ids(self._parts_of(parts)) == self._parts_ids
         except KeyError:
             return False
-        for name, reference in self._same:
-            if attributes.get(name) is not reference():
-                return False
-        return not self._parts or self._has_its_parts(owner._modules)
 
-    def _has_its_parts(self, parts: dict[str, nn.Module | None]) -> bool:
-        if len(parts) != len(self._parts):
-            return False
-        return all(parts.get(name) is (None if part is None else part()) for name, part in self._parts)
+
+def _getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]] | None:
+    """Gives the items of these names, as a tuple."""
+    wanted = list(names)
+    return operator.itemgetter(*wanted, wanted[0]) if wanted else None  # of one name, it would be no tuple
+
+
+def _ids(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(id, values))
 
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
 
 
-def _reference(value: Any) -> weakref.ref[Any] | None:
-    """A weak reference to a function or a plain object."""
-    if isinstance(value, types.FunctionType) or _is_plain_object(value):
-        return weakref.ref(value)
-    return None
+def _is_referred_to(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) or _is_plain_object(value)
 
 
 def _is_plain_object(value: Any) -> bool:

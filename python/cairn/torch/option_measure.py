@@ -231,11 +231,10 @@ def _option(
 def _described(program: Program) -> str:
     """What an option runs again, for people: the operations, most frequent first."""
     names: dict[str, int] = {}
-    for segment in program.segments:
-        for step in segment.steps:
-            name = getattr(step.function, "__name__", str(step.function))
-            name = str(step.function).removeprefix("aten.").partition(".")[0] if "." in str(step.function) else name
-            names[name] = names.get(name, 0) + 1
+    for function in program.code.operations:
+        name = getattr(function, "__name__", str(function))
+        name = str(function).removeprefix("aten.").partition(".")[0] if "." in str(function) else name
+        names[name] = names.get(name, 0) + 1
     listed = sorted(names.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in listed)
 

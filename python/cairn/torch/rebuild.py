@@ -1,46 +1,34 @@
-"""Rebuilding the saved tensors of a block that were not kept: straight-line programs, run just in time.
+"""Rebuilding the saved tensors of a block that were not kept, just in time.
 
 A choice (a letter for each saved tensor: keep, drop, keep as a mask) and the order in which the backward asks for the
-tensors are compiled, once, into one *segment* for each tensor that is not kept: the operations that it needs and that
-no earlier segment ran, in their recorded order. What later segments read stays in registers until it is read for the
-last time; everything else is let go at once. So each operation runs at most once in a backward, dead parts not at all.
+tensors are turned, once, into straight-line code with one *segment* for each tensor that is not kept: the operations
+that it needs and that no earlier segment ran, in their recorded order (`rebuild_code.py`). So each operation runs at
+most once in a backward, dead parts not at all. What a segment reads of the block's arguments, parameters, buffers and
+kept tensors is loaded when the segment runs. A kept tensor that segments read is held until the last of them has run,
+for autograd lets go of its own earlier.
 
-Operands. A register holds a tensor over a value's storage; operands that look at it differently are views of it. What a
-segment reads of the block's arguments, parameters, buffers and kept tensors is loaded when the segment runs. A kept
-tensor that segments read is held until the last of them has run, for autograd lets go of its own earlier.
-
-In place. An operation that writes in place writes over its register if nobody reads the old version afterwards, and a
-copy of it otherwise.
-
-Random operations run from the state that the generators were in when the last tensor was saved before them, which was
-taken down then; afterwards the generators are put back.
-
-If tensors are asked for in another order (a second backward, an inner gradient), the registers are emptied, and each
-tensor is rebuilt by a program of its own. A tensor whose sources are gone is not rebuilt: None says so, and the block
-is run again.
+If tensors are asked for in another order (a second backward, an inner gradient), each is rebuilt by code of its own. A
+tensor whose sources are gone is not rebuilt: None says so, and the block is run again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
-import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
 from . import _compat
 from .ambient import RandomState
-from .block_graph import ARGUMENT, BUFFER, BlockGraph, Operation, Pack, Use
+from .block_graph import ARGUMENT, BlockGraph, Pack
 from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
-from .holders import View, digest
-from .tree import Slot, tensors_in
-
-PACK = "saved tensor"
-Source = tuple[str, int]  # an argument, a parameter, a buffer, a kept tensor or a mask, and which
-Hole = tuple[int, int, View | None]  # position, register, and how the operand looks at it, if differently
+from .holders import Meta, digest
+from .rebuild_code import MASK as KEPT_MASK
+from .rebuild_code import PACK, Code, Kept, Missing, Running, Source, write
 
 
 class Sources(Protocol):
@@ -56,126 +44,81 @@ class Sources(Protocol):
         """A buffer of the block."""
 
 
-class Missing(Exception):
-    """Something that a rebuild reads is no longer there."""
+#: Shape, type and device, the kind of node that it came from, whether it is kept, what is compared, and which argument
+#: it is (-1: none).
+Quick = tuple[Meta, Any, bool, "Sample | None", int]
 
 
 # -- programs ------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class _Step:
-    """One operation with its operands in registers. `read` and `made` are by value, for the compiler."""
-
-    function: Any
-    arguments: list[Any]
-    options: dict[str, Any]
-    holes: list[Hole]
-    results: list[tuple[int, int]]  # position among the tensors of the result, register
-    writes: list[tuple[int, int, View, bool]]  # old register, new one, how the whole looks, whether to copy
-    several: bool = False  # the result is not one tensor
-    build: Callable[[list[torch.Tensor]], Any] | None = None  # where operands are inside lists
-    state: int | None = None  # runs from this random state
-    frees: list[int] = dataclasses.field(default_factory=list)
-
-    def run(self, registers: list[Any], states: dict[int, RandomState]) -> None:
-        for old, new, base, copy in self.writes:
-            registers[new] = _whole(registers[old], base).clone() if copy else registers[old]
-        if self.build is None:
-            arguments = self.arguments.copy()
-            for position, register, view in self.holes:
-                tensor = registers[register]
-                arguments[position] = tensor if view is None else torch.as_strided(tensor, *view)
-            options = self.options
-        else:
-            looks = [(registers[r], view) for _, r, view in self.holes]
-            arguments, options = self.build([t if v is None else torch.as_strided(t, *v) for t, v in looks])
-        call = self.function if self.state is None else functools.partial(self._drawn, states)
-        result = call(*arguments, **options)
-        if self.several:
-            tensors = list(tensors_in(result))
-            for position, register in self.results:
-                registers[register] = tensors[position]
-        else:
-            for _, register in self.results:
-                registers[register] = result
-        for register in self.frees:
-            registers[register] = None
-
-    def _drawn(self, states: dict[int, RandomState], *arguments: Any, **options: Any) -> Any:
-        state = states.get(self.state) if self.state is not None else None
-        if state is None:
-            raise Missing
-        current = state.exchange()
-        try:
-            return self.function(*arguments, **options)
-        finally:
-            current.restore()
-
-
-def _whole(tensor: torch.Tensor, view: View) -> torch.Tensor:
-    return torch.as_strided(tensor, *view)
-
-
-@dataclasses.dataclass
-class Segment:
-    """Rebuilds one saved tensor."""
-
-    loads: list[tuple[int, Source]]  # register, and where from
-    steps: list[_Step]
-    result: int
-    view: View | None
-    frees: list[int] = dataclasses.field(default_factory=list)  # registers, once it has run
-    forgets: list[int] = dataclasses.field(default_factory=list)  # kept tensors that no later segment reads
-
-
-@dataclasses.dataclass
 class Program:
-    """A compiled choice. `held`: the kept tensors that segments read; `states`: when random state is taken down."""
+    """A choice, ready to be carried out.
+
+    Attributes:
+        order: of the tensors that are not kept, as the backward asks for them.
+        code: rebuilds them in that order.
+        held: the saved tensors of which something is kept for it.
+        states: when random state is taken down: after so many saved tensors.
+        samples: by saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
+        quick: by saved tensor, what suffices where it is just kept or dropped; None where there is more to do.
+    """
 
     graph: BlockGraph
     decisions: str
-    order: list[int]  # of the tensors that are not kept, as the backward asks for them
-    segments: list[Segment]
-    registers: int
-    held: frozenset[int]
-    states: frozenset[int]  # after so many saved tensors
-    samples: list[_Sample | None]
+    order: list[int]
+    code: Code
+    samples: list[Sample | None]
+    quick: list[Quick | None]
     compiler: Compiler
-    alone: dict[int, Segment] = dataclasses.field(default_factory=dict)
+    _alone: dict[int, Code] = dataclasses.field(default_factory=dict)
 
-    def segment_alone(self, pack: int) -> Segment:
-        """The program that rebuilds one tensor from what is kept."""
-        if pack not in self.alone:
-            self.alone[pack] = self.compiler.segments([pack])[0]
-        return self.alone[pack]
+    @property
+    def held(self) -> frozenset[int]:
+        return self.code.held
+
+    @property
+    def states(self) -> frozenset[int]:
+        return self.code.states
+
+    def alone(self, pack: int) -> Code:
+        """What rebuilds one tensor from what is kept."""
+        if pack not in self._alone:
+            self._alone[pack] = self.compiler.code([pack], again=True)
+        return self._alone[pack]
 
 
-def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int]) -> Program:
-    """Prepares a choice; `asked` is the order in which a backward asked for the saved tensors.
+def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int], name: str = "a block") -> Program:
+    """Prepares a choice; `asked` is the order in which a backward asked for the saved tensors, `name` for people.
 
     Raises ValueError where a tensor that is not kept cannot be rebuilt from what is.
     """
     if len(decisions) != len(graph.packs):
         raise ValueError(f"{len(decisions)} decisions for {len(graph.packs)} saved tensors")
-    compiler = Compiler(graph, decisions)
+    compiler = Compiler(graph, decisions, name)
     absent = {i for i, letter in enumerate(decisions) if letter != KEEP}
     order = [i for i in asked if i in absent]  # a function may ask twice
     order += sorted(absent.difference(order), reverse=True)
-    segments = compiler.segments(order)
-    held = {i for s in segments for _, (kind, i) in s.loads if kind in (PACK, MASK)}
-    states = {step.state for s in segments for step in s.steps if step.state is not None}
-    samples = [_sample_of(graph.packs[i]) if decisions[i] != KEEP else None for i in range(len(decisions))]
-    count = compiler.register_count
-    return Program(graph, decisions, order, segments, count, frozenset(held), frozenset(states), samples, compiler)
+    samples = [sample_of(graph.packs[i]) if decisions[i] != KEEP else None for i in range(len(decisions))]
+    code = compiler.code(order)
+    quick = [_quick(graph, i, decisions[i] == KEEP, samples[i], code) for i in range(len(decisions))]
+    return Program(graph, decisions, order, code, samples, quick, compiler)
+
+
+def _quick(graph: BlockGraph, index: int, is_kept: bool, sample: Sample | None, code: Code) -> Quick | None:
+    pack = graph.packs[index]
+    if pack.use is None or index in code.held or index + 1 in code.states:
+        return None
+    kind, argument = graph.values[pack.use.value].root or ("", -1)
+    return (pack.shape, pack.dtype, pack.device), pack.maker, is_kept, sample, argument if kind == ARGUMENT else -1
 
 
 class Compiler:
     """Finds, for each tensor that is not kept, the operations that it needs."""
 
-    def __init__(self, graph: BlockGraph, decisions: str) -> None:
-        self._graph = graph
-        self._packs = graph.packs
+    def __init__(self, graph: BlockGraph, decisions: str, name: str) -> None:
+        self._graph, self._name = graph, name
         self._kept: dict[int, Source] = {}
         self._drawn: dict[int, Source] = {}  # by drawing operation: the mask that is kept
         for value, first in sources(graph).items():
@@ -190,24 +133,20 @@ class Compiler:
         drawn = [op for op, shown in masks(self._graph).items() if shown == value]
         if not drawn:
             raise ValueError(f"saved tensor {pack} is no dropout mask")
-        self._drawn[drawn[0]] = (MASK, pack)
+        self._drawn[drawn[0]] = (KEPT_MASK, pack)
 
-    @property
-    def register_count(self) -> int:
-        return 2 * len(self._graph.values)
-
-    def segments(self, order: Sequence[int]) -> list[Segment]:
-        """The segments, in the order in which they will run."""
+    def code(self, order: Sequence[int], again: bool = False) -> Code:
+        """What rebuilds these tensors in this order; with `again`, what it reads may be asked for once more."""
         present: set[int] = set()
         needed = []
         for pack in order:
-            use = self._packs[pack].use
+            use = self._graph.packs[pack].use
             assert use is not None
             chosen = self._needed(use.value, present)
             needed.append(chosen)
             for index in chosen:
                 present.update(self._graph.operations[index].values)
-        return _Emission(self._graph, self._packs, self._kept, self._drawn).emit(order, needed)
+        return write(self._name, self._graph, self._kept, self._drawn, order, needed, again)
 
     def _needed(self, wanted: int, present: set[int]) -> list[int]:
         """The operations without which a value is not there, in their recorded order."""
@@ -228,132 +167,13 @@ class Compiler:
         return sorted(chosen)
 
 
-class _Emission:
-    """Turns lists of operations into segments, with registers freed after their last use."""
-
-    def __init__(
-        self, graph: BlockGraph, packs: Sequence[Pack], kept: dict[int, Source], drawn: dict[int, Source]
-    ) -> None:
-        self._graph, self._packs, self._kept, self._drawn = graph, packs, kept, drawn
-        self._saved = {pack.use.value for pack in packs if pack.use is not None}
-        self._last: dict[int, tuple[int, int]] = {}  # by value: the last segment and operation that reads it
-        self._end = len(graph.operations)
-
-    def emit(self, order: Sequence[int], needed: Sequence[Sequence[int]]) -> list[Segment]:
-        self._note_uses(order, needed)
-        segments = []
-        for number, (pack, chosen) in enumerate(zip(order, needed, strict=True)):
-            segments.append(self._segment(number, pack, chosen))
-        last_load = {load: number for number, segment in enumerate(segments) for _, load in segment.loads}
-        for (kind, index), number in last_load.items():
-            if kind in (PACK, MASK):
-                segments[number].forgets.append(index)
-        return segments
-
-    def _note_uses(self, order: Sequence[int], needed: Sequence[Sequence[int]]) -> None:
-        for number, (pack, chosen) in enumerate(zip(order, needed, strict=True)):
-            for index in chosen:
-                for value in self._read(index):
-                    self._last[value] = number, index
-            use = self._packs[pack].use
-            assert use is not None
-            self._last[use.value] = number, self._end
-
-    def _read(self, index: int) -> list[int]:
-        return [] if index in self._drawn else [use.value for use in self._graph.operations[index].operands]
-
-    def _is_loaded(self, value: int) -> bool:
-        return value in self._kept or is_always_there(self._graph, value)
-
-    def _segment(self, number: int, pack: int, chosen: Sequence[int]) -> Segment:
-        use = self._packs[pack].use
-        assert use is not None
-        self._looks: dict[int, View] = {}  # how the tensor in a register looks
-        segment = Segment([], [], use.value, None)
-        read = [value for index in chosen for value in self._read(index)] + [use.value]
-        for value in dict.fromkeys(v for v in read if self._is_loaded(v)):
-            self._load(segment, value)
-        for index in chosen:
-            segment.steps.append(self._step(segment, number, index))
-        segment.view = self._look(use)
-        touched = {*read, *self._made(chosen)}
-        segment.frees = [v for v in touched if self._is_loaded(v) or self._last.get(v, (-1, 0))[0] <= number]
-        return segment
-
-    def _made(self, chosen: Sequence[int]) -> list[int]:
-        return [value for index in chosen for value in self._graph.operations[index].values]
-
-    def _load(self, segment: Segment, value: int) -> None:
-        root = self._graph.values[value].root
-        source = self._kept.get(value) or root
-        assert source is not None
-        segment.loads.append((value, source))
-        kind, index = source
-        shown = self._packs[index].use if kind == PACK else None
-        self._looks[value] = shown.view if shown is not None else self._graph.values[value].base
-
-    def _look(self, use: Use) -> View | None:
-        """How an operand looks at its register; None if just as the register does."""
-        return None if self._looks.get(use.value, self._graph.values[use.value].base) == use.view else use.view
-
-    def _step(self, segment: Segment, number: int, index: int) -> _Step:
-        op = self._graph.operations[index]
-        if index in self._drawn:
-            step = self._from_mask(segment, op, self._drawn[index])
-        else:
-            step = self._operation(number, index, op)
-        done = [v for v in {*self._read(index), *op.values} if not self._is_loaded(v)]
-        step.frees += [v for v in done if self._last.get(v, (-1, 0)) <= (number, index)]
-        return step
-
-    def _operation(self, number: int, index: int, op: Operation) -> _Step:
-        replaced = {op.operands[i].value: new for i, new in op.written.items()}
-        values = self._graph.values
-        writes = [(old, new, values[old].base, self._copies(old, number, index)) for old, new in replaced.items()]
-        views = [(replaced.get(use.value, use.value), self._look_written(use, replaced)) for use in op.operands]
-        arguments, options = op.tree.shape
-        step = _Step(op.function, list(arguments), options, [], list(op.made.items()), writes)
-        step.several = op.results != 1
-        if op.random:
-            step.state = op.packs_before
-        tops = [(i, item.index) for i, item in enumerate(arguments) if type(item) is Slot]
-        if len(tops) == len({slot for _, slot in tops}) == len(op.operands):
-            step.holes = [(position, *views[slot]) for position, slot in tops]
-        else:
-            step.holes = [(0, *view) for view in views]
-            step.build = op.tree.build
-        return step
-
-    def _look_written(self, use: Use, replaced: dict[int, int]) -> View | None:
-        if use.value not in replaced:
-            return self._look(use)
-        return None if self._graph.values[use.value].base == use.view else use.view
-
-    def _copies(self, old: int, number: int, index: int) -> bool:
-        """Whether the old version is still needed when an operation writes over it."""
-        return self._is_loaded(old) or old in self._saved or self._last[old] > (number, index)
-
-    def _from_mask(self, segment: Segment, op: Operation, source: Source) -> _Step:
-        """The noise that was drawn, from its mask."""
-        value = op.written[0]
-        found = self._graph.values[value]
-        register = len(self._graph.values) + value
-        segment.loads.append((register, source))
-        step = _Step(_noise, [None, found.dtype, found.base], {}, [(0, register, None)], [(0, value)], [])
-        step.frees.append(register)
-        return step
-
-
 def mask_of(noise: torch.Tensor) -> torch.Tensor:
     """The mask of a scaled noise: where it is not zero."""
     with torch.no_grad():
         return noise.ne(0)
 
 
-def _noise(mask: torch.Tensor, dtype: torch.dtype, view: View) -> torch.Tensor:
-    size, stride, _ = view
-    noise = torch.empty_strided(size, stride, dtype=dtype, device=mask.device)
-    return noise.copy_(mask)
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 # -- running -------------------------------------------------------------------------------------------------
@@ -362,13 +182,16 @@ def _noise(mask: torch.Tensor, dtype: torch.dtype, view: View) -> torch.Tensor:
 class Rebuild:
     """What one run of a block keeps for rebuilding what it did not keep."""
 
+    __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "program", "was_wrong")
+
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._registers: list[Any] = [None] * program.registers
-        self._held: dict[int, tuple[torch.Tensor, int]] = {}  # with its version
+        self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
         self._samples: dict[int, Any] = {}
-        self._position = 0
+        self._made: list[torch.Tensor] = []  # what the code has just rebuilt
+        self._running: Running | None = None
+        self._position = 0  # in the program's order: the tensor that the code rebuilds next
         self.was_wrong = False  # a tensor came out otherwise than it was saved
         self.prints: dict[int, Any] | None = None  # fingerprints of what was not kept, where a program is on trial
 
@@ -383,66 +206,55 @@ class Rebuild:
         if letter != KEEP:
             sample = program.samples[index]
             if sample is not None:
-                self._samples[index] = sample.of(tensor)
-        if index in program.held:
+                self.note(index, sample.of(tensor))
+        if index in program.code.held:
             self.hold(index, tensor.detach() if letter == KEEP else mask_of(tensor))
         return letter == KEEP
 
+    def note(self, index: int, sample: tuple[int, int]) -> None:
+        """What the bytes of a tensor are that is not kept."""
+        self._samples[index] = sample
+
     def hold(self, index: int, tensor: torch.Tensor) -> None:
-        """Keeps a tensor, or a mask, that segments read."""
-        self._held[index] = tensor, _compat.version(tensor)
+        """Keeps a tensor, or a mask, that the code reads."""
+        self._kept[index] = tensor, _compat.version(tensor)
 
     def tensor(self, index: int, where: Sources) -> torch.Tensor | None:
         """A tensor that was not kept; None if it cannot be had."""
-        program = self.program
-        if self._position < len(program.order) and program.order[self._position] == index:
-            segment = program.segments[self._position]
+        order = self.program.order
+        in_order = self._position < len(order) and order[self._position] == index
+        if in_order and self._running is not None:
             self._position += 1
+        elif in_order and self._position == 0:
+            self._begin(self.program.code, 1)
         else:
-            self._registers = [None] * program.registers
-            self._position = len(program.order) + 1
-            segment = program.segment_alone(index)
+            self._begin(self.program.alone(index), len(order))
+        return self._checked(index, self._run(where, self.program.graph.packs[index].device.type))
+
+    def _begin(self, code: Code, position: int) -> None:
+        self._running, self._position = code.begin(self._kept, self._states, self._made), position
+        next(self._running)
+
+    def _run(self, where: Sources, device_type: str) -> torch.Tensor | None:
+        assert self._running is not None
+        casting = torch.is_autocast_enabled(device_type)
         try:
-            with _compat.kernels_only(self._device_type(index)):
-                tensor = self._run(segment, where, in_order=self._position <= len(program.order))
+            with _compat.below_autograd(), torch.autocast(device_type, enabled=False) if casting else _NOTHING:
+                self._running.send(where)
+            return self._made.pop()
         except Missing:
+            self._running, self._position = None, len(self.program.order)
             return None
-        if self._is_right(index, tensor):
+        except BaseException:
+            self._running, self._position = None, len(self.program.order)
+            raise
+
+    def _checked(self, index: int, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The tensor, if it is what it was."""
+        if tensor is None or self._is_right(index, tensor):
             return tensor
         self.was_wrong = True
         return None
-
-    def _device_type(self, index: int) -> str:
-        return self.program.graph.packs[index].device.type
-
-    def _run(self, segment: Segment, where: Sources, in_order: bool) -> torch.Tensor:
-        registers = self._registers
-        for register, source in segment.loads:
-            registers[register] = self._load(source, where)
-        for step in segment.steps:
-            step.run(registers, self._states)
-        tensor = registers[segment.result]
-        if segment.view is not None:
-            tensor = torch.as_strided(tensor, *segment.view)
-        if in_order:
-            for register in segment.frees:
-                registers[register] = None
-            for index in segment.forgets:
-                self._held.pop(index, None)
-        else:
-            self._registers = [None] * len(registers)
-        return tensor.detach()
-
-    def _load(self, source: Source, where: Sources) -> torch.Tensor:
-        kind, index = source
-        if kind in (PACK, MASK):
-            held, version = self._held.get(index, (None, 0))
-            if held is None or _compat.version(held) != version:
-                raise Missing
-            return held
-        if kind == ARGUMENT:
-            return where.argument(index)
-        return where.buffer(index) if kind == BUFFER else where.parameter(index)
 
     def _is_right(self, index: int, tensor: torch.Tensor) -> bool:
         if self.prints is not None:
@@ -454,28 +266,33 @@ class Rebuild:
 # -- comparing -----------------------------------------------------------------------------------------------
 
 
-class _Sample:
-    """A few bytes of a tensor on the CPU: whether it is what it was, at almost no cost."""
+class Sample:
+    """Two numbers of a tensor on the CPU, as bits: whether it is what it was, at almost no cost."""
 
-    __slots__ = ("_places", "_size")
+    __slots__ = ("_first", "_read", "_second")
 
-    def __init__(self, places: list[int], size: int) -> None:
-        self._places, self._size = places, size
+    def __init__(self, first: int, second: int, width: int) -> None:
+        self._first, self._second = first, second
+        self._read = _WORDS[width].from_address
 
-    def of(self, tensor: torch.Tensor) -> list[bytes]:
-        start, size = tensor.data_ptr(), self._size
-        return [ctypes.string_at(start + place, size) for place in self._places]
+    def of(self, tensor: torch.Tensor) -> tuple[int, int]:
+        start = tensor.data_ptr()
+        return self._read(start + self._first).value, self._read(start + self._second).value
 
 
-def _sample_of(pack: Pack) -> _Sample | None:
-    if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape:
+_WORDS: dict[int, Any] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+
+
+def sample_of(pack: Pack) -> Sample | None:
+    """What is compared of a saved tensor; None where nothing can be at no cost."""
+    width = pack.dtype.itemsize
+    if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape or width not in _WORDS:
         return None
     size, stride, _ = pack.use.view
-    width = pack.dtype.itemsize
-    places = [
+    first, second = (
         sum((extent * part // 7) * step for extent, step in zip(size, stride, strict=True)) * width for part in (2, 5)
-    ]
-    return _Sample(places, width)
+    )
+    return Sample(first, second, width)
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
@@ -489,4 +306,4 @@ def fingerprint(tensor: torch.Tensor) -> int:
         return zlib.crc32((ctypes.c_char * nbytes).from_address(tensor.data_ptr()))
 
 
-__all__ = ["DROP", "Program", "Rebuild", "Sources", "compile_program", "fingerprint", "mask_of"]
+__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "fingerprint", "mask_of"]

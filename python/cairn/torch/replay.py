@@ -41,7 +41,7 @@ from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View
 from .opened import OpenedBlock, Saving
 from .program import BACKWARD, DROP, FORWARD_DROP, FORWARD_SAVE, OUTPUT, SAVED, Op, Program, Value
 from .rebuild import Rebuild
-from .state import BlockState, Record
+from .state import Before, BlockState, Record
 from .tree import Tree, tensors_inside, unique_tensors_in
 
 DETERMINISM_CHECKS = ("default", "values", "none")
@@ -125,11 +125,17 @@ class _Found:
 
     def parameter(self, index: int) -> torch.Tensor:
         assert self._block.found is not None
-        return self._block.found.parameter(index)
+        return self._found(self._block.found.parameter(index))
 
     def buffer(self, index: int) -> torch.Tensor:
         assert self._block.found is not None
-        return self._block.found.buffer(index)
+        return self._found(self._block.found.buffer(index))
+
+    def _found(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            self._run.refuse_changed(self._stage)
+        assert tensor is not None
+        return tensor
 
 
 @dataclass
@@ -156,6 +162,7 @@ class Run:
         self._settings, self._program, self._sites = settings, settings.program, sites
         self._trace = trace
         self._switches = Switches()
+        self._modes: Modes | None = None  # of the block that ran last
         self._switched = False  # they differ in the backward that was looked at last
         self._compared_in = -1  # that backward
         self._position = 0  # in the list of operations: the next one
@@ -238,16 +245,16 @@ class Run:
             tree,
             self._arguments(stage, tree.leaves),
             self._hidden(stage, tree.opaque),
-            Modes.current(self._settings.device_types),
+            self._current_modes(),
             self._random_state(tree.leaves),
         )
         checking = self._settings.determinism_check == "values"
-        saving = self._open(op, tree, block)
+        before = site.state.before()
+        saving = self._open(op, tree, before, block)
         first = block.first = FirstRun(
             lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None, block.box, saving
         )
-        versions = [_compat.version(t) for t in tree.leaves]
-        before = site.state.before()
+        versions = _compat.versions(tree.leaves)
         try:
             with hooks(first), _running(saving, tree.leaves):
                 output = forward(*args, **kwargs)
@@ -262,12 +269,12 @@ class Run:
             self._idle[stage] = lease
         return output
 
-    def _open(self, op: Op, tree: Tree, block: BlockRun) -> Saving | None:
+    def _open(self, op: Op, tree: Tree, before: Before, block: BlockRun) -> Saving | None:
         """Prepares the first run of an opened block; None if that run keeps everything or nothing."""
         opened = self._sites[op.stage].opened
         if opened is None or not self._program.opened[op.stage]:
             return None
-        block.box = Box(opened.key(tree, block.modes, self._switches.key))
+        block.box = Box(opened.key(tree, before, block.modes, self._switches.key))
         return self._saving(op, block)
 
     def _saving(self, op: Op, block: BlockRun) -> Saving | None:
@@ -286,6 +293,11 @@ class Run:
             if block.box.rebuild is None:
                 self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {saving.reason}")
 
+    def _current_modes(self) -> Modes:
+        if self._modes is None or not self._modes.are_in_force():
+            self._modes = Modes.current(self._settings.device_types)
+        return self._modes
+
     def _lease(self, stage: int) -> Lease:
         lease = Lease(self, stage)
         self._leases[stage] = weakref.ref(lease, functools.partial(_lease_ended, weakref.ref(self), stage))
@@ -295,8 +307,8 @@ class Run:
         if not self._settings.preserve_rng_state:
             return None
         known = self._settings.devices
-        moved = {leaf.device for leaf in leaves if leaf.device.type != "cpu"}.difference(known)
-        return RandomState((*known, *filter(with_generator, moved)))
+        moved = {leaf.device for leaf in leaves if not leaf.is_cpu}.difference(known)
+        return RandomState((*known, *filter(with_generator, moved)) if moved else known)
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where each tensor argument of a block will be found when it runs again."""
@@ -527,14 +539,18 @@ class Run:
         stage = holder.lease.stage
         if self._running == stage:
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
-        self.boundary(stage)
+        if self._ready != stage:
+            self.boundary(stage)
         box, block = holder.box, self._blocks.get(stage)
         if box.rebuild is None or block is None:
             return None
         if not box.checked:
-            self._check_unchanged(stage, block)
+            self._compare_switches()
             box.checked = True
-        with self._switches.in_force() if self._switched else contextlib.nullcontext():
+        if self._switched:
+            with self._switches.in_force():
+                tensor = box.rebuild.tensor(holder.index, _Found(self, stage, block))
+        else:
             tensor = box.rebuild.tensor(holder.index, _Found(self, stage, block))
         if tensor is None:
             self._give_up(stage, box)
@@ -549,11 +565,16 @@ class Run:
             opened.distrust(box.key, "did not give the same tensors again")
         self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
 
-    def _check_unchanged(self, stage: int, block: BlockRun) -> None:
-        assert block.found is not None
-        difference = block.found.difference()
+    def refuse_changed(self, stage: int) -> None:
+        """Raises if a block's parameters, buffers or flags are not those of its first run."""
+        found = self._blocks[stage].found
+        assert found is not None
+        difference = found.difference()
         if difference is not None:
             raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
+
+    def _compare_switches(self) -> None:
+        """Once in a backward."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_in:
             self._compared_in, self._switched = backward, not self._switches.are_in_force()
@@ -579,7 +600,8 @@ class Run:
             return  # it did not run as planned, or autograd is done with it
         site, first = self._sites[op.stage], block.first
         assert first is not None
-        self._check_unchanged(op.stage, block)
+        self.refuse_changed(op.stage)
+        self._compare_switches()
         saving = self._saving(op, block)
         checking = self._settings.determinism_check != "none"
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)

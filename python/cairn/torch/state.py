@@ -10,6 +10,7 @@ seen to change. A copy that equals its buffer after the run is let go.
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,8 +69,9 @@ class BlockState:
         return names[index]
 
     def before(self) -> Before:
-        """Copies of the buffers that a run may write, as they are now."""
+        """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
         modules = self.modules()
+        parameters = [parameter for part in modules for parameter in part._parameters.values()]
         buffers = [buffer for part in modules for buffer in part._buffers.values()]
         copies: _Copies = {}
         if buffers:
@@ -77,7 +79,7 @@ class BlockState:
                 for index, buffer in enumerate(buffers):
                     if buffer is not None and self._may_change(index, buffer):
                         copies[index] = buffer, buffer.clone()
-        return Before(modules, copies, _with_versions(buffers))
+        return Before(modules, parameters, buffers, _compat.versions(buffers), copies)
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
@@ -91,8 +93,7 @@ class BlockState:
         for index in before.copies.keys() - self._changing:
             if not self._is_changed(index, *before.copies[index]):
                 del before.copies[index]
-        parameters = [parameter for part in before.modules for parameter in part._parameters.values()]
-        return Record(self, before, _with_versions(parameters), [part.training for part in before.modules])
+        return Record(self, before, _compat.versions(before.parameters), [part.training for part in before.modules])
 
     def _changed(self, copies: _Copies) -> set[int]:
         """The buffers that a run wrote or replaced."""
@@ -103,59 +104,56 @@ class BlockState:
         return registry.get(key) is not buffer or not _same(buffer, copy)
 
 
-@dataclass
+@dataclass(slots=True)
 class Before:
-    """The buffers of a block before a run: copies of those that it may write, versions of all."""
+    """A block before a run: its parts, buffers with their versions, and copies of those that the run may write."""
 
-    modules: list[nn.Module]
+    modules: Sequence[nn.Module]
+    parameters: Sequence[torch.Tensor | None]
+    buffers: Sequence[torch.Tensor | None]
+    versions: list[int]
     copies: _Copies
-    versions: list[tuple[torch.Tensor | None, int]]
 
 
 class Record:
     """What one run of a block found, for its later runs."""
 
-    __slots__ = ("_before", "_flags", "_parameters", "_state")
+    __slots__ = ("_before", "_flags", "_state", "_versions")
 
-    def __init__(
-        self, state: BlockState, before: Before, parameters: list[tuple[torch.Tensor | None, int]], flags: list[bool]
-    ) -> None:
-        self._state, self._before, self._parameters, self._flags = state, before, parameters, flags
+    def __init__(self, state: BlockState, before: Before, versions: list[int], flags: list[bool]) -> None:
+        self._state, self._before, self._versions, self._flags = state, before, versions, flags
 
     def difference(self) -> str | None:
         """What is no longer as the first run found it, in words; None if all is."""
-        state = self._state
-        return (
-            _difference("parameter", self._parameters, state.parameters(), state.parameter_name, {})
-            or _difference(
-                "buffer",
-                self._before.versions,
-                [r[k] for r, k in state.buffers()],
-                state.buffer_name,
-                self._before.copies,
-            )
-            or self._differing_flag()
-        )
+        before, state, modules = self._before, self._state, self._state.modules()
+        parameters = [parameter for part in modules for parameter in part._parameters.values()]
+        if not _are_same(before.parameters, parameters) or _compat.versions(parameters) != self._versions:
+            return _difference("parameter", before.parameters, self._versions, parameters, state.parameter_name, {})
+        buffers = [buffer for part in modules for buffer in part._buffers.values()]
+        if buffers or before.buffers:
+            found = _difference("buffer", before.buffers, before.versions, buffers, state.buffer_name, before.copies)
+            if found is not None:
+                return found
+        return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
 
-    def _differing_flag(self) -> str | None:
-        for index, (part, flag) in enumerate(zip(self._state.modules(), self._flags, strict=True)):
-            if part.training != flag:
-                return f"the training flag of its module '{self._state.module_name(index)}' was changed"
-        return None
+    def _differing_flag(self, modules: Sequence[nn.Module]) -> str:
+        found = [part.training for part in modules]
+        index = next(i for i, flag in enumerate(self._flags) if found[i] != flag)
+        return f"the training flag of its module '{self._state.module_name(index)}' was changed"
 
-    def parameter(self, index: int) -> torch.Tensor:
-        """A parameter as the run found it."""
-        found = self._parameters[index][0]
+    def parameter(self, index: int) -> torch.Tensor | None:
+        """A parameter as the run found it; None if it was written since."""
+        found = self._before.parameters[index]
         assert found is not None
-        return found
+        return found if _compat.version(found) == self._versions[index] else None
 
-    def buffer(self, index: int) -> torch.Tensor:
-        """A buffer as the run found it: the copy, if one was taken."""
+    def buffer(self, index: int) -> torch.Tensor | None:
+        """A buffer as the run found it: the copy, if one was taken; None if it was written since."""
         if index in self._before.copies:
             return self._before.copies[index][1]
-        found = self._before.versions[index][0]
+        found = self._before.buffers[index]
         assert found is not None
-        return found
+        return found if _compat.version(found) == self._before.versions[index] else None
 
     @property
     def writes_buffers(self) -> bool:
@@ -181,16 +179,21 @@ class Record:
                 registry[key] = tensor
 
 
+def _are_same(before: Sequence[torch.Tensor | None], now: Sequence[torch.Tensor | None]) -> bool:
+    return len(before) == len(now) and all(map(operator.is_, before, now))
+
+
 def _difference(
     kind: str,
-    found: Sequence[tuple[torch.Tensor | None, int]],
+    found: Sequence[torch.Tensor | None],
+    versions: Sequence[int],
     current: Sequence[torch.Tensor | None],
     name: Callable[[int], str],
     exempt: Container[int],
 ) -> str | None:
     if len(found) != len(current):
         return f"a {kind} was added or removed"
-    for index, ((tensor, version), now) in enumerate(zip(found, current, strict=True)):
+    for index, (tensor, version, now) in enumerate(zip(found, versions, current, strict=True)):
         if index in exempt:
             continue
         if now is not tensor:
@@ -198,10 +201,6 @@ def _difference(
         if now is not None and _compat.version(now) != version:
             return f"its {kind} '{name(index)}' was modified in place"
     return None
-
-
-def _with_versions(tensors: Sequence[torch.Tensor | None]) -> list[tuple[torch.Tensor | None, int]]:
-    return [(t, 0 if t is None else _compat.version(t)) for t in tensors]
 
 
 def _fresh(copy: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,15 @@ class Modes:
                 )
 
 
+@contextlib.contextmanager
+def no_autocast(device_types: Iterable[str]) -> Iterator[None]:
+    """The body runs without autocast."""
+    with contextlib.ExitStack() as surroundings:
+        for device_type in filter(torch.is_autocast_enabled, device_types):
+            surroundings.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
 def _autocast(device_type: str) -> tuple[str, bool, torch.dtype | None]:
     enabled = torch.is_autocast_enabled(device_type)
     return device_type, enabled, torch.get_autocast_dtype(device_type) if enabled else None

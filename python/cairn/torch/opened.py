@@ -62,19 +62,40 @@ class _Entry:
     programs: dict[int, Program] = dataclasses.field(default_factory=dict)
 
 
+class _Key:
+    """A key that is hashed once."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._hash = value, hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class OpenedBlock:
     """A block of a plan with options other than keeping everything."""
 
     def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
         self.inside, self.state, self._name = inside, state, name
+        self._last: tuple[Any, Any, _Key] | None = None  # the latest arguments, what else counts, and their key
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
 
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
-        """Equal for runs that do the same, as far as one can see before they run."""
-        grads = tuple([p is not None and p.requires_grad for p in before.parameters])
-        return _frozen(tree.shape), _leaves_key(tree.leaves), grads, modes, switches
+        """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
+        grads = [p is not None and p.requires_grad for p in before.parameters]
+        rest = _leaves_key(tree.leaves), grads, modes, switches
+        if self._last is not None and not tree.opaque and tree.shape == self._last[0] and rest == self._last[1]:
+            return self._last[2]
+        key = _Key((_frozen(tree.shape), rest[0], tuple(grads), modes, switches))
+        self._last = None if tree.opaque else (tree.shape, rest, key)
+        return key
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
         """Prepares a run that saves by an option."""
@@ -310,70 +331,76 @@ class Constants:
     Refers to modules and functions weakly, so that a model is freed as ever.
     """
 
-    __slots__ = ("_owners",)
+    __slots__ = ("_owners", "_references", "_values")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._owners: list[_Owner] = []
-        seen: set[int] = set()
+        owners: dict[int, Any] = {id(module): module for module in modules}
         for module in modules:
-            self._owners.append(_Owner(module))
-            for value in vars(module).values():
-                if _is_plain_object(value) and id(value) not in seen:
-                    seen.add(id(value))
-                    self._owners.append(_Owner(value))
+            owners.update({id(value): value for value in vars(module).values() if _is_plain_object(value)})
+        self._values: list[tuple[weakref.ref[Any], Callable[[Any], Any], Any]] = []  # of owner: numbers, names
+        self._references = list(filter(None, map(_References, owners.values())))
+        for owner in owners.values():
+            attributes = vars(owner)
+            values_of = _getter([name for name, value in attributes.items() if _is_constant(value)])
+            self._values.append((weakref.ref(owner), values_of, values_of(attributes)))
 
     def hold(self) -> bool:
         """Whether all are as they were."""
-        return all(map(_Owner.is_unchanged, self._owners))
+        try:
+            for where, values_of, values in self._values:
+                owner = where()
+                if owner is None or values_of(owner.__dict__) != values:
+                    return False
+        except KeyError:
+            return False
+        return all(map(_References.hold, self._references))
 
 
-class _Owner:
-    """A module or a plain object, and what its attributes are.
+class _References:
+    """The functions, plain objects and parts that a module or a plain object refers to.
 
-    Functions, plain objects and parts are compared by identity. That of one which is gone may be given to another, so
-    it is noted when one goes.
+    They are compared by identity. That of one which is gone may be given to another, so it is noted when one goes.
     """
 
-    __slots__ = ("_gone", "_parts_count", "_parts_ids", "_parts_of", "_references", "_same_ids", "_same_of", "_values",
-                 "_values_of", "_where")  # fmt: skip
+    __slots__ = ("_gone", "_ids", "_objects_of", "_parts", "_parts_of", "_references", "_where")
 
     def __init__(self, owner: Any) -> None:
-        self._where = weakref.ref(owner)
+        self._where, attributes = weakref.ref(owner), vars(owner)
+        names = [name for name, value in attributes.items() if _is_referred_to(value)]
+        self._parts = list(owner._modules) if isinstance(owner, nn.Module) else []
+        self._objects_of, self._parts_of = _getter(names), _getter(self._parts)
+        referred = (*self._objects_of(attributes), *(self._parts_of(owner._modules) if self._parts else ()))
         self._gone: list[weakref.ref[Any]] = []
-        attributes = vars(owner)
-        self._values_of = _getter([name for name, value in attributes.items() if _is_constant(value)])
-        self._values = None if self._values_of is None else self._values_of(attributes)
-        same = {name: value for name, value in attributes.items() if _is_referred_to(value)}
-        self._same_of = _getter(same)
-        self._same_ids = () if self._same_of is None else _ids(self._same_of(same))
-        parts = owner._modules if isinstance(owner, nn.Module) else {}
-        self._parts_count, self._parts_of = len(parts), _getter(parts)
-        self._parts_ids = () if self._parts_of is None else _ids(self._parts_of(parts))
-        referred = [value for value in (*same.values(), *parts.values()) if value is not None]
-        self._references = [weakref.ref(value, self._gone.append) for value in referred]
+        self._references = [weakref.ref(value, self._gone.append) for value in referred if value is not None]
+        self._ids = _ids(referred)
 
-    def is_unchanged(self) -> bool:
+    def __bool__(self) -> bool:
+        return bool(self._references)
+
+    def hold(self) -> bool:
+        """Whether all are the ones of then."""
         owner = self._where()
         if owner is None or self._gone:
             return False
-        attributes = vars(owner)
         try:
-            if self._values_of is not None and self._values_of(attributes) != self._values:
-                return False
-            if self._same_of is not None and _ids(self._same_of(attributes)) != self._same_ids:
-                return False
-            if self._parts_of is None:
-                return True
-            parts = attributes["_modules"]
-            return len(parts) == self._parts_count and _ids(self._parts_of(parts)) == self._parts_ids
+            found = self._objects_of(owner.__dict__)
+            if self._parts:
+                parts = owner._modules
+                if len(parts) != len(self._parts):
+                    return False
+                found = (*found, *self._parts_of(parts))
         except KeyError:
             return False
+        return _ids(found) == self._ids
 
 
-def _getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]] | None:
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Gives the items of these names, as a tuple."""
-    wanted = list(names)
-    return operator.itemgetter(*wanted, wanted[0]) if wanted else None  # of one name, it would be no tuple
+    return operator.itemgetter(*names, names[0]) if names else _nothing  # of one name, it would be no tuple
+
+
+def _nothing(_: Any) -> tuple[()]:
+    return ()
 
 
 def _ids(values: Iterable[Any]) -> tuple[int, ...]:

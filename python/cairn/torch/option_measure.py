@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import isolate, memory
-from .ambient import RandomState, with_generator
+from .ambient import RandomState, no_autocast, with_generator
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
 from .block_options import KEEP, Choice, choices
@@ -329,17 +329,21 @@ class _Proofs:
                 now.saving_ns += self._now() - began
             for count in program.states:
                 rebuild.take_state(count, states[count])
-            for index in program.order:
-                began = self._now()
-                tensor_again = rebuild.tensor(index, where)
-                now.rebuilding_ns += self._now() - began
-                if tensor_again is None or not _same(tensor_again, saved[index]):
-                    raise _NotTheSame(index)
-                del tensor_again
+            with no_autocast((self._run.device.type,)):
+                self._rebuild_all(rebuild, saved, where, now)
             took.append(now)
         return _Took(
             int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
         )
+
+    def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: _Where, took: _Took) -> None:
+        for index in rebuild.program.order:
+            began = self._now()
+            again = rebuild.tensor(index, where)
+            took.rebuilding_ns += self._now() - began
+            if again is None or not _same(again, saved[index]):
+                raise _NotTheSame(index)
+            del again
 
     def _now(self) -> int:
         if self._run.device.type == "cuda":

@@ -13,7 +13,6 @@ tensor whose sources are gone is not rebuilt: None says so, and the block is run
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import zlib
@@ -173,9 +172,6 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
         return noise.ne(0)
 
 
-_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-
-
 # -- running -------------------------------------------------------------------------------------------------
 
 
@@ -220,47 +216,39 @@ class Rebuild:
         self._kept[index] = tensor, _compat.version(tensor)
 
     def tensor(self, index: int, where: Sources) -> torch.Tensor | None:
-        """A tensor that was not kept; None if it cannot be had."""
-        order = self.program.order
-        in_order = self._position < len(order) and order[self._position] == index
-        if in_order and self._running is not None:
-            self._position += 1
-        elif in_order and self._position == 0:
-            self._begin(self.program.code, 1)
+        """A tensor that was not kept; None if it cannot be had. Autocast must be off."""
+        program, position, running = self.program, self._position, self._running
+        if running is None or position >= len(program.order) or program.order[position] != index:
+            running = self._begin(index)
         else:
-            self._begin(self.program.alone(index), len(order))
-        return self._checked(index, self._run(where, self.program.graph.packs[index].device.type))
-
-    def _begin(self, code: Code, position: int) -> None:
-        self._running, self._position = code.begin(self._kept, self._states, self._made), position
-        next(self._running)
-
-    def _run(self, where: Sources, device_type: str) -> torch.Tensor | None:
-        assert self._running is not None
-        casting = torch.is_autocast_enabled(device_type)
+            self._position = position + 1
         try:
-            with _compat.below_autograd(), torch.autocast(device_type, enabled=False) if casting else _NOTHING:
-                self._running.send(where)
-            return self._made.pop()
+            running.send(where)
         except Missing:
-            self._running, self._position = None, len(self.program.order)
+            self._stop()
             return None
         except BaseException:
-            self._running, self._position = None, len(self.program.order)
+            self._stop()
             raise
-
-    def _checked(self, index: int, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The tensor, if it is what it was."""
-        if tensor is None or self._is_right(index, tensor):
-            return tensor
-        self.was_wrong = True
-        return None
-
-    def _is_right(self, index: int, tensor: torch.Tensor) -> bool:
+        tensor = self._made.pop()
         if self.prints is not None:
-            return bool(self.prints.get(index) == fingerprint(tensor))
-        sample = self.program.samples[index]
-        return sample is None or sample.of(tensor) == self._samples.get(index)
+            self.was_wrong = self.prints.get(index) != fingerprint(tensor)
+        else:
+            sample = program.samples[index]
+            self.was_wrong = sample is not None and sample.of(tensor) != self._samples.get(index)
+        return None if self.was_wrong else tensor
+
+    def _begin(self, index: int) -> Running:
+        """Begins the code for all tensors if the first is asked for first, else that for one alone."""
+        program = self.program
+        in_order = self._position == 0 and program.order[:1] == [index]
+        code, self._position = (program.code, 1) if in_order else (program.alone(index), len(program.order))
+        self._running = code.begin(self._kept, self._states, self._made)
+        next(self._running)
+        return self._running
+
+    def _stop(self) -> None:
+        self._running, self._position = None, len(self.program.order)
 
 
 # -- comparing -----------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ after its last use, within its segment or in a later one; operands that look at 
 
 In place. An operation that writes in place writes over its variable if nobody reads the old version afterwards, and a
 copy of it otherwise. Random operations run from the state that the generators were in when the last tensor was saved
-before them; afterwards the generators are put back.
+before them; afterwards the generators are put back. Nothing that the code reads has a history, so autograd has nothing
+to record.
 
 A traceback shows the line and names the block: the text is known to `linecache` as long as the code exists.
 """
@@ -213,8 +214,7 @@ class _Writer:
             self._operation(number, index)
         use = self._use(pack)
         view = self._look(use)
-        is_root = view is None and use.value in loaded  # it may have a history, or be a parameter
-        self._line(f"made.append({self._view(f'v{use.value}', view)}{'.detach()' if is_root else ''})")
+        self._line(f"made.append({self._view(f'v{use.value}', view)})")
         touched = [*loaded, use.value, *(v for i in chosen for v in (*self._read(i), *self._values(i)))]
         self._delete([f"v{v}" for v in touched if v in loaded or self._last.get(v, (-1, 0))[0] <= number])
 
@@ -229,7 +229,7 @@ class _Writer:
             self._looks[value] = self._use(index).view
             return
         reader = "argument" if kind == ARGUMENT else "buffer" if kind == BUFFER else "parameter"
-        self._line(f"{self._bind(value)} = where.{reader}({index})")
+        self._line(f"{self._bind(value)} = where.{reader}({index}).detach()")
         self._looks[value] = self._graph.values[value].base
 
     def _held(self, number: int, source: Source) -> str:

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from . import _compat
-from .ambient import Modes, RandomState, Switches, with_generator
+from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
 from .errors import RecomputationError, Unsupported
 from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, digest, geometry, hooks
 from .opened import OpenedBlock, Saving
@@ -164,7 +164,8 @@ class Run:
         self._switches = Switches()
         self._modes: Modes | None = None  # of the block that ran last
         self._switched = False  # they differ in the backward that was looked at last
-        self._compared_in = -1  # that backward
+        self._casting = False  # autocast is on in that backward
+        self._compared_in = -1  # its number
         self._position = 0  # in the list of operations: the next one
         self._ready = 0  # the stage whose backward may run
         self._running = 0  # the block that the model is running
@@ -547,11 +548,12 @@ class Run:
         if not box.checked:
             self._compare_switches()
             box.checked = True
-        if self._switched:
-            with self._switches.in_force():
-                tensor = box.rebuild.tensor(holder.index, _Found(self, stage, block))
+        found = _Found(self, stage, block)
+        if self._switched or self._casting:
+            with self._switches.in_force(), no_autocast(self._settings.device_types):
+                tensor = box.rebuild.tensor(holder.index, found)
         else:
-            tensor = box.rebuild.tensor(holder.index, _Found(self, stage, block))
+            tensor = box.rebuild.tensor(holder.index, found)
         if tensor is None:
             self._give_up(stage, box)
         return tensor
@@ -578,6 +580,7 @@ class Run:
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_in:
             self._compared_in, self._switched = backward, not self._switches.are_in_force()
+            self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
 
     def argument_of(self, stage: int, index: int, view: View | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""

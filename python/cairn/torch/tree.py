@@ -49,6 +49,12 @@ class Slot:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Slot and self.index == other.index
+
+    def __hash__(self) -> int:
+        return hash(self.index)
+
 
 @dataclasses.dataclass
 class Tree:

@@ -23,6 +23,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch import budgets, tiers
+from cairn.torch.cgroups import memory_limits
 from cairn.torch.link import measure_link
 from cairn.torch.tiers import open_tier
 from cairn.torch.transfers import Parcel, Transfers, parcel_bytes
@@ -391,6 +392,26 @@ def test_more_host_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None
         tier.grow(8001)
     tier.grow(8000)
     assert tier.capacity_bytes == 8000
+
+
+def test_limits_of_control_groups(tmp_path: Path) -> None:
+    files = {
+        "self": "4:cpu:/a\n3:blkio,memory:/box/inner\n0::/work\n",
+        "memory/box/inner/memory.limit_in_bytes": "5000\n",
+        "memory/box/inner/memory.usage_in_bytes": "4000\n",
+        "memory/box/inner/memory.stat": "cache 7\ninactive_file 1\ntotal_inactive_file 1500\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/memory.usage_in_bytes": "9000\n",
+        "work/memory.max": "8000\n",
+        "work/memory.current": "100\n",
+        "memory.max": "max\n",
+        "memory.current": "1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limits(tmp_path / "self", tmp_path) == [(5000, 2500), (8000, 100)]
+    assert memory_limits(tmp_path / "none", tmp_path) == []
 
 
 def test_a_file_is_as_large_as_it_was_asked_for_and_leaves_nothing(tmp_path: Path) -> None:

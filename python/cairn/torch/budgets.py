@@ -13,6 +13,7 @@ import cairn
 import torch
 
 from .._budget import Budget
+from .cgroups import memory_limits
 
 AUTO_RESERVE = 0.05  # of the free memory: the allocator's fragments, and what else the process will want
 
@@ -78,8 +79,7 @@ def total_bytes(device: torch.device) -> int:
     """Memory of the device; on the CPU within the limits that the system sets for this process."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    cgroup = _cgroup("memory.max")
-    limits = [limit for limit, _ in _process_limits()] + ([] if cgroup is None else [cgroup])
+    limits = [limit for limit, _ in (*_process_limits(), *memory_limits())]
     return min([_physical_bytes(), *limits])
 
 
@@ -90,9 +90,7 @@ def free_bytes(device: torch.device) -> int:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
     room = [_status("/proc/meminfo", "MemAvailable") or _physical_bytes()]
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    if limit is not None and used is not None:
-        room.append(limit - used)
+    room += [limit - used for limit, used in memory_limits()]
     room += [limit - (_status("/proc/self/status", field) or 0) for limit, field in _process_limits()]
     return max(0, min(room))
 
@@ -107,12 +105,6 @@ def _status(path: str, field: str) -> int | None:
         for line in Path(path).read_text().splitlines():
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup(name: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return int(Path("/sys/fs/cgroup", name).read_text())
     return None
 
 

@@ -156,6 +156,11 @@ class ThreadLanes:
         if copy.failure is not None:
             raise _again(copy.failure)
 
+    def drop(self, copy: Copy) -> None:
+        """Nobody wants this copy any more. Takes no lock, so that a destructor may call it."""
+        copy.unwanted = True
+        copy.pieces = ()  # a thread that is at it holds on to them by itself
+
     def unfinished(self) -> list[Copy]:
         """The copies that have not ended."""
         with self._line.changed:
@@ -334,6 +339,9 @@ class StreamLanes:
         """What is computed from here on comes after the copy."""
         torch.cuda.current_stream(self._device).wait_event(copy.event)
         copy.pieces, copy.ended = (), True
+
+    def drop(self, copy: Copy) -> None:
+        """Nobody wants this copy any more; it keeps its tensors until it has ended."""
 
     def unfinished(self) -> list[Copy]:
         """The copies that may not have ended."""

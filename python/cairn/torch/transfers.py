@@ -231,12 +231,12 @@ class Parcel:
         """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
         self._place = None
         if self._in is None:
-            self._out.unwanted = True
+            self._lanes.drop(self._out)
 
     def __del__(self) -> None:
         for copy in (getattr(self, "_out", None), getattr(self, "_in", None)):
             if copy is not None:
-                copy.unwanted = True
+                self._lanes.drop(copy)
 
     def _allocate(self, room: _Room) -> torch.Tensor:
         return torch.empty(room.lead + room.count, dtype=torch.uint8, device=self._device)

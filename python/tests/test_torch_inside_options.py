@@ -280,6 +280,8 @@ def test_decisions_that_cannot_be_carried_out() -> None:
 
 def test_masks() -> None:
     run = Recorded(lambda x: F.dropout(x.sin(), 0.3) * 2, leaf(64, 64))
+    for op in run.graph.operations:
+        op.nanoseconds = 100_000  # far more than reading a mask takes
     [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
     run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
     noise = run.saved[with_mask.decisions.index(MASK)]

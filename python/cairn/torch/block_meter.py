@@ -6,7 +6,7 @@ of the model in other ways than by returning it (a loss of its own, left in an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -31,8 +31,10 @@ class BlockMeter:
         block: Block,
         device: torch.device,
         arriving: isolate.Layouts = (),
+        static: Container[int] = (),
     ) -> None:
         self._meter, self._stage, self._block, self._device = meter, stage, block, device
+        self._static = static  # storages that are there during the whole step
         self.arriving = arriving  # how the gradients of the outputs lie; as the outputs, where it is not known
         self.leaving: list[isolate.Layout | None] = []  # how those of the inputs lie
         self._marks: dict[str, int] = {}
@@ -100,6 +102,8 @@ class BlockMeter:
         self._saved_outputs = {
             i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in saved.storages
         }
+        if isinstance(saved, isolate.SavedTensors):
+            self._note_travelling(saved, arguments, tensors)
         prints = [fingerprint(t) for t in tensors]
         made = isolate.differentiable(result)
         del saved
@@ -122,6 +126,18 @@ class BlockMeter:
                 self.weight_grads.append((parameter, memory.storage_bytes(parameter.grad)))
                 parameter.grad = None
         return prints
+
+    def _note_travelling(
+        self, saved: isolate.SavedTensors, arguments: isolate.Arguments, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """What the executor can send away of what the block saved, its output included, and of the output alone."""
+        given = memory.storages(arguments.tensors)
+        returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
+        sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
+        plain = all(map(memory.can_travel, outputs)) and not any(key in self._static for key in returned)
+        self._stage.output_travels = plain and bool(returned)
+        if plain and not saved.stays:
+            self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)
 
     def _mark(self, name: str) -> None:
         self._marks[name] = self._meter.mark()

@@ -6,6 +6,7 @@ judges nothing itself.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,14 +33,24 @@ class Moment:
     parts: tuple[Part, ...]  # what was there before it, and what it takes itself
 
 
-class _Replay:
+class Replay:
+    """What is on the device, and on the host, along a list of operations; sizes are the chain's."""
+
     def __init__(self, chain: Mapping[str, Any]) -> None:
         self.chain = chain
         self.stages = chain["stages"]
         self.outputs: set[int] = set()
         self.saved: dict[int, int] = {}  # option by stage
+        self.host: dict[tuple[str, int], int] = {}  # option by value
         self.gradient = len(self.stages)
         self.done: list[int] = []  # stages whose backward ran
+
+    def copied(self) -> Replay:
+        """Another one, in the same state."""
+        made = copy.copy(self)
+        made.outputs, made.saved, made.host = set(self.outputs), dict(self.saved), dict(self.host)
+        made.done = list(self.done)
+        return made
 
     def output_bytes(self, stage: int) -> int:
         return int(self.stages[stage - 1]["output_bytes"]) if stage else int(self.chain["input_bytes"])
@@ -57,15 +68,31 @@ class _Replay:
         total += sum(int(self.option(stage, option)["saved_bytes"]) for stage, option in self.saved.items())
         return total + sum(int(self.stages[stage - 1]["weight_grad_bytes"]) for stage in self.done)
 
+    def value_bytes(self, kind: str, stage: int, option: int = 0) -> int:
+        """Size of a[l] or A[l]."""
+        return self.output_bytes(stage) if kind == "output" else int(self.option(stage, option)["saved_bytes"])
+
+    def _move(self, name: str, kind: str, stage: int) -> int:
+        """A drop or a transfer; returns what it adds on the device."""
+        if name == "drop":
+            (self.outputs.discard if kind == "output" else self.saved.pop)(stage)
+        elif name == "offload":
+            self.host[kind, stage] = self.saved[stage] if kind == "saved" else 0
+        elif name == "discard":
+            del self.host[kind, stage]
+        elif kind == "output":
+            self.outputs.add(stage)
+            return self.output_bytes(stage)
+        else:
+            self.saved[stage] = self.host[kind, stage]
+            return self.value_bytes(kind, stage, self.saved[stage])
+        return 0
+
     def run(self, op: Op) -> tuple[int, int]:
         """Performs an operation; returns what it adds as a result, and its workspace."""
         name, *rest = op
-        if name == "drop":
-            kind, stage = rest
-            (self.outputs.discard if kind == "output" else self.saved.pop)(stage)
-            return 0, 0
-        if name not in ("forward_save", "forward_keep", "forward_drop", "backward"):
-            return 0, 0  # transfers: what is on the device is explained without them
+        if name in ("drop", "offload", "prefetch", "discard"):
+            return self._move(name, *rest), 0
         stage = rest[0]
         described = self.stages[stage - 1]
         if name == "forward_save":
@@ -118,7 +145,7 @@ def _stage_of(part: str) -> str:
 
 def first_over(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> str:
     """What the first operation that takes more than a budget does."""
-    replay = _Replay(chain)
+    replay = Replay(chain)
     for op in ops:
         before = replay.level()
         result, workspace = replay.run(op)
@@ -132,18 +159,21 @@ def peak_moment(
     ops: Sequence[Op],
     resident: Mapping[str, int] | None = None,
     held: Mapping[str, int] | None = None,
+    at: tuple[int, int, int] | None = None,
 ) -> Moment:
     """The first moment of the largest memory.
 
-    `resident` names what the chain's fixed bytes are, `held` what the caller keeps of which stage's results.
+    `resident` names what the chain's fixed bytes are, `held` what the caller keeps of which stage's results. `at` says
+    where it is, how much, and how much of it is on its way to the host; to be given where something travels.
     """
-    index, peak = _peak_of(chain, ops)
-    replay = _Replay(chain)
+    index, peak, leaving = at or (*_peak_of(chain, ops), 0)
+    replay = Replay(chain)
     for op in ops[:index]:
         replay.run(op)
     parts = replay.parts(held or {})
     named = dict(resident or {})
     unnamed = int(chain["fixed_bytes"]) - sum(named.values())
+    parts.append(Part("on its way to the host", leaving))
     parts = (
         [Part(name, size) for name, size in named.items()] + ([Part("resident", unnamed)] if unnamed else []) + parts
     )
@@ -154,7 +184,7 @@ def peak_moment(
 
 
 def _peak_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[int, int]:
-    replay = _Replay(chain)
+    replay = Replay(chain)
     best = (0, replay.level())
     for index, op in enumerate(ops):
         before = replay.level()

@@ -21,12 +21,14 @@ from .ambient import with_generator
 from .blocks import Block, resolve
 from .caches import with_own_caches
 from .errors import PlanMismatch, Unsupported
+from .itinerary import Itinerary, has_transfers
 from .opened import Inside, OpenedBlock
 from .program import Program, compile_program
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .stages import StageRef
 from .state import BlockState
 from .takeover import Handler, Takeover
+from .travel import Depot, Travel
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Prepared:
     settings: Settings
     sites: dict[int, Site]
     stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
+    itinerary: Itinerary | None = None  # of a schedule with transfers
 
 
 class Guide(Protocol):
@@ -58,6 +61,7 @@ class Executor:
     guide: says which schedule a step follows; the given one, where there is none.
     in_eval: carries out the schedule in evaluation mode, too.
     inside: by stage, what its options other than keeping everything keep.
+    itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
     """
 
     def __init__(
@@ -71,6 +75,8 @@ class Executor:
         guide: Guide | None = None,
         in_eval: bool = False,
         inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
+        depot: Depot | None = None,
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
@@ -78,7 +84,8 @@ class Executor:
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
         self._names: set[str] = set()
-        self.first = self.prepare(stages, ops, inside)
+        self.depot = depot
+        self.first = self.prepare(stages, ops, inside, itinerary)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
         self._thread = threading.local()
@@ -86,14 +93,21 @@ class Executor:
         self._trace = Trace()
 
     def prepare(
-        self, stages: Sequence[StageRef], ops: Sequence[Sequence[Any]], inside: Mapping[int, Inside] | None = None
+        self,
+        stages: Sequence[StageRef],
+        ops: Sequence[Sequence[Any]],
+        inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
     ) -> Prepared:
         """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
         inside = inside or {}
         model = self._model()
         if model is None:
             raise RuntimeError("the executor's model is gone")
-        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()})
+        if itinerary is None and has_transfers(ops):
+            raise Unsupported("a schedule with transfers needs an itinerary, which says when they take place")
+        waits = itinerary.waits if itinerary is not None else ()
+        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()}, waits)
         stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
         if self._names and self._names != {name for name, _ in stage_of}:
             raise PlanMismatch("the schedule has other blocks than the one that is carried out")
@@ -104,8 +118,9 @@ class Executor:
             self._determinism_check,
             tuple(d for d in devices if with_generator(d)),
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
+            functools.partial(_resident_storages, self._model),
         )
-        return Prepared(settings, _sites(model, program, self._states, inside), stage_of)
+        return Prepared(settings, _sites(model, program, self._states, inside), stage_of, itinerary)
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -145,6 +160,8 @@ class Executor:
             takeover = self._takeovers.pop()()
             if takeover is not None:
                 takeover.remove()
+        if self.depot is not None:
+            self.depot.retire()
 
     # -- what runs instead of a forward ----------------------------------------------------------------------
 
@@ -168,16 +185,29 @@ class Executor:
         self._refuse_surroundings()
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
-        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace)
+        travel = self._travel(prepared)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
         self._thread.stage_of = prepared.stage_of
         try:
             output = forward(*args, **kwargs)
+        except BaseException:
+            run.abandon()
+            raise
         finally:
             self._thread.run = None
         run.forward_ended()
         if self._guide is not None:
             self._guide.forward_ended(output)
         return output
+
+    def _travel(self, prepared: Prepared) -> Travel | None:
+        """The slower memory, for a step whose schedule has transfers."""
+        if prepared.itinerary is None or self.depot is None:
+            return None
+        travel = self.depot.lend(prepared.itinerary)
+        if travel is None:
+            self._trace.notes.append("an earlier step still has copies in the slower memory: this one keeps its own")
+        return travel
 
     def _run_block(
         self,
@@ -241,6 +271,12 @@ class Executor:
             )
         if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
+
+
+def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
+    model = model_ref()
+    tensors = () if model is None else (*model.parameters(), *model.buffers())
+    return frozenset(key for tensor in tensors if (key := _compat.storage_key(tensor)))
 
 
 def _sites(

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from .executor import Executor
 from .shapes import ShapePlan, ShapePlans, Source
+from .travel import Depot
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -115,18 +117,27 @@ def apply_by_shape(
     executor = Executor(
         model,
         plan.stages,
-        plan.verified.schedule.ops,
+        plan.executed_ops,
         preserve_rng_state=preserve_rng_state,
         determinism_check=determinism_check,
         guide=shapes,
         in_eval=not plan.fingerprint["training"],
         inside=plan.opened,
+        itinerary=plan.itinerary,
+        depot=_depot_of(plan),
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)
     executor.attach(made)
     _handles[model] = weakref.ref(made)
     return made
+
+
+def _depot_of(plan: Plan) -> Depot | None:
+    if not plan.tier:
+        return None
+    shared = bool(plan.problem["machine"]["shared_link"]) if plan.offloads else plan.device == "cpu"
+    return Depot(plan.tier, plan.host_budget_bytes, torch.device(plan.device), shared)
 
 
 def handle(model: nn.Module) -> Handle | None:

@@ -56,6 +56,11 @@ class Holder:
         """Lets go of the tensor."""
         self.tensor = None
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the tensor was modified in place since it was saved."""
+        return self.tensor is not None and _compat.saved_version(self.tensor) != self.version
+
     def unpack(self) -> torch.Tensor:
         """The saved tensor, for autograd. What is not there is brought by the schedule, or is an error."""
         tensor = self.tensor

@@ -259,6 +259,8 @@ class SavedTensors:
     def __init__(self) -> None:
         self.count = 0
         self.storages: set[int] = set()
+        self.sizes: dict[int, int] = {}  # bytes by storage
+        self.stays = False  # some of it cannot travel
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
@@ -270,6 +272,8 @@ class SavedTensors:
         self.count += 1
         if memory.has_storage(tensor):
             self.storages.add(_compat.storage_id(tensor))
+            self.sizes[_compat.storage_id(tensor)] = memory.storage_bytes(tensor)
+        self.stays |= not memory.can_travel(tensor)
         return _Holder(tensor.detach())
 
 

@@ -72,6 +72,7 @@ class _Run:
     inputs: dict[int, int]  # bytes by storage of the inputs that have a gradient
     chained: bool  # it reads exactly what the block before it returned
     chained_to: bool = False  # so does the next block of this one
+    is_held: bool = False  # what runs after it, outside of blocks, may hold its output
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
@@ -132,6 +133,7 @@ class MemoryPass:
         self._segments.append(_Segment(self._moment()))
         with intercepted(self._blocks, self._handle):
             output, loss = self._sample.forward()
+        self._note_held(False)
         self._segments[-1].end = self._moment()
         for run in self._runs:
             if run.chained_to:
@@ -158,10 +160,11 @@ class MemoryPass:
         stage = StageMeasure(block.name, "block", block.class_name, call)
         run = _Run(
             stage,
-            BlockMeter(self._meter, stage, block, self._device, self._arriving.get((block.name, call), ())),
+            BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static),
             memory.storages(arguments.differentiable),
             self._is_chained(arguments),
         )
+        self._note_held(run.chained)
         self._note_readings(run, arguments)
         hooks, waiting = isolate.Hooks(), self._owners.waiting(block, call)
         output = run.alone.run(function, arguments, hooks, waiting, self._created)
@@ -173,6 +176,9 @@ class MemoryPass:
         self._join(len(self._runs) - 1, hooks, isolate.bytes_of(handed))
         return output
 
+    def _known_layouts(self, block: Block, call: int) -> isolate.Layouts:
+        return self._arriving.get((block.name, call), ())
+
     def _is_chained(self, arguments: isolate.Arguments) -> bool:
         """The gradient's way leads to the block before and to nothing else that was made since then."""
         if not self._runs:
@@ -183,6 +189,11 @@ class MemoryPass:
         from_last = [t for t in arguments.differentiable if last.returned(t)]
         others = [t for t in arguments.differentiable if not last.returned(t)]
         return bool(from_last) and all(_compat.storage_id(t) in older for t in others if memory.has_storage(t))
+
+    def _note_held(self, chained: bool) -> None:
+        """Whether what ran since the last block still has its output: autograd may have saved it there."""
+        if self._runs and not chained:
+            self._runs[-1].is_held = any(ref.alive() for ref in self._runs[-1].outputs)
 
     def _note_readings(self, run: _Run, arguments: isolate.Arguments) -> None:
         """What earlier blocks returned and is still there: read here, or held by the caller."""
@@ -351,6 +362,8 @@ class MemoryPass:
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         apart = run.pinned | run.unread  # not the chain's to keep
+        if apart or run.is_held:
+            stage.travel_bytes, stage.output_travels = 0, False
         stage.output_bytes -= _bytes_of(run, apart)
         not_saved = _bytes_of(run, apart - run.saved_outputs)  # gone before the backward that was measured
         stage.saved_bytes -= not_saved

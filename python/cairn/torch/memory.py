@@ -25,6 +25,11 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
+def can_travel(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than bytes in one storage, so that copies of them give it again elsewhere."""
+    return has_storage(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the storage behind a tensor, as the device's allocator counts them."""
     if not has_storage(tensor):

@@ -18,11 +18,13 @@ from .._budget import Budget
 from . import budgets
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
+from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
+from .offloading import Destination, Journey, Offloading, destination
 from .opened import Inside
 from .profiler import ACCUMULATED, CREATED, Profile, fingerprint_of
 from .stages import StageRef
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 SCOPES = ("step", "activations")
 ALLOWED = ("recompute", "inside")
 
@@ -39,6 +41,8 @@ class Plan:
     gradients: "accumulated" if the steps it is made for may add to existing gradients, "created" if all create theirs.
     accumulated_peak_bytes, created_peak_bytes: predicted for either kind of step.
     least_budget_bytes: the least budget for which there is a plan, the reserve included.
+    tier: the slower memory that values may travel to, empty if none may; of it, host_budget_bytes at most, and
+        host_bytes by this plan.
     """
 
     model_name: str
@@ -65,6 +69,9 @@ class Plan:
     kept_because: Mapping[str, str]
     fingerprint: Mapping[str, Any]
     inside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tier: str = ""
+    host_budget_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def opened(self) -> dict[int, Inside]:
@@ -83,9 +90,14 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing is recomputed: the step runs as it would without a plan."""
+        """True if nothing is recomputed or travels: the step runs as it would without a plan."""
         forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
-        return bool(forwards == len(self.stages)) and not self.inside
+        return bool(forwards == len(self.stages)) and not self.inside and not self.offloads
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything travels to slower memory."""
+        return has_transfers(self.schedule["ops"])
 
     @property
     def overhead(self) -> float:
@@ -99,8 +111,23 @@ class Plan:
         schedule = cairn.Schedule.from_json(problem, json.dumps(self.schedule))
         return cairn.verify(problem, schedule, self.budget_bytes - self.reserve_bytes)
 
+    @functools.cached_property
+    def itinerary(self) -> Itinerary | None:
+        """When transfers take place; None if nothing travels."""
+        if not self.offloads:
+            return None
+        return itinerary_of(self.problem, self.verified.schedule.ops, self.budget_bytes - self.reserve_bytes)
+
+    @property
+    def executed_ops(self) -> Sequence[Sequence[Any]]:
+        """The schedule's operations as they are issued: prefetches before the computation that they start with."""
+        return self.verified.schedule.ops if self.itinerary is None else self.itinerary.ops
+
     def peak_moment(self) -> Moment:
         """The moment of the predicted peak and what makes it up."""
+        if self.itinerary is not None:
+            at = peak_with_transfers(self.problem, self.itinerary)
+            return peak_moment(self.problem, self.itinerary.ops, self.resident, self.held, at)
         return peak_moment(self.problem, self.ops, self.resident, self.held)
 
     @property
@@ -169,7 +196,9 @@ def plan(
     profile: Profile,
     budget: Any = "auto",
     *,
-    host_budget: Any = "auto",
+    host_budget: Any = None,
+    tier: str = "host",
+    link: Any = None,
     allow: Iterable[str] = ALLOWED,
     solver: str = "auto",
     scope: str = "step",
@@ -183,6 +212,11 @@ def plan(
         and optimizer state.
     gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
         loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
+    host_budget: slower memory that values may travel to: bytes, a size, "auto" (most of what is free), or None for no
+        offloading. Then every block's saved tensors, or its output alone, may stay, be computed again or travel,
+        whatever is fastest; parts of blocks are considered only in plans in which nothing travels.
+    tier: which slower memory: "host", or "file:PATH" (beside that path, or in that folder).
+    link: how fast the way there is: measured if None; a `Link`, a cairn.Machine, or a rate such as "8GB/s".
     allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they
         save and rebuild the rest.
     solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
@@ -191,9 +225,10 @@ def plan(
 
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
-    _check_options(allow, host_budget, scope, gradients)
+    _check_options(allow, scope, gradients)
     profile = profile if "inside" in allow else profile.without_options()
-    [made] = _Task(profile, scope, gradients, solver, options).plans([budget])
+    to = destination(_host_budget(budget, host_budget), tier, link, torch.device(profile.device))
+    [made] = _Task(profile, scope, gradients, solver, options, to).plans([budget])
     if isinstance(made, InfeasibleBudget):
         raise made
     return made
@@ -203,12 +238,17 @@ def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
     return cairn.Chain.from_json(json.dumps(problem))
 
 
-def _check_options(allow: Iterable[str], host_budget: Any, scope: str, gradients: str) -> None:
+def _host_budget(budget: Any, host_budget: Any) -> Any:
+    """A cairn.Budget may say it, too; its "auto" leaves it out."""
+    if host_budget is None and isinstance(budget, Budget) and budget.host != "auto":
+        return budget.host
+    return host_budget
+
+
+def _check_options(allow: Iterable[str], scope: str, gradients: str) -> None:
     unknown = set(allow) - set(ALLOWED)
     if unknown or "recompute" not in allow:
         raise ValueError(f"allow={tuple(allow)}: it contains 'recompute', and may contain 'inside'")
-    if host_budget != "auto":
-        raise ValueError("host_budget: this version does not offload")
     if scope not in SCOPES:
         raise ValueError(f"scope must be one of {SCOPES}, not {scope!r}")
     if gradients not in (ACCUMULATED, CREATED):
@@ -227,12 +267,67 @@ class _Room:
         return self.total_bytes - self.reserve_bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """A schedule for a budget."""
+
+    problem: Mapping[str, Any]
+    schedule: cairn.Schedule
+    step_ns: int
+    lower_bound_ns: int | None
+    least_bytes: int | None
+    solver: str
+    outcome: str
+    itinerary: Itinerary | None = None
+
+    @classmethod
+    def of(cls, problem: Mapping[str, Any], solution: cairn.Solution) -> _Chosen | None:
+        """A solver's answer; None if it has none."""
+        if solution.schedule is None:
+            return None
+        return cls(
+            problem,
+            solution.schedule,
+            _number(solution.makespan_ns),
+            solution.lower_bound_ns,
+            solution.least_bytes,
+            solution.solver,
+            str(solution.outcome),
+        )
+
+    @classmethod
+    def of_journey(cls, journey: Journey) -> _Chosen:
+        """A schedule with transfers."""
+        is_optimal = journey.makespan_ns == journey.lower_bound_ns
+        outcome = str(cairn.Outcome.optimal if is_optimal else cairn.Outcome.feasible)
+        return cls(
+            journey.problem,
+            journey.schedule,
+            journey.makespan_ns,
+            journey.lower_bound_ns,
+            None,
+            journey.solver,
+            outcome,
+            journey.itinerary,
+        )
+
+
 class _Task:
     """What plans of one profile have in common; the solver's tables are made once for all budgets."""
 
-    def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
-        self.profile, self.scope, self.gradients = profile, scope, gradients
-        self.solver, self.options = solver, options
+    def __init__(
+        self,
+        profile: Profile,
+        scope: str,
+        gradients: str,
+        solver: str,
+        options: Mapping[str, Any],
+        to: Destination | None,
+    ) -> None:
+        self.profile, self.scope, self.gradients, self.to = profile, scope, gradients, to
+        self.offloading = None if to is None else Offloading(profile, scope, gradients, to, solver, options)
+        needs_machine = next((info.needs_machine for info in cairn.solvers() if info.name == solver), False)
+        self.solver, self.options = "auto" if needs_machine and to is not None else solver, options
         self.problem = profile.chain(scope, gradients)
         self.chain = _chain_of(self.problem)
         self.optimizer_peak = _optimizer_peak(profile) if scope == "step" else 0
@@ -247,16 +342,24 @@ class _Task:
         return [self._answer(room, solutions.get(room)) for room in rooms]
 
     def _answer(self, room: _Room, solution: cairn.Solution | None) -> Plan | InfeasibleBudget:
-        if solution is None or solution.schedule is None:
-            return self._infeasible(room)
-        return self._plan_of(room, solution)
+        stays = None if solution is None else _Chosen.of(self.problem, solution)
+        journey = None
+        if solution is not None and self.offloading is not None and solution.makespan_ns != solution.store_all_ns:
+            journey = self.offloading.solve(room.usable_bytes)
+        if journey is not None and (stays is None or journey.makespan_ns < stays.step_ns):
+            stays = _Chosen.of_journey(journey)
+        return self._infeasible(room) if stays is None else self._plan_of(room, stays)
+
+    def _least_bytes(self) -> int | None:
+        """The least that works, without a reserve."""
+        limits = cairn.limits(self.chain, solver=self.solver, **self.options)
+        travelling = None if self.offloading is None else self.offloading.least_bytes
+        return min((size for size in (limits.least_bytes, travelling) if size is not None), default=None)
 
     def even_budgets(self, count: int) -> list[int]:
         """So many from the least to storing everything."""
-        limits, reserve = cairn.limits(self.chain, solver=self.solver, **self.options), self.reserve(None)
-        low, high = (
-            max(_number(size), self.optimizer_peak) + reserve for size in (limits.least_bytes, limits.store_all_bytes)
-        )
+        reserve, most = self.reserve(None), cairn.limits(self.chain, solver="store-all").store_all_bytes
+        low, high = (max(_number(size), self.optimizer_peak) + reserve for size in (self._least_bytes(), most))
         return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
 
     def _room(self, budget: Any) -> _Room:
@@ -273,9 +376,9 @@ class _Task:
         everything = _number(cairn.limits(self.chain, solver="store-all").store_all_bytes)
         return least + int(share * (everything - self.problem["fixed_bytes"])) + self.profile.miss_bytes
 
-    def _plan_of(self, room: _Room, solution: cairn.Solution) -> Plan:
-        assert solution.schedule is not None
-        profile, scope, ops = self.profile, self.scope, solution.schedule.ops
+    def _plan_of(self, room: _Room, chosen: _Chosen) -> Plan:
+        profile, scope, ops, to = self.profile, self.scope, chosen.schedule.ops, self.to
+        limits = cairn.limits(self.chain, solver="store-all")
         return Plan(
             model_name=profile.model_name,
             device=profile.device,
@@ -283,53 +386,71 @@ class _Task:
             budget_bytes=room.total_bytes,
             reserve_bytes=room.reserve_bytes,
             gradients=self.gradients,
-            accumulated_peak_bytes=self._peak(ops, ACCUMULATED),
-            created_peak_bytes=self._peak(ops, CREATED),
-            plain_peak_bytes=max(_number(solution.store_all_bytes), self.optimizer_peak),
-            least_budget_bytes=max(_number(solution.least_bytes), self.optimizer_peak) + room.reserve_bytes,
+            accumulated_peak_bytes=self._peak(chosen, ACCUMULATED),
+            created_peak_bytes=self._peak(chosen, CREATED),
+            plain_peak_bytes=max(_number(limits.store_all_bytes), self.optimizer_peak),
+            least_budget_bytes=max(self._least_of(chosen), self.optimizer_peak) + room.reserve_bytes,
             optimizer_peak_bytes=self.optimizer_peak,
-            step_ns=_number(solution.makespan_ns),
-            plain_ns=_number(solution.store_all_ns),
-            lower_bound_ns=solution.lower_bound_ns,
-            solver=solution.solver,
-            outcome=str(solution.outcome),
-            problem=self.problem,
-            schedule=json.loads(solution.schedule.to_json()),
+            step_ns=chosen.step_ns,
+            plain_ns=_number(limits.store_all_ns),
+            lower_bound_ns=chosen.lower_bound_ns,
+            solver=chosen.solver,
+            outcome=chosen.outcome,
+            problem=chosen.problem,
+            schedule=json.loads(chosen.schedule.to_json()),
             stages=profile.refs,
             resident=self._resident(),
             held=profile.held_by_name,
             kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
             fingerprint=dict(profile.fingerprint),
             inside=_inside(profile, ops),
+            tier="" if to is None else to.tier,
+            host_budget_bytes=0 if to is None else to.machine.host_bytes,
+            host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
         )
+
+    def _least_of(self, chosen: _Chosen) -> int:
+        if self.offloading is None:
+            return _number(chosen.least_bytes)
+        return min(_number(self._least_bytes()), self._peak(chosen, self.gradients))
 
     def _resident(self) -> dict[str, int]:
         return self.profile.resident_by_name(self.scope, self.gradients)
 
-    def _peak(self, ops: Sequence[cairn.Op], gradients: str) -> int:
+    def _peak(self, chosen: _Chosen, gradients: str) -> int:
         """Of a schedule in either kind of step."""
-        chain = _chain_of(self.profile.chain(self.scope, gradients))
-        replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, ops), None)
+        problem = self.profile.chain(self.scope, gradients)
+        if chosen.itinerary is not None:
+            return max(peak_with_transfers(problem, chosen.itinerary)[1], self.optimizer_peak)
+        chain = _chain_of(problem)
+        replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(_number(replayed.peak_bytes), self.optimizer_peak)
 
     def _infeasible(self, room: _Room) -> InfeasibleBudget:
         """Says what the least budget is, what it consists of, and what stands in the way."""
-        limits = cairn.limits(self.chain, solver=self.solver, **self.options)
-        if limits.least_bytes is None:
+        least_bytes = self._least_bytes()
+        if least_bytes is None:
             raise Unsupported(
                 f"solver {self.solver!r} finds no schedule of this model at any budget; leave solver= out"
             )
-        if self.optimizer_peak > limits.least_bytes:
+        if self.optimizer_peak > least_bytes:
             return self._optimizer_needs_more(room)
         profile = self.profile
-        solution = cairn.solve(self.chain, limits.least_bytes, solver=self.solver, **self.options)
-        ops = [] if solution.schedule is None else list(solution.schedule.ops)
+        ops = self._ops_at(least_bytes)
         moment = peak_moment(self.problem, ops, self._resident(), profile.held_by_name)
         blocking = first_over(self.problem, ops, max(room.usable_bytes, 0))
         names = [str(ref) for ref in profile.refs if ref.is_block]
         parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
-        least = limits.least_bytes + room.reserve_bytes
+        least = least_bytes + room.reserve_bytes
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
+
+    def _ops_at(self, budget: int) -> list[cairn.Op]:
+        """A schedule, as it is when copies take no time."""
+        solution = cairn.solve(self.chain, budget, solver=self.solver, **self.options)
+        if solution.schedule is not None:
+            return list(solution.schedule.ops)
+        journey = None if self.offloading is None else self.offloading.solve(budget)
+        return list(_store_all(len(self.problem["stages"])) if journey is None else journey.schedule.ops)
 
     def _optimizer_needs_more(self, room: _Room) -> InfeasibleBudget:
         profile, name = self.profile, "step of the optimizer"
@@ -341,6 +462,12 @@ class _Task:
         }
         least = self.optimizer_peak + room.reserve_bytes
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name)
+
+
+def _store_all(stages: int) -> list[cairn.Op]:
+    """The plain step."""
+    numbers = range(1, stages + 1)
+    return [*(("forward_save", s, 0) for s in numbers), *(("backward", s) for s in reversed(numbers))]
 
 
 def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
@@ -385,7 +512,9 @@ def sweep(
     budgets_or_count: int | Sequence[Any] = 10,
     *,
     plot: str | Path | None = None,
-    host_budget: Any = "auto",
+    host_budget: Any = None,
+    tier: str = "host",
+    link: Any = None,
     allow: Iterable[str] = ALLOWED,
     solver: str = "auto",
     scope: str = "step",
@@ -398,9 +527,10 @@ def sweep(
 
     plot: path of a picture to draw (needs matplotlib). The others are as for `plan`.
     """
-    _check_options(allow, host_budget, scope, gradients)
+    _check_options(allow, scope, gradients)
     profile = profile if "inside" in allow else profile.without_options()
-    task = _Task(profile, scope, gradients, solver, options)
+    to = destination(host_budget, tier, link, torch.device(profile.device))
+    task = _Task(profile, scope, gradients, solver, options, to)
     wanted = budgets_or_count
     if isinstance(wanted, int):
         wanted = task.even_budgets(wanted)

@@ -7,8 +7,11 @@ from, which stages autograd can keep by itself, and when a value has been read f
 Values. a[l] is the output of stage l on its own, A[l] what its saving forward leaves behind, its output included
 (`docs/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
 
-Native stages. A stage whose saving forward is its only forward, whose A[l] is never dropped, and whose input is still
-the same copy when its backward comes, needs no machinery: autograd keeps what it keeps anyway.
+Native stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
+input is still the same copy when its backward comes, needs no machinery: autograd keeps what it keeps anyway.
+
+Transfers. A value has a copy on the device, one on the host, or both; a prefetch makes a new copy on the device. The
+list says in which order transfers start; for which of them an operation has to wait is in `itinerary.py`.
 
 Idle forwards. A schedule may run a stage forward again after its backward. Only that backward, and stages further on
 that are done as well, could read what comes of it, so it is left out: the step takes less than the simulator counted.
@@ -18,7 +21,7 @@ A list of operations that contradicts itself is refused here; sizes, times and b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +34,10 @@ FORWARD_DROP = "forward_drop"
 BACKWARD = "backward"
 DROP = "drop"
 FORWARDS = (FORWARD_SAVE, FORWARD_KEEP, FORWARD_DROP)
-TRANSFERS = ("offload", "prefetch", "discard")
+OFFLOAD = "offload"
+PREFETCH = "prefetch"
+DISCARD = "discard"
+ON_VALUES = (DROP, OFFLOAD, PREFETCH, DISCARD)
 
 OUTPUT = "output"  # a[l]
 SAVED = "saved"  # A[l]
@@ -41,7 +47,7 @@ Value = tuple[str, int]  # (OUTPUT or SAVED, stage)
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `value` is what a drop names; `source` is where a forward or a backward finds its input."""
+    """One operation. `value` is what a drop or a transfer names; `source` where a computation finds its input."""
 
     kind: str
     stage: int
@@ -53,6 +59,11 @@ class Op:
     @property
     def is_forward(self) -> bool:
         return self.kind in FORWARDS
+
+    @property
+    def subject(self) -> Value:
+        """What a drop or a transfer is about."""
+        return self.value, self.stage
 
     @property
     def product(self) -> Value | None:
@@ -95,10 +106,14 @@ class Program:
         """Whether autograd alone does what the list says."""
         return not any(self.replayed)
 
-    def needed(self, begin: int, wanted: Iterable[int]) -> frozenset[int]:
-        """The forwards from position `begin` on without which the backwards of the stages `wanted` cannot run."""
+    def needed(self, begin: int, wanted: Iterable[int], transfers: bool) -> frozenset[int]:
+        """The forwards from position `begin` on without which the backwards of the stages `wanted` cannot run.
+
+        transfers: a prefetch brings what it names; else everything stays on the device, and is computed.
+        """
         wanted, chosen = set(wanted), set()
         missing: set[Value] = set()
+        brought: set[Value] = set()
         for position in range(len(self.ops) - 1, begin - 1, -1):
             op = self.ops[position]
             if op.kind == BACKWARD and op.stage in wanted:
@@ -106,6 +121,14 @@ class Program:
             elif op.is_forward and op.product in missing:
                 missing.remove(op.product)
                 chosen.add(position)
+            elif transfers and op.kind == PREFETCH and op.subject in missing:
+                missing.remove(op.subject)
+                brought.add(op.subject)
+                continue
+            elif transfers and op.kind == OFFLOAD and op.subject in brought:
+                brought.remove(op.subject)
+                missing.add(op.subject)
+                continue
             else:
                 continue
             if op.source is not None:
@@ -114,19 +137,23 @@ class Program:
 
 
 def compile_program(
-    stages: Sequence[StageRef], ops: Iterable[Sequence[Any]], options: Mapping[int, int] | None = None
+    stages: Sequence[StageRef],
+    ops: Iterable[Sequence[Any]],
+    options: Mapping[int, int] | None = None,
+    waiting: Container[int] = (),
 ) -> Program:
     """Prepares a list of operations; raises ValueError where it contradicts itself, Unsupported where it asks for more
     than the executor can do.
 
     options: how many options stages have, where that is more than one.
+    waiting: positions of operations that have to wait for transfers.
     """
     refs = tuple(stages)
     parsed = [_parse(position, raw, refs, options or {}) for position, raw in enumerate(ops)]
     compiled = _Residency(refs).trace(parsed)
     first_forward, backward = _positions(refs, compiled)
     native = _native_stages(refs, compiled, first_forward, backward)
-    watched = _watched_stages(refs, compiled, first_forward, native)
+    watched = _watched_stages(refs, compiled, first_forward, native, waiting)
     replayed = [False, *(ref.is_block and not native[i] for i, ref in enumerate(refs, 1)), False]
     opened = [any(op.stage == i and op.option for op in compiled) for i in range(len(refs) + 1)]
     program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, opened, watched)
@@ -136,16 +163,10 @@ def compile_program(
 
 def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef], options: Mapping[int, int]) -> Op:
     kind, rest = raw[0], list(raw[1:])
-    if kind in TRANSFERS:
-        # The one place where transfers will enter: they need a tier to go to (a host pool, a file).
-        raise Unsupported(
-            f"operation {position} is '{kind}': this version executes schedules that recompute, not ones "
-            "that offload; solve the chain without a machine"
-        )
-    if kind == DROP:
+    if kind in ON_VALUES:
         op = Op(kind, int(rest[1]), value=rest[0])
         if op.value not in (OUTPUT, SAVED):
-            raise ValueError(f"operation {position} drops '{op.value}', which is neither 'output' nor 'saved'")
+            raise ValueError(f"operation {position} is about '{op.value}', which is neither 'output' nor 'saved'")
     elif kind in FORWARDS or kind == BACKWARD:
         op = Op(kind, int(rest[0]), option=int(rest[1]) if len(rest) > 1 else 0)
     else:
@@ -156,8 +177,10 @@ def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef], option
         raise Unsupported(
             f"operation {position} saves stage {op.stage} by option {op.option}, of which is not known what it keeps"
         )
-    if op.is_forward and op.kind != FORWARD_SAVE and not stages[op.stage - 1].is_block:
+    if not stages[op.stage - 1].is_block and kind not in (FORWARD_SAVE, BACKWARD, DROP):
         raise ValueError(f"operation {position} is '{kind}' of '{stages[op.stage - 1]}', which is always kept")
+    if kind == OFFLOAD and options.get(op.stage, 1) > 1:
+        raise Unsupported(f"operation {position} offloads stage {op.stage}, of which parts may be kept: not both")
     return op
 
 
@@ -167,14 +190,15 @@ class _Residency:
     def __init__(self, stages: Sequence[StageRef]) -> None:
         self._stages = stages
         self._resident: set[Value] = set()
+        self._on_host: set[Value] = set()
         self._done = {len(stages) + 1}  # stages whose backward was issued; that of the loss counts
 
     def trace(self, ops: Sequence[Op]) -> list[Op]:
         return [self._step(position, op) for position, op in enumerate(ops)]
 
     def _step(self, position: int, op: Op) -> Op:
-        if op.kind == DROP:
-            self._remove(position, (op.value, op.stage))
+        if op.kind in ON_VALUES:
+            self._move(position, op)
             return op
         is_idle = op.is_forward and op.stage in self._done
         op = Op(op.kind, op.stage, op.value, op.option, self._source(position, op.stage), is_idle)
@@ -189,6 +213,25 @@ class _Residency:
         if op.kind == FORWARD_DROP:
             self._remove(position, (OUTPUT, op.stage - 1))
         return op
+
+    def _move(self, position: int, op: Op) -> None:
+        value = op.subject
+        if op.kind == DROP:
+            self._remove(position, value)
+            return
+        if op.kind == OFFLOAD and value not in self._resident:
+            raise ValueError(f"operation {position} offloads {_text(value)}, which is not resident")
+        if op.kind == PREFETCH and value in self._resident:
+            raise ValueError(f"operation {position} prefetches {_text(value)}, which is resident")
+        if (value in self._on_host) == (op.kind == OFFLOAD):
+            raise ValueError(
+                f"operation {position} is '{op.kind}' of {_text(value)}, of which there is "
+                f"{'a copy on the host already' if op.kind == OFFLOAD else 'no copy on the host'}"
+            )
+        if op.kind == PREFETCH:
+            self._resident.add(value)
+        else:
+            (self._on_host.add if op.kind == OFFLOAD else self._on_host.remove)(value)
 
     def _source(self, position: int, stage: int) -> Value | None:
         if stage == 1:
@@ -246,9 +289,12 @@ def _native_stages(
             made[op.product] = position
             if op.kind == FORWARD_DROP:
                 made.pop((OUTPUT, op.stage - 1), None)
-        elif op.kind == DROP:
+        elif op.kind in ON_VALUES:
             native[op.stage] &= op.value != SAVED
-            made.pop((op.value, op.stage), None)
+            if op.kind == DROP:
+                made.pop(op.subject, None)
+            elif op.kind == PREFETCH:
+                made[op.subject] = position
         else:
             kept, kept_at = read[op.stage]
             native[op.stage] &= kept is None or made.get(kept) == kept_at
@@ -262,15 +308,21 @@ def _copy(value: Value | None, made: dict[Value, int]) -> tuple[Value | None, in
 
 
 def _watched_stages(
-    stages: Sequence[StageRef], ops: Sequence[Op], first_forward: list[int], native: list[bool]
+    stages: Sequence[StageRef],
+    ops: Sequence[Op],
+    first_forward: list[int],
+    native: list[bool],
+    waiting: Container[int],
 ) -> list[bool]:
     """The blocks at which the list has to be moved on when the gradient of their output is ready.
 
-    Not where there is nothing to do: no operation since the last block's backward, and nothing of that block to clear.
+    Not where there is nothing to do: no operation since the last block's backward, nothing to wait for, and nothing of
+    that block to clear.
     """
     watched = [False] * (len(stages) + 1)
     pending = False
-    for op in ops[max(first_forward) + 1 :]:
+    for position, op in enumerate(ops[max(first_forward) + 1 :], max(first_forward) + 1):
+        pending |= position in waiting
         if op.kind != BACKWARD:
             pending = True
         elif stages[op.stage - 1].is_block:
@@ -292,6 +344,8 @@ def _last_reads(program: Program) -> list[tuple[Value, ...]]:
             reader[op.product] = position
         if op.source is not None:
             reader[op.source] = position
+        if op.kind in (OFFLOAD, PREFETCH):
+            reader[op.subject] = position
         for value in _removed_by(op):
             last = reader.pop(value, None)
             if last is not None and last < position:
@@ -301,7 +355,7 @@ def _last_reads(program: Program) -> list[tuple[Value, ...]]:
 
 def _removed_by(op: Op) -> tuple[Value, ...]:
     if op.kind == DROP:
-        return ((op.value, op.stage),)
+        return (op.subject,)
     if op.kind == FORWARD_DROP:
         return ((OUTPUT, op.stage - 1),)
     if op.kind == BACKWARD:

@@ -12,10 +12,14 @@ A `Run` is made when the model's forward begins and walks the list of operations
 * *Again.* A later run of a block works on detached inputs under recording hooks; its temporary graph is thrown away.
   Autograd's original graph stays the one that is differentiated, so gradients add up in the order of plain training.
 
+* *Transfers* are issued where the list has them (`travel.py`); what a drop removes while it is on its way out is freed
+  when an operation waits for its room. A value that comes back is taken when something reads it.
+
 What is out of the ordinary is handled by the same list. Backwards that do not come (an output that the loss does not
 use, frozen blocks, `autograd.grad` of a part) are stepped over, and forwards that only they need are left out
 (`Program.needed`). A backward that comes again (`retain_graph`, two losses, double backward) starts the list over:
-what is not resident is computed from what is.
+what is not resident is computed from what is, and nothing travels. Nor does it in a step that begins while another one
+has its copies in the slower memory.
 
 Ownership. Autograd's graph owns holders and hooks, these own the `Run`, the `Run` owns detached tensors; nothing points
 back, so there are no cycles, and a graph that is dropped takes everything with it. What a block's later runs need is
@@ -28,7 +32,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +43,24 @@ from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
 from .errors import RecomputationError, Unsupported
 from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, digest, geometry, hooks
 from .opened import OpenedBlock, Saving
-from .program import BACKWARD, DROP, FORWARD_DROP, FORWARD_SAVE, OUTPUT, SAVED, Op, Program, Value
+from .program import (
+    BACKWARD,
+    DISCARD,
+    DROP,
+    FORWARD_DROP,
+    FORWARD_SAVE,
+    OFFLOAD,
+    ON_VALUES,
+    OUTPUT,
+    PREFETCH,
+    SAVED,
+    Op,
+    Program,
+    Value,
+)
 from .rebuild import Rebuild
 from .state import Before, BlockState, Record
+from .travel import Travel
 from .tree import Tree, tensors_inside, unique_tensors_in
 
 DETERMINISM_CHECKS = ("default", "values", "none")
@@ -56,6 +75,7 @@ class Settings:
     determinism_check: str = "default"
     devices: tuple[torch.device, ...] = ()  # those with a generator of their own
     device_types: tuple[str, ...] = ("cpu",)
+    resident: Callable[[], frozenset[int]] = frozenset  # storages that never travel: parameters and buffers
 
 
 @dataclass
@@ -76,6 +96,14 @@ class Outputs:
         tensors = dict(enumerate(unique_tensors_in(value)))
         self.tensors = {i: t.detach() for i, t in tensors.items() if wanted is None or i in wanted}
         self._versions = {i: _compat.version(tensors[i]) for i in self.tensors}
+
+    @classmethod
+    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int]) -> Outputs:
+        """Outputs that come back; some were written before they went."""
+        made = cls(())
+        made.tensors = tensors
+        made._versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
+        return made
 
     def keep_only(self, wanted: frozenset[int]) -> None:
         """Lets go of what the next stage does not read."""
@@ -138,6 +166,45 @@ class _Found:
         return tensor
 
 
+class _Cargo:
+    """What of a value is sent away: the tensors of holders, then those of outputs, and where they go back to."""
+
+    def __init__(self, holders: Sequence[Holder], outputs: Outputs | None) -> None:
+        self._holders = [weakref.ref(holder) for holder in holders]
+        self._outputs = [] if outputs is None else list(outputs.tensors)
+        tensors = [holder.tensor for holder in holders if holder.tensor is not None]
+        written = [holder.is_written for holder in holders]
+        if outputs is not None:
+            tensors += outputs.tensors.values()
+            written += [not outputs.is_intact(index) for index in outputs.tensors]
+        self._written = written
+        self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
+        #: For the journey; without their counts of writes, which are looked at here.
+        self.tensors = [tensor.data for tensor in tensors]
+        self.has_readers = True  # of the outputs
+
+    def empty(self) -> None:
+        """Lets go of what the holders have on the device."""
+        for reference in self._holders:
+            holder = reference()
+            if holder is not None:
+                holder.empty()
+
+    def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
+        """Fills the holders; returns the outputs."""
+        written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
+        for index, reference in enumerate(self._holders):
+            holder = reference()
+            if holder is not None:
+                holder.fill(tensors[index])
+                holder.version = -1 if written[index] else holder.version
+        if not self._outputs or not self.has_readers:
+            return None
+        count = len(self._holders)
+        outputs = dict(zip(self._outputs, tensors[count:], strict=True))
+        return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
+
+
 @dataclass
 class _Returned:
     """A tensor that a block returned to the model."""
@@ -158,9 +225,12 @@ class Trace:
 class Run:
     """One step; see the top of this file."""
 
-    def __init__(self, settings: Settings, sites: dict[int, Site], trace: Trace) -> None:
+    def __init__(self, settings: Settings, sites: dict[int, Site], trace: Trace, travel: Travel | None = None) -> None:
         self._settings, self._program, self._sites = settings, settings.program, sites
         self._trace = trace
+        self._travel = travel
+        self._cargo: dict[Value, _Cargo] = {}  # of what is on the host
+        self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
         self._switches = Switches()
         self._modes: Modes | None = None  # of the block that ran last
         self._switched = False  # they differ in the backward that was looked at last
@@ -209,6 +279,7 @@ class Run:
             self._trace.notes.append(f"'{self.name(stage)}' ran after blocks that the plan has behind it, and was kept")
             return forward(*args, **kwargs)
         self._advance(position)
+        self._wait(position)
         op = self._program.ops[position]
         self._running = stage
         try:
@@ -223,6 +294,12 @@ class Run:
         self._position = position + 1
         self._settle()
         return output
+
+    def abandon(self) -> None:
+        """To be called when the step failed: gives the slower memory free for the next one."""
+        if self._travel is not None:
+            self._travel.close()
+        self._travel, self._cargo = None, {}
 
     def forward_ended(self) -> None:
         """To be called when the model's forward has returned."""
@@ -387,14 +464,20 @@ class Run:
     # -- the list --------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Performs the drops that come next, past what the model and autograd do by themselves."""
-        ops = self._program.ops
+        """Performs the drops and transfers that come next, past what the model and autograd do by themselves.
+
+        A prefetch that is behind something of that kind waits until that was done.
+        """
+        ops, passed = self._program.ops, False
         while self._position < len(ops):
             op = ops[self._position]
-            if op.kind == DROP:
+            if op.kind in ON_VALUES and not (passed and op.kind == PREFETCH):
                 self._perform(self._position)
-            elif self._program.is_block(op.stage):
+            elif op.kind == PREFETCH or self._program.is_block(op.stage):
                 return
+            else:
+                passed = True
+                self._wait(self._position)
             self._position += 1
 
     def _advance(self, position: int) -> None:
@@ -404,8 +487,9 @@ class Run:
 
     def _perform(self, position: int) -> None:
         op = self._program.ops[position]
-        if op.kind == DROP:
-            self._remove((op.value, op.stage))
+        self._wait(position)
+        if op.kind in ON_VALUES:
+            self._move(position, op)
         elif op.kind == BACKWARD:
             self._end_backward(op.stage)
         elif not op.is_idle and (self._needed is None or position in self._needed):
@@ -416,7 +500,7 @@ class Run:
         """Lets go of what an operation read last."""
         op = self._program.ops[position]
         if op.kind == FORWARD_DROP:
-            self._remove((OUTPUT, op.stage - 1))
+            self._drop((OUTPUT, op.stage - 1))
         for value in self._program.releases[position]:
             self._let_go(value)
 
@@ -424,6 +508,16 @@ class Run:
         product = op.product
         if product is not None and self._program.is_replayed(op.stage + 1):
             self._outputs[product] = Outputs(output, self._wanted.get(op.stage))
+
+    def _drop(self, value: Value) -> None:
+        """What the list removes from the device: nothing that stays there instead of on the host."""
+        if value not in self._staying:
+            self._take(value)
+            if value in self._cargo:
+                self._cargo[value].empty()
+                self._let_go(value)
+            else:
+                self._remove(value)
 
     def _remove(self, value: Value) -> None:
         kind, stage = value
@@ -440,7 +534,86 @@ class Run:
         kind, stage = value
         if kind == SAVED and not self._program.is_replayed(stage) and self._is_leased(stage + 1):
             return
+        if value in self._staying:
+            return
+        if value in self._cargo and self._travel is not None and self._travel.is_arriving(value):
+            self._cargo[value].has_readers = False
         self._outputs.pop(value, None)
+
+    # -- transfers -------------------------------------------------------------------------------------------
+
+    def _wait(self, position: int) -> None:
+        if self._travel is not None:
+            self._travel.wait(position)
+
+    def _move(self, position: int, op: Op) -> None:
+        value, travel = op.subject, self._travel
+        if op.kind == DROP:
+            self._drop(value)
+        elif op.kind == OFFLOAD:
+            self._offload(position, value)
+        elif op.kind == DISCARD:
+            self._discard(value)
+        elif travel is not None and travel.holds(value):
+            travel.prefetch(value)
+
+    def _offload(self, position: int, value: Value) -> None:
+        if self._travel is None:
+            self._staying.add(value)
+            return
+        self._take(value)
+        cargo = self._cargo_of(value)
+        if not cargo.tensors:
+            return  # it was not made, or autograd is done with it
+        if self._travel.offload(position, value, cargo.tensors):
+            self._cargo[value] = cargo
+            cargo.tensors = []
+        else:
+            self._staying.add(value)
+            self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
+
+    def _cargo_of(self, value: Value) -> _Cargo:
+        kind, stage = value
+        block = self._blocks.get(stage) if kind == SAVED else None
+        if block is None or block.first is None:
+            return _Cargo((), self._outputs.get(value))
+        staying = self._resident | {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
+        before = self._outputs_before(stage)
+        staying |= {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
+        full = [(holder, holder.tensor) for holder in block.first.alive() if holder.tensor is not None]
+        holders = [holder for holder, tensor in full if _compat.storage_key(tensor) not in staying]
+        return _Cargo(holders, self._outputs.get(value))
+
+    @functools.cached_property
+    def _resident(self) -> frozenset[int]:
+        return self._settings.resident()
+
+    def _leave(self, value: Value) -> None:
+        """Lets go of what travels: nobody asks for it any more."""
+        self._staying.discard(value)
+        self._cargo.pop(value, None)
+        if self._travel is not None:
+            self._travel.leave(value)
+
+    def _discard(self, value: Value) -> None:
+        self._staying.discard(value)
+        if self._travel is not None and self._travel.holds(value):
+            self._travel.discard(value)
+        if self._travel is None or not self._travel.is_arriving(value):
+            self._cargo.pop(value, None)
+
+    def _take(self, value: Value) -> None:
+        """Takes what was asked back, once it is there."""
+        travel = self._travel
+        if travel is None or not travel.is_arriving(value):
+            return
+        outputs = self._cargo[value].unpack(travel.take(value))
+        if outputs is not None:
+            self._outputs[value] = outputs
+        if not travel.holds(value):
+            del self._cargo[value]
+        else:
+            self._cargo[value].has_readers = True
 
     def _is_leased(self, stage: int) -> bool:
         lease = self._leases.get(stage)
@@ -454,6 +627,8 @@ class Run:
         """Lets go of all that was kept for running a block again."""
         self._blocks.pop(stage, None)
         self._leases.pop(stage, None)
+        self._leave((SAVED, stage))
+        self._leave((OUTPUT, stage - 1))
         self._release_idle(stage - 1)
         self._outputs.pop((OUTPUT, stage - 1), None)
         self._outputs.pop((SAVED, stage - 1), None)
@@ -490,8 +665,12 @@ class Run:
             self._choose(stage, again)
             try:
                 self._advance(position)
+                self._wait(position)
+                self._take((SAVED, stage))
+                self._outputs_before(stage)
             except BaseException as error:
                 self._failure = error
+                self.abandon()
                 raise
             self._position = position + 1
             self._ready = stage
@@ -506,11 +685,14 @@ class Run:
             self._coming.pop()
             skipped = True
         if skipped or (self._partial and self._needed is None):
-            self._needed = self._program.needed(self._position, {stage, *self._coming})
+            wanted = {stage, *self._coming}
+            self._needed = self._program.needed(self._position, wanted, self._travel is not None)
         if self._coming[-1:] == [stage]:
             self._coming.pop()
 
     def _start_over(self) -> None:
+        self.abandon()
+        self._staying.clear()
         self._position, self._coming = 0, list(self._watched)
         for stage in range(1, self._program.stage_count + 1):
             if self._program.is_replayed(stage):
@@ -669,6 +851,8 @@ class Run:
             return tensor.as_strided(*argument.view)
 
     def _outputs_before(self, stage: int) -> Outputs | None:
+        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
+            self._take(value)
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn import format_bytes, format_ns
 
-from .composition import grouped
+from .composition import Replay, grouped
 from .plan import Plan
 from .shapes import ShapePlan
 
@@ -40,6 +40,44 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Offloaded:
+    """What travels in a step. `link_busy` is the share of the predicted time in which the busier lane copies."""
+
+    tier: str
+    host_budget_bytes: int
+    host_bytes: int  # taken in the slower memory
+    host_peak_bytes: int  # used there at once; less where copies leave gaps
+    to_host_bytes: int
+    to_device_bytes: int
+    link_busy: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> Offloaded | None:
+        """None if nothing travels."""
+        if plan.itinerary is None:
+            return None
+        replay, machine = Replay(plan.problem), plan.problem["machine"]
+        totals, times = {"offload": 0, "prefetch": 0}, {"offload": 0, "prefetch": 0}
+        rates = {"offload": machine["to_host_bytes_per_s"], "prefetch": machine["to_device_bytes_per_s"]}
+        for op in plan.itinerary.ops:
+            replay.run(op)
+            if op[0] in totals:
+                size = replay.value_bytes(op[1], op[2], replay.host[op[1], op[2]])
+                totals[op[0]] += size
+                times[op[0]] += machine["latency_ns"] + -(-size * 10**9 // rates[op[0]])
+        busy = sum(times.values()) if machine["shared_link"] else max(times.values())
+        return cls(
+            plan.tier,
+            plan.host_budget_bytes,
+            plan.host_bytes,
+            plan.itinerary.host_peak_bytes,
+            totals["offload"],
+            totals["prefetch"],
+            busy / plan.step_ns if plan.step_ns else 0.0,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """A plan explained: print it, or take `to_json()`."""
 
@@ -49,6 +87,7 @@ class Report:
     peak_at: str
     measured: Measured | None = None
     shapes: tuple[ShapePlan, ...] = ()  # the plans of the model by shape, this one among them
+    offloading: Offloaded | None = None
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -85,6 +124,7 @@ class Report:
         }
         data["plan_hash"] = plan.hash
         data["peak_at"], data["composition_bytes"] = self.peak_at, dict(self.composition)
+        data["offloading"] = None if self.offloading is None else dataclasses.asdict(self.offloading)
         data["measured"] = None if self.measured is None else dataclasses.asdict(self.measured)
         data["shapes"] = [_shape_data(entry) for entry in self.shapes]
         data["stages"] = [dataclasses.asdict(row) for row in self.rows]
@@ -113,11 +153,32 @@ class Report:
             f"  time        {format_ns(plan.step_ns)} predicted, {100 * plan.overhead:+.1f} % against the plain step"
             + self._bound(),
         ]
+        lines += self._travelling()
         if self.measured is not None:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             took = format_ns(self.measured.step_ns)
             lines.append(f"  measured    {format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %), {took}")
         return lines
+
+    def _travelling(self) -> list[str]:
+        found = self.offloading
+        if found is None:
+            return []
+        out, back, taken, budget, used = map(
+            format_bytes,
+            (
+                found.to_host_bytes,
+                found.to_device_bytes,
+                found.host_bytes,
+                found.host_budget_bytes,
+                found.host_peak_bytes,
+            ),
+        )
+        gaps = f", of which {used} are used at once" if found.host_bytes > found.host_peak_bytes else ""
+        return [
+            f"  travels     {out} out and {back} back in a step; the link is busy {100 * found.link_busy:.0f} % of it",
+            f"              slower memory ({found.tier}): {taken} of {budget}{gaps}",
+        ]
 
     def _by_shape(self) -> list[str]:
         if len(self.shapes) < 2:
@@ -144,12 +205,15 @@ class Report:
         return lines + [f"    {format_bytes(size):>12}  {name}" for name, size in self.composition.items()]
 
     def _table(self) -> list[str]:
-        width = max(len(row.name) for row in self.rows)
-        lines = [f"  {'stage':<{width}}  {'action':<16} {'saves':>12} {'output':>12} {'forward':>10} {'backward':>10}"]
+        width, wide = (max(len(getattr(row, name)) for row in self.rows) for name in ("name", "action"))
+        wide = max(wide, 16)
+        lines = [
+            f"  {'stage':<{width}}  {'action':<{wide}} {'saves':>12} {'output':>12} {'forward':>10} {'backward':>10}"
+        ]
         for row in self.rows:
             sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
-            lines.append(f"  {row.name:<{width}}  {row.action:<16} {sizes} {times}")
+            lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
         lines += _parts(self.plan)
         for name, reason in self.plan.kept_because.items():
             lines.append(f"  {name} is always kept: it {reason}")
@@ -175,14 +239,16 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
             "gradients just made, temporaries, what the caller holds": plan.optimizer_peak_bytes
             - sum(plan.resident.values()),
         }
-        return Report(plan, _rows(plan), composition, "optimizer's step", measured, tuple(shapes))
+        at = "optimizer's step"
+        return Report(plan, _rows(plan), composition, at, measured, tuple(shapes), Offloaded.of(plan))
     parts = {part.name: part.bytes for part in grouped(moment.parts, blocks)}
-    return Report(plan, _rows(plan), parts, moment.text, measured, tuple(shapes))
+    return Report(plan, _rows(plan), parts, moment.text, measured, tuple(shapes), Offloaded.of(plan))
 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
     runs = Counter(op[1] for op in plan.ops if op[0].startswith("forward"))
     saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
+    travels = {(op[1], op[2]) for op in plan.ops if op[0] == "prefetch"}
     rows = []
     for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
         option = stage["options"][saved_by.get(number, 0)]
@@ -190,7 +256,8 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
             Row(
                 name=str(ref),
                 kind=ref.kind,
-                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], saved_by.get(number, 0)),
+                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], saved_by.get(number, 0))
+                + _travels(number, travels),
                 forwards=runs[number],
                 saved_bytes=option["saved_bytes"],
                 output_bytes=stage["output_bytes"],
@@ -209,6 +276,11 @@ def _action(is_block: bool, pinned: bool, forwards: int, option: int) -> str:
         return "always kept" if pinned else f"kept {part}".rstrip()
     again = "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"
     return f"{again}, {part}" if part else again
+
+
+def _travels(stage: int, travels: set[tuple[str, int]]) -> str:
+    parts = [text for kind, text in (("saved", "travels"), ("output", "output travels")) if (kind, stage) in travels]
+    return "".join(f", {text}" for text in parts)
 
 
 def _parts(plan: Plan) -> list[str]:

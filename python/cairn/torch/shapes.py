@@ -195,7 +195,7 @@ class ShapePlans:
         chosen = self.choose(args, kwargs)
         if chosen.prepared is None:
             plan = chosen.plan
-            chosen.prepared = executor.prepare(plan.stages, plan.verified.schedule.ops, plan.opened)
+            chosen.prepared = executor.prepare(plan.stages, plan.executed_ops, plan.opened, plan.itinerary)
         model = self._model()
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)

@@ -44,6 +44,8 @@ class StageMeasure:
     grad_bytes: int = 0
     saved_bytes: int = 0
     saved_count: int = 0
+    travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
+    output_travels: bool = False  # the output by itself can
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0
@@ -64,6 +66,11 @@ class StageMeasure:
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors
     draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
     options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
+
+    @property
+    def saved_travels(self) -> bool:
+        """Whether all of the saved bytes are what transfers move, and are gone from the device when it was dropped."""
+        return 0 < self.travel_bytes <= self.saved_bytes <= self.travel_bytes + SLACK_BYTES
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options beside keeping everything, with their numbers."""

@@ -1,0 +1,259 @@
+"""Schedules in which values travel: asks the joint planner for what the executor can carry out.
+
+The problem is the step's chain with the machine that the link is; blocks are kept or run again as wholes. What cannot
+travel is kept out of the answer:
+
+* What lies outside of blocks belongs to autograd alone. It is there from its forward to its backward, which for what
+  comes before the first block is nearly the whole step. The planner is told that it is there all the time.
+* Blocks that save what is not plain bytes of their own (sparse tensors, views of something larger, outputs that someone
+  else holds) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
+  they stay instead, and the planner is asked again for so much less memory as that takes.
+
+The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
+host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+
+from . import budgets
+from .composition import Replay
+from .itinerary import Itinerary, has_transfers, itinerary_of
+from .link import Link, measure_link
+from .profiler import Profile
+from .program import ON_VALUES, OUTPUT, SAVED, Value
+
+Op = Sequence[Any]
+
+TRIES = 6  # at asking again
+
+
+# -- where to ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Destination:
+    """Slower memory that values may travel to, and the way there."""
+
+    tier: str
+    machine: cairn.Machine
+
+
+def destination(host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
+    """From what a user gives; None if nothing may travel.
+
+    host_budget: bytes or a size, "auto" for most of what is free, None for no offloading. link: None to measure it, a
+    `Link`, a cairn.Machine, or one rate for both ways such as "8GB/s".
+    """
+    if host_budget is None:
+        return None
+    if host_budget == "auto":
+        size = _free_bytes(tier)
+    else:
+        size = 0 if host_budget == 0 else budgets.size_bytes(host_budget, "host_budget")
+    if link is None:
+        link = _measured_link(device, tier)
+    elif isinstance(link, str):
+        link = cairn.Machine(size, link, link, shared_link=device.type == "cpu")  # type: ignore[arg-type]
+    machine = link.machine(size) if isinstance(link, Link) else dataclasses.replace(link, host_bytes=size)
+    return Destination(tier, machine)
+
+
+def _free_bytes(tier: str) -> int:
+    if tier == "host":
+        free = budgets.free_bytes(torch.device("cpu"))
+    else:
+        path = Path(tier.removeprefix("file:"))
+        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+    return int(free * (1 - budgets.AUTO_RESERVE))
+
+
+@functools.lru_cache(maxsize=8)
+def _measured_link(device: torch.device, tier: str) -> Link:
+    return measure_link(device, tier)
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Journey:
+    """A schedule with transfers that the simulator has accepted."""
+
+    problem: Mapping[str, Any]
+    schedule: cairn.Schedule
+    itinerary: Itinerary
+    makespan_ns: int
+    lower_bound_ns: int | None
+    solver: str
+
+
+class Offloading:
+    """Schedules with transfers of one profile; see the top of this file."""
+
+    def __init__(
+        self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
+    ) -> None:
+        self._machine, self._solver, self._options = to.machine, solver, options
+        problem = profile.without_options().chain(scope, gradients)
+        self.problem = {**problem, "machine": dataclasses.asdict(to.machine)}
+        self._chain = cairn.Chain.from_json(json.dumps(self.problem))
+        always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
+        self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
+        self._staying = _staying(profile)
+
+    @functools.cached_property
+    def _smallest(self) -> tuple[int, list[Op]] | None:
+        """The least budget that a schedule is known for, and that schedule."""
+        least = cairn.limits(self._asked, solver=self._solver, **self._options).least_bytes
+        solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
+        if solution is None or solution.schedule is None:
+            return None
+        ops = without_transfers_of(self._staying, solution.schedule.ops)
+        size = _peak_bytes(self.problem, ops)
+        fits = itinerary_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
+        return (size, ops) if fits and has_transfers(ops) else None
+
+    @property
+    def least_bytes(self) -> int | None:
+        """The least budget that a schedule with transfers is known for."""
+        return None if self._smallest is None else self._smallest[0]
+
+    def solve(self, budget: int) -> Journey | None:
+        """The best schedule found with transfers; None if there is none, or the best has none."""
+        found = self._search(budget)
+        if found is None and self._smallest is not None and self._smallest[0] <= budget:
+            ops = self._smallest[1]
+            return self._judged(budget, ops, "joint-chain")
+        return found
+
+    def _search(self, budget: int) -> Journey | None:
+        asked, host = budget, self._machine.host_bytes
+        for _ in range(TRIES):
+            if asked <= 0 or host <= 0:
+                return None
+            machine = dataclasses.replace(self._machine, host_bytes=host)
+            solution = cairn.solve(self._asked, asked, solver=self._solver, machine=machine, **self._options)
+            if solution.schedule is None:
+                return None
+            ops = without_transfers_of(self._staying, solution.schedule.ops)
+            if not has_transfers(ops):
+                return None
+            missing = _peak_bytes(self.problem, ops) - budget
+            excess = itinerary_of(self.problem, ops, budget).slab_bytes - self._machine.host_bytes
+            if missing <= 0 and excess <= 0:
+                return self._judged(budget, ops, solution.solver)
+            asked, host = asked - max(0, missing), host - max(0, excess)
+        return None
+
+    def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
+        makespan = self._makespan(budget, ops)
+        if makespan is None:
+            return None
+        ops = self._tidied(budget, ops, makespan)
+        makespan = self._makespan(budget, ops) or makespan
+        schedule = cairn.Schedule.from_ops(self._chain, ops)
+        bound = cairn.bound(self._chain, budget).lower_bound_ns
+        return Journey(self.problem, schedule, itinerary_of(self.problem, ops, budget), makespan, bound, solver)
+
+    def _makespan(self, budget: int, ops: Sequence[Op]) -> int | None:
+        """By the simulator; None if it does not accept the list."""
+        return cairn.simulate(self._chain, cairn.Schedule.from_ops(self._chain, ops), budget).makespan_ns
+
+    def _tidied(self, budget: int, ops: Sequence[Op], makespan: int) -> list[Op]:
+        """The list without transfers that make it no faster, which searches leave behind."""
+        kept = list(ops)
+        for position in reversed(range(len(kept))):
+            without = _without_transfer(kept, position)
+            if without is None:
+                continue
+            found = self._makespan(budget, without)
+            if found is not None and found <= makespan:
+                kept = without
+        return kept
+
+
+def _as_fixed(problem: Mapping[str, Any], stages: Sequence[int]) -> dict[str, Any]:
+    """The problem in which what these stages save is there all the time."""
+    changed = copy.deepcopy(dict(problem))
+    for number in stages:
+        stage = changed["stages"][number - 1]
+        [option] = stage["options"]
+        changed["fixed_bytes"] += option["saved_bytes"]
+        option["saved_bytes"] = stage["output_bytes"] = 0
+    return changed
+
+
+def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
+    """The list without a prefetch, or without a copy on the host that nothing fetches; None if there is neither."""
+    if position >= len(ops) or ops[position][0] not in ("offload", "prefetch"):
+        return None
+    name, *value = ops[position]
+    end = next((i for i in range(position + 1, len(ops)) if list(ops[i]) == ["discard", *value]), len(ops))
+    if name == "offload":
+        if any(list(op) == ["prefetch", *value] for op in ops[position:end]):
+            return None
+        return [op for i, op in enumerate(ops) if i not in (position, end)]
+    dropped = next((i for i in range(position + 1, end) if list(ops[i]) == ["drop", *value]), -1)
+    return [op for i, op in enumerate(ops) if i not in (position, dropped)]
+
+
+def _staying(profile: Profile) -> frozenset[Value]:
+    """What the executor cannot send away."""
+    found: set[Value] = set()
+    for number, stage in enumerate(profile.stages, 1):
+        is_block = stage.kind == "block"
+        if not (is_block and stage.saved_travels):
+            found.add((SAVED, number))
+        if not (is_block and stage.output_travels):
+            found.add((OUTPUT, number))
+    return frozenset(found)
+
+
+def without_transfers_of(values: frozenset[Value], ops: Sequence[Op]) -> list[Op]:
+    """The list in which these values stay on the device instead of travelling."""
+    kept: list[Op] = []
+    on_host: set[Value] = set()
+    for position, op in enumerate(ops):
+        value = (op[1], op[2]) if op[0] in ON_VALUES else None
+        if value not in values:
+            kept.append(op)
+        elif op[0] == "offload":
+            on_host.add(value)
+        elif op[0] == "discard":
+            on_host.discard(value)
+        elif op[0] == "drop" and not (value in on_host and _comes_back(ops[position + 1 :], value)):
+            kept.append(op)
+    return kept
+
+
+def _comes_back(ops: Sequence[Op], value: Value) -> bool:
+    """Whether the next copy on the device is one from the host."""
+    forwards = ("forward_save",) if value[0] == SAVED else ("forward_keep", "forward_drop")
+    for op in ops:
+        if op[0] in forwards and op[1] == value[1]:
+            return False
+        if op[0] == "prefetch" and (op[1], op[2]) == value:
+            return True
+    return False
+
+
+def _peak_bytes(problem: Mapping[str, Any], ops: Sequence[Op]) -> int:
+    """The most memory if copies took no time."""
+    replay, peak = Replay(problem), 0
+    for op in ops:
+        before = replay.level()
+        result, workspace = replay.run(op)
+        peak = max(peak, before, replay.level(), before + result + workspace)
+    return peak

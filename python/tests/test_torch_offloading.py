@@ -1,0 +1,620 @@
+"""Steps in which values travel to slower memory and back: bit for bit, in the plan's order, within both budgets."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cairn
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch.errors import TierUnavailable, TransferFailed
+from cairn.torch.executor import Executor
+from cairn.torch.itinerary import Itinerary, itinerary_of, peak_with_transfers
+from cairn.torch.offloading import without_transfers_of
+from cairn.torch.stages import StageRef
+from cairn.torch.tiers import FileTier, HostTier
+from cairn.torch.travel import Depot
+from executor_support import Op, backward, blocks, differing, drop, drop_input, expected_runs, keep, save, train
+from torch import Tensor, nn
+from torch_models import ALL, ODD, Step
+
+CPU = torch.device("cpu")
+FAST = cairn.Machine("1GiB", "20GB/s", "20GB/s", shared_link=True)
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["host", "file"])
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "host" if request.param == "host" else f"file:{tmp_path}"
+
+
+def offload(kind: str, stage: int) -> Op:
+    return ("offload", kind, stage)
+
+
+def prefetch(kind: str, stage: int) -> Op:
+    return ("prefetch", kind, stage)
+
+
+def discard(kind: str, stage: int) -> Op:
+    return ("discard", kind, stage)
+
+
+# -- lists by hand and by chance -----------------------------------------------------------------------------
+
+
+def sized(stages: Sequence[StageRef], host_bytes: int = 1 << 40) -> dict[str, Any]:
+    """A chain whose values are larger than any tensor of these tests."""
+    options = [{"saved_bytes": 2 * MIB, "forward_ns": 100, "backward_ns": 200}]
+    options = [{**o, "forward_workspace_bytes": 0, "backward_workspace_bytes": 0} for o in options]
+    described = [
+        {
+            "name": str(ref),
+            "output_bytes": MIB,
+            "grad_bytes": MIB,
+            "weight_grad_bytes": 0,
+            "no_recompute": not ref.is_block,
+            "forward_only_ns": 100,
+            "forward_only_workspace_bytes": 0,
+            "options": options,
+        }
+        for ref in stages
+    ]
+    machine = {"host_bytes": host_bytes, "to_host_bytes_per_s": 10**11, "to_device_bytes_per_s": 10**11}
+    chain = {"format": "cairn-chain", "version": 1, "fixed_bytes": 0, "input_bytes": MIB, "input_grad_bytes": MIB}
+    return {**chain, "stages": described, "machine": {**machine, "shared_link": True, "latency_ns": 0}}
+
+
+def travelling(stages: Sequence[StageRef]) -> list[Op]:
+    """Every block's saved tensors leave after the next block ran, and come back one block before they are needed."""
+    n = len(stages)
+    ops: list[Op] = []
+    for stage in range(1, n + 1):
+        ops.append(save(stage))
+        if stage > 1:
+            ops.append(drop("saved", stage - 1))
+        if stage < n:
+            ops.append(offload("saved", stage))
+    if n > 1:
+        ops.append(prefetch("saved", n - 1))
+    for stage in range(n, 0, -1):
+        if stage > 2:
+            ops.append(prefetch("saved", stage - 2))
+        ops.append(backward(stage))
+        if stage < n:
+            ops.append(discard("saved", stage))
+    return ops
+
+
+def inputs_travelling(stages: Sequence[StageRef]) -> list[Op]:
+    """Only outputs are kept, on the host; each block is run again from its own."""
+    n = len(stages)
+    ops: list[Op] = []
+    for stage in range(1, n):
+        ops.append(keep(stage))
+        ops += [drop("output", stage - 1)] if stage > 1 else []
+        ops += [offload("output", stage)] if stage < n - 1 else []
+    ops.append(save(n))
+    for stage in range(n, 0, -1):
+        ops += [save(stage)] if stage < n else []
+        ops.append(backward(stage))
+        if stage > 2:
+            ops += [prefetch("output", stage - 2), discard("output", stage - 2)]
+    return ops
+
+
+@functools.cache
+def by_chance(seed: int, most: int = 50) -> list[Op]:
+    """A random list grown from whatever the simulator accepts next, transfers included, sensible or not."""
+    stages = STAGES
+    chain, choose, last = cairn.Chain.from_json(json.dumps(sized(stages))), random.Random(seed), len(stages)
+    numbers = range(1, last + 1)
+    every: list[Op] = [make(s) for s in numbers for make in (save, keep, drop_input)]
+    kinds = (drop, offload, prefetch, discard, offload, prefetch)
+    every += [make(value, s) for make in kinds for s in numbers for value in ("output", "saved")]
+    ops: list[Op] = []
+
+    def is_next(op: Op) -> bool:
+        replay = cairn.simulate(chain, cairn.Schedule.from_ops(chain, [*ops, op]))
+        return replay.violation is None or replay.violation.op is None
+
+    while last > 0:
+        if (len(ops) > most or choose.random() < 0.5) and is_next(backward(last)):
+            ops.append(backward(last))
+            last -= 1
+            continue
+        chances = {"drop": 0.4, "discard": 0.2}
+        found = [op for op in every if is_next(op) and choose.random() < chances.get(op[0], 1)]
+        if len(ops) > most:
+            found = [op for op in found if op[0] == "forward_save" and op[1] <= last] or found
+        ops += [choose.choice(found)] if found else []
+    return ops
+
+
+@contextlib.contextmanager
+def carried_out(
+    model: nn.Module, stages: Sequence[StageRef], ops: Sequence[Op], tier: str = "host", **options: Any
+) -> Iterator[tuple[Executor, Itinerary, Depot]]:
+    itinerary, depot = itinerary_of(sized(stages), ops, 1 << 50), Depot(tier, None, CPU)
+    executor = Executor(model, stages, itinerary.ops, itinerary=itinerary, depot=depot, **options)
+    executor.attach()
+    try:
+        yield executor, itinerary, depot
+    finally:
+        executor.detach()
+
+
+def copies(ops: Sequence[Any]) -> list[tuple[str, tuple[str, int]]]:
+    """The copies that a list starts, in order."""
+    return [(op[0], (op[1], op[2])) for op in ops if op[0] in ("offload", "prefetch")]
+
+
+def trace_of(depot: Depot) -> list[Any]:
+    assert depot.transfers is not None
+    return list(depot.transfers.trace)
+
+
+def network(depth: int = 5) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(depth)))
+
+
+X = torch.randn(16, 32, generator=torch.Generator().manual_seed(0))
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return model(X).square().mean()
+
+
+STAGES = blocks(*"01234")
+
+
+@pytest.mark.parametrize("make", [travelling, inputs_travelling])
+def test_a_step_is_the_plain_one_and_copies_start_in_the_order_of_the_list(make: Any, tier: str) -> None:
+    plain, other = network(), network()
+    ops = make(STAGES)
+    with carried_out(other, STAGES, ops, tier) as (executor, itinerary, depot):
+        for step in range(3):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert executor.trace == expected_runs(STAGES, ops)
+            assert trace_of(depot) == copies(ops) == copies(itinerary.ops)
+            assert not executor.notes
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_list_that_the_simulator_accepts(seed: int) -> None:
+    ops = by_chance(seed)
+    plain, other = network(), network()
+    with carried_out(other, STAGES, ops) as (executor, itinerary, _):
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+    assert sorted(map(str, itinerary.ops)) == sorted(map(str, ops))
+    assert copies(itinerary.ops) == copies(ops)
+
+
+def test_the_lists_by_chance_travel() -> None:
+    lists = [by_chance(seed) for seed in range(24)]
+    assert sum(len(copies(ops)) > 3 for ops in lists) > 12
+    assert any(op[0] == "prefetch" and op[1] == "output" for ops in lists for op in ops)
+
+
+def test_no_stage_is_left_to_autograd_whose_saved_tensors_travel() -> None:
+    with carried_out(network(), STAGES, travelling(STAGES)) as (executor, _, _):
+        program = executor.first.settings.program
+        assert program.native[5] is False  # its input is another copy
+        assert not any(program.native[1:])
+
+
+def test_transfers_without_an_itinerary_are_refused() -> None:
+    with pytest.raises(ct.Unsupported, match="itinerary"):
+        Executor(network(), STAGES, travelling(STAGES))
+
+
+# -- the itinerary -------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_copy_is_waited_for_where_its_room_is_needed() -> None:
+    stages = blocks(*"012")
+    ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
+    ops += [backward(2), backward(1), discard("saved", 1)]
+    roomy = itinerary_of(sized(stages), ops, 100 * MIB)
+    assert roomy.waits == {}
+    tight = itinerary_of(sized(stages), ops, 7 * MIB)  # input, A[2], A[3], two gradients
+    assert tight.waits == {4: 1}
+    assert peak_with_transfers(sized(stages), tight)[1] == 7 * MIB
+    assert peak_with_transfers(sized(stages), roomy)[1] > 7 * MIB
+
+
+def test_a_prefetch_starts_with_the_computation_before_it_where_both_fit() -> None:
+    stages = blocks(*"012")
+    ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
+    ops += [backward(2), backward(1), discard("saved", 1)]
+    assert itinerary_of(sized(stages), ops, 100 * MIB).ops[5:7] == (("prefetch", "saved", 1), ("backward", 3))
+    assert itinerary_of(sized(stages), ops, 8 * MIB).ops[5:7] == (("backward", 3), ("prefetch", "saved", 1))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_places_do_not_overlap_while_copies_live(seed: int) -> None:
+    chain = sized(STAGES)
+    choose = random.Random(seed)
+    for stage in chain["stages"]:
+        stage["output_bytes"] = choose.randint(1, 50)
+        stage["options"][0]["saved_bytes"] = choose.randint(50, 200)
+    ops = by_chance(seed)
+    itinerary = itinerary_of(chain, ops, 1 << 50)
+    living: dict[Any, Any] = {}
+    most = 0
+    for position, op in enumerate(itinerary.ops):
+        if op[0] == "offload":
+            place = itinerary.places[position]
+            assert not any(place.overlaps(other) for other in living.values())
+            assert place.offset + place.size <= itinerary.slab_bytes
+            living[op[1:]] = place
+        elif op[0] == "discard":
+            del living[op[1:]]
+        most = max(most, sum(place.size for place in living.values()))
+    assert most == itinerary.host_peak_bytes <= itinerary.slab_bytes
+    problem = cairn.Chain.from_json(json.dumps(chain))
+    replay = cairn.simulate(problem, cairn.Schedule.from_ops(problem, ops), None)
+    assert replay.host_peak_bytes == itinerary.host_peak_bytes
+
+
+def test_what_must_stay_is_taken_out_of_a_list() -> None:
+    ops = travelling(STAGES)
+    stays = without_transfers_of(frozenset({("saved", 2)}), ops)
+    assert not any(op[1:] == ("saved", 2) for op in stays)
+    problem = cairn.Chain.from_json(json.dumps(sized(STAGES)))
+    assert cairn.simulate(problem, cairn.Schedule.from_ops(problem, stays), None).valid
+
+
+# -- loops ---------------------------------------------------------------------------------------------------
+
+
+def test_several_forwards_before_a_backward() -> None:
+    plain, other = network(), network()
+
+    def both(model: nn.Module) -> Tensor:
+        return loss_of(model) + 2 * loss_of(model)
+
+    with carried_out(other, STAGES, travelling(STAGES)) as (executor, _, depot):
+        assert not differing(train(plain, both), train(other, both))
+        assert any("earlier step" in note for note in executor.notes)
+        assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
+        assert not executor.notes
+        assert trace_of(depot) == copies(travelling(STAGES))
+
+
+@pytest.mark.parametrize("make", [travelling, inputs_travelling])
+def test_a_graph_that_is_kept(make: Any) -> None:
+    plain, other = network(), network()
+    with carried_out(other, STAGES, make(STAGES)):
+        for model in (plain, other):
+            torch.manual_seed(3)
+            loss = loss_of(model)
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            del loss
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
+        assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
+
+
+def test_double_backward_and_part_of_the_gradients() -> None:
+    plain, other = network(), network()
+    with carried_out(other, STAGES, travelling(STAGES)):
+        found = []
+        for model in (plain, other):
+            torch.manual_seed(3)
+            first = torch.autograd.grad(loss_of(model), list(model[3].parameters()), create_graph=True)
+            second = torch.autograd.grad(sum(g.square().sum() for g in first), list(model[0].parameters()))
+            found.append([*first, *second])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_frozen_blocks_and_backwards_that_do_not_come() -> None:
+    plain, other = network(), network()
+    for model in (plain, other):
+        model[0].requires_grad_(False)
+        model[1].requires_grad_(False)
+    with carried_out(other, STAGES, travelling(STAGES)):
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+
+
+def test_autocast() -> None:
+    plain, other = network(), network()
+
+    def loss(model: nn.Module) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model)
+
+    with carried_out(other, STAGES, travelling(STAGES)):
+        for step in range(2):
+            assert not differing(train(plain, loss, step), train(other, loss, step))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_after_an_exception_the_next_step_is_sound(where: str) -> None:
+    plain, other = network(), network()
+    fail = False
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if fail and where == "forward":
+                raise ArithmeticError
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            if fail and where == "backward":
+                raise ArithmeticError
+            return grad
+
+    for model in (plain, other):
+        block = model[2]
+        block.forward = lambda x, block=block: Failing.apply(nn.Sequential.forward(block, x))
+    with carried_out(other, STAGES, travelling(STAGES)) as (executor, _, depot):
+        train(other, loss_of)
+        fail = True
+        with pytest.raises(ArithmeticError):
+            train(other, loss_of)
+        fail = False
+        other.zero_grad()
+        assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
+        assert not executor.notes
+        assert trace_of(depot) == copies(travelling(STAGES))
+
+
+def test_saved_tensors_that_are_changed_in_place_are_an_error_as_ever() -> None:
+    class Leaking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.leaked = x.exp()
+            return self.leaked * 2
+
+    model = nn.Sequential(Leaking(), nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Tanh()))
+    stages = blocks(*"012")
+    with carried_out(model, stages, travelling(stages)):
+        x = X.clone().requires_grad_()
+        loss = model(x).sum()
+        with torch.no_grad():
+            model[0].leaked.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            loss.backward()
+
+
+def test_memory_is_flat_and_threads_end() -> None:
+    model = network()
+    threads = threading.active_count()
+    gc.collect()
+    gc.disable()
+    try:
+        with carried_out(model, STAGES, travelling(STAGES)):
+            for _ in range(3):
+                train(model, loss_of)
+            before = sum(type(o) is Tensor for o in gc.get_objects())
+            for _ in range(50):
+                train(model, loss_of)
+            assert sum(type(o) is Tensor for o in gc.get_objects()) == before
+            assert threading.active_count() > threads
+        assert "forward" not in vars(model)
+        assert threading.active_count() == threads
+    finally:
+        gc.enable()
+
+
+def test_a_step_can_be_finished_after_the_plan_was_removed() -> None:
+    plain, other = network(), network()
+    torch.manual_seed(0)
+    loss_of(plain).backward()
+    with carried_out(other, STAGES, travelling(STAGES)):
+        torch.manual_seed(0)
+        loss = loss_of(other)
+    loss.backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
+
+
+# -- what goes wrong with slower memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+@pytest.mark.parametrize("how", ["error", "short"])
+def test_a_failing_copy_is_a_clear_error_and_the_next_step_is_sound(
+    direction: str, how: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, other = network(), network()
+    kind = HostTier if tier == "host" else FileTier
+    real, fail = getattr(kind, direction), True
+    text = "No space left on device" if direction == "write" else "Input/output error"
+
+    def failing(self: Any, offset: int, address: int, count: int) -> None:
+        if fail:
+            if how == "short":
+                real(self, offset, address, count // 2)
+            raise OSError(28 if direction == "write" else 5, text)
+        real(self, offset, address, count)
+
+    monkeypatch.setattr(kind, direction, failing)
+    with carried_out(other, STAGES, travelling(STAGES), tier) as (executor, _, depot):
+        with pytest.raises(TransferFailed, match=text):
+            train(other, loss_of)
+        fail = False
+        other.zero_grad()
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+            assert trace_of(depot) == copies(travelling(STAGES))
+
+
+def test_a_full_disk_is_an_error_before_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    plain, other = network(), network()
+    with carried_out(other, STAGES, travelling(STAGES), f"file:{tmp_path}") as (executor, _, _):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.posix_fallocate", full)
+            with pytest.raises(TierUnavailable, match="No space left"):
+                train(other, loss_of)
+        assert not differing(train(plain, loss_of, 1), train(other, loss_of, 1))
+        assert not executor.notes
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+
+def profile_of(step: Step) -> ct.Profile:
+    return ct.profile(step.model, **step.sample, inside=False, passes=1)
+
+
+@pytest.mark.parametrize("name", [*ALL, *ODD])
+def test_plans_that_offload_are_exact_and_within_both_budgets(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    step = {**ALL, **ODD}[name]()
+    measured = profile_of(step)
+    points = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)
+    overheads = [point.overhead for point in points if point.overhead is not None]
+    assert len(overheads) == len(points)
+    travels = 0
+    for point, tier in zip(points[:-1], ("host", f"file:{tmp_path}", "host"), strict=True):
+        made = ct.plan(measured, point.budget_bytes, host_budget="1GiB", link=FAST, tier=tier)
+        alone = _overhead_alone(measured, point.budget_bytes)
+        assert alone is None or made.overhead <= alone
+        found = ct.verify(step.model, made, **step.sample)
+        assert found.accumulated.peak_bytes <= made.accumulated_peak_bytes + 64 * 1024
+        travels += made.offloads
+        if made.offloads:
+            _assert_in_order(step, made)
+    assert travels or name == "returning"
+
+
+def _overhead_alone(measured: ct.Profile, budget: int) -> float | None:
+    try:
+        return ct.plan(measured, budget).overhead
+    except ct.InfeasibleBudget:
+        return None
+
+
+def _assert_in_order(step: Step, made: ct.Plan) -> None:
+    assert made.itinerary is not None
+    assert made.itinerary.slab_bytes == made.host_bytes <= made.host_budget_bytes
+    with ct.apply(step.model, made) as handle:
+        for _ in range(2):
+            step.loss().backward()
+            assert trace_of(handle.executor.depot) == copies(made.ops)
+            assert not handle.executor.notes
+        transfers = handle.executor.depot.transfers
+        assert transfers.tier.capacity_bytes == made.host_bytes
+    step.model.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def vgg() -> tuple[Step, ct.Profile]:
+    torch.manual_seed(0)
+    step = ALL["vgg"]()
+    return step, profile_of(step)
+
+
+def test_without_a_host_budget_nothing_changes(vgg: tuple[Step, ct.Profile]) -> None:
+    made = ct.plan(vgg[1], ct.sweep(vgg[1], 3)[0].budget_bytes)
+    assert not made.offloads
+    assert made.problem.get("machine") is None
+    assert made.tier == ""
+
+
+def test_less_than_recomputation_alone_needs(vgg: tuple[Step, ct.Profile]) -> None:
+    """The budget is below the least of recomputation alone, where the model lets values leave."""
+    torch.manual_seed(0)
+    step = ODD["tabled"]()
+    measured = profile_of(step)
+    least = ct.sweep(measured, 2, host_budget="1GiB", link=FAST)[0].budget_bytes
+    with pytest.raises(ct.InfeasibleBudget) as caught:
+        ct.plan(measured, least)
+    assert caught.value.least_bytes is not None
+    assert caught.value.least_bytes > least
+    made = ct.plan(measured, least, host_budget="1GiB", link=FAST)
+    assert made.offloads
+    assert ct.verify(step.model, made, **step.sample).ok
+    with pytest.raises(ct.InfeasibleBudget) as caught:
+        ct.plan(measured, made.least_budget_bytes - 1, host_budget="1GiB", link=FAST)
+    assert caught.value.least_bytes == made.least_budget_bytes
+
+
+def test_no_host_memory_and_one_byte_short(vgg: tuple[Step, ct.Profile]) -> None:
+    step, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    assert not ct.plan(measured, budget, host_budget=0, link=FAST).offloads
+    made = ct.plan(measured, budget, host_budget="1GiB", link=FAST)
+    exact = ct.plan(measured, budget, host_budget=made.host_bytes, link=FAST)
+    short = ct.plan(measured, budget, host_budget=made.host_bytes - 1, link=FAST)
+    assert exact.host_bytes <= made.host_bytes
+    assert short.host_bytes < made.host_bytes
+    assert made.step_ns <= exact.step_ns or exact.host_bytes < made.host_bytes
+    assert ct.verify(step.model, short, **step.sample).ok
+
+
+def test_links(vgg: tuple[Step, ct.Profile]) -> None:
+    _, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    slow = ct.plan(measured, budget, host_budget="1GiB", link=cairn.Machine(0, 1, 1))
+    assert not slow.offloads
+    assert ct.plan(measured, budget, host_budget="1GiB", link="20GB/s").offloads
+    assert ct.plan(measured, budget, host_budget="1GiB").tier == "host"  # measured
+    with pytest.raises(cairn.Error):
+        ct.plan(measured, budget, host_budget="1GiB", link="0B/s")
+    with pytest.raises(ct.Unsupported, match="file:PATH"):
+        ct.plan(measured, budget, host_budget="1GiB", tier="tape")
+
+
+def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:
+    step, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    made = ct.plan(measured, budget, host_budget="1GiB", link=FAST)
+    made.save(tmp_path / "plan.json")
+    again = ct.Plan.load(tmp_path / "plan.json")
+    assert again.hash == made.hash
+    assert again.itinerary == made.itinerary
+    assert ct.verify(step.model, again, **step.sample).ok
+    text = str(ct.explain(made))
+    assert "travels" in text
+    assert "slower memory" in text
+    assert json.loads(json.dumps(ct.explain(made).to_json()))["offloading"]["host_bytes"] == made.host_bytes
+
+
+def test_checkpoint_in_one_call(tier: str) -> None:
+    torch.manual_seed(0)
+    step = ALL["vgg"]()
+    plain = copy.deepcopy(step.model)
+    budget = ct.sweep(profile_of(step), 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    ct.checkpoint(step.model, **step.sample, budget=budget, host_budget="1GiB", tier=tier, link=FAST, strict=True)
+    assert ct.handle(step.model).plan.offloads
+    for seed in range(3):
+        torch.manual_seed(seed)
+        step.loss().backward()
+        torch.manual_seed(seed)
+        assert step.loss_fn is not None
+        step.loss_fn(plain(*step.args)).backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(step.model.parameters(), plain.parameters(), strict=True))
+    assert ct.report(step.model).measured is not None
+    ct.handle(step.model).remove()
+
+
+def test_checkpoint_sequential_offloads() -> None:
+    layers = [nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(4)]
+    plain = copy.deepcopy(layers)
+    x = torch.randn(256, 64)
+    budget = "2MiB"
+    ct.checkpoint_sequential(layers, input=x, budget=budget, host_budget="1GiB", link=FAST).sum().backward()
+    nn.Sequential(*plain)(x).sum().backward()
+    assert torch.equal(layers[0][0].weight.grad, plain[0][0].weight.grad)

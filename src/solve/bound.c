@@ -44,12 +44,17 @@ static cairn_status raise_by(const crn_task *task, int method, int64_t budget_by
     return status;
 }
 
+int64_t crn_work_ns(const cairn_problem *problem)
+{
+    const cairn_chain *chain = cairn_problem_chain(problem);
+    return chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(problem));
+}
+
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error)
 {
-    const cairn_chain *chain = cairn_problem_chain(task->problem);
     *method = "work";
-    *bound_ns = chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(task->problem));
+    *bound_ns = crn_work_ns(task->problem);
     for (int i = 0; crn_bound_methods[i]; i++) {
         int64_t before_ns = *bound_ns;
         if (crn_bound_methods[i]->raise_makespan)

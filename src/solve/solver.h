@@ -144,6 +144,9 @@ int64_t crn_memory_limit(const crn_settings *settings);
  */
 bool crn_should_stop(const crn_task *task, const cairn_progress *progress);
 
+/** What no schedule can avoid: the least forward and backward of each stage, or the cost of each node. */
+int64_t crn_work_ns(const cairn_problem *problem);
+
 /** A proved lower bound on the makespan of every schedule within a budget; method: static text. */
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error);

@@ -23,13 +23,14 @@
  *
  * One table answers all budgets. Time is linear in n; memory logarithmic, beside the model's.
  */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/vector.h"
 #include "solve/chain/chain_front.h"
 #include "solve/chain/chain_model.h"
 
-enum { LEVELS_MAX = 32, POLL_STAGES_MIN = 128 };
+enum { LEVELS_MAX = 32, POLL_STAGES_MIN = 128, DEPTH_MAX = 64 };
 
 #define UNITS CRN_FRONT_BYTES_MAX
 #define NEVER CRN_FRONT_NEVER
@@ -55,7 +56,7 @@ typedef struct level {
     int32_t number;       /* equal for levels that are alike */
 } level;
 
-/* Stages lo..hi. */
+/* Stages lo..hi. Its memory serves one part after the other. */
 typedef struct part {
     int32_t lo, hi;
     int64_t first_ns;  /* sum of the least forwards */
@@ -65,6 +66,15 @@ typedef struct part {
     size_t point_count, point_capacity;
 } part;
 
+/* What one cut works with, and the next one after it on the same thread. */
+typedef struct workshop {
+    crn_front_maker *maker;
+    crn_point *scratch[2]; /* room for 4 fronts each */
+    part whole;
+    part *halves[DEPTH_MAX]; /* the two parts at each depth; 20,000 stages go down 40 levels */
+} workshop;
+
+/* One cut. */
 typedef struct bounder {
     const crn_task *task;
     const crn_chain_model *model;
@@ -72,10 +82,11 @@ typedef struct bounder {
     int32_t cut;
     int64_t full_bytes; /* UNITS */
     int32_t top[LEVELS_MAX];
-    crn_front_maker *maker;
-    crn_point *scratch[2]; /* room for 4 fronts each */
+    int64_t *whole_ns; /* what was found: of cells of room */
+    workshop *shop;
     cairn_allocator allocator;
-    bool failed, stopped;
+    atomic_bool *stopped; /* of all cuts */
+    bool failed, polls;
 } bounder;
 
 static const crn_point nothing = {0, 0};
@@ -115,22 +126,41 @@ static int32_t front_points(const bounder *b, int32_t lo, int32_t hi)
     return (int32_t)crn_min(ways, b->grain.points);
 }
 
-static void part_clear(bounder *b, part *p)
+static void part_clear(const bounder *b, part *p)
 {
     crn_free(&b->allocator, p->after_ns, (size_t)cell_count(b) + 1, sizeof(*p->after_ns));
     crn_free(&b->allocator, p->points, p->point_capacity, sizeof(*p->points));
-    p->after_ns = NULL;
-    p->points = NULL;
 }
 
-static bool part_init(bounder *b, part *p, int32_t lo, int32_t hi)
+static bool reserve_points(const bounder *b, part *p, size_t capacity)
 {
-    *p = (part){.lo = lo, .hi = hi};
-    p->point_capacity = (size_t)front_points(b, lo, hi) * 4 * (size_t)b->grain.levels;
-    p->after_ns = crn_alloc(&b->allocator, (size_t)cell_count(b) + 1, sizeof(*p->after_ns));
-    p->points = crn_alloc(&b->allocator, p->point_capacity, sizeof(*p->points));
-    b->failed |= !p->after_ns || !p->points;
+    if (p->points && p->point_capacity >= capacity)
+        return true;
+    crn_free(&b->allocator, p->points, p->point_capacity, sizeof(*p->points));
+    p->points = crn_alloc(&b->allocator, capacity, sizeof(*p->points));
+    p->point_capacity = p->points ? capacity : 0;
+    return p->points != NULL;
+}
+
+static bool part_begin(bounder *b, part *p, int32_t lo, int32_t hi)
+{
+    p->lo = lo;
+    p->hi = hi;
+    p->point_count = 0;
+    if (!p->after_ns)
+        p->after_ns = crn_alloc(&b->allocator, (size_t)cell_count(b) + 1, sizeof(*p->after_ns));
+    size_t points = (size_t)front_points(b, lo, hi) * 4 * (size_t)b->grain.levels;
+    b->failed |= !p->after_ns || !reserve_points(b, p, points);
     return !b->failed;
+}
+
+/* NULL when memory fails. */
+static part *halves_at(bounder *b, int depth)
+{
+    if (!b->shop->halves[depth])
+        b->shop->halves[depth] = crn_alloc_zero(&b->allocator, 2, sizeof(part));
+    b->failed |= !b->shop->halves[depth];
+    return b->shop->halves[depth];
 }
 
 /* Ends a front of the part. */
@@ -138,7 +168,7 @@ static crn_front end_front(const bounder *b, part *p, int64_t floor_ns)
 {
     crn_point *points = p->points + p->point_count;
     int32_t most = (int32_t)crn_min(b->grain.points, (int64_t)(p->point_capacity - p->point_count));
-    int32_t count = crn_front_end(b->maker, floor_ns, points, most);
+    int32_t count = crn_front_end(b->shop->maker, floor_ns, points, most);
     p->point_count += (size_t)count;
     return (crn_front){points, count};
 }
@@ -146,10 +176,26 @@ static crn_front end_front(const bounder *b, part *p, int64_t floor_ns)
 /* Unites fronts in a scratch list. */
 static crn_front unite(const bounder *b, const crn_front *fronts, int count, crn_point *scratch)
 {
-    crn_front_begin(b->maker);
+    crn_front_begin(b->shop->maker);
     for (int i = 0; i < count; i++)
-        crn_front_add_sums(b->maker, fronts[i], zero);
-    return (crn_front){scratch, crn_front_end(b->maker, 0, scratch, 4 * b->grain.points)};
+        crn_front_add_sums(b->shop->maker, zero, fronts[i]);
+    return (crn_front){scratch, crn_front_end(b->shop->maker, 0, scratch, 4 * b->grain.points)};
+}
+
+/* ---- where parts are cut ---- */
+
+static int32_t half_of(int32_t length, int32_t cut)
+{
+    return (int32_t)crn_max(1, (int64_t)length * cut / 8);
+}
+
+/* Whether two cuts make the same parts of up to so many stages, as they do of few. */
+static bool cut_alike(int32_t stages, int32_t cut, int32_t other)
+{
+    for (int32_t length = 2; length <= stages; length++)
+        if (half_of(length, cut) != half_of(length, other))
+            return false;
+    return true;
 }
 
 /* ---- one stage ---- */
@@ -209,14 +255,15 @@ static void fill_stage_level(bounder *b, part *p, level *v, int32_t cells)
         saved[k] = saved_point(b, p, &stage->options[k], cells, anew_ns);
     bool is_first = p->lo == 1;
     v->empty_ns = crn_min(NEVER, p->first_ns + anew_ns);
-    crn_front_begin(b->maker);
-    crn_front_add_sums(b->maker, (crn_front){&output, 1}, zero);
+    v->kept[0][0] = v->kept[1][0] = (crn_front){NULL, 0}; /* what is kept is a value of the last stage, the only one */
+    crn_front_begin(b->shop->maker);
+    crn_front_add_sums(b->shop->maker, (crn_front){&output, 1}, zero);
     if (is_first)
-        crn_front_add_sums(b->maker, (crn_front){saved, stage->option_count}, zero);
+        crn_front_add_sums(b->shop->maker, (crn_front){saved, stage->option_count}, zero);
     v->kept[0][1] = end_front(b, p, 0);
-    crn_front_begin(b->maker);
+    crn_front_begin(b->shop->maker);
     if (!is_first)
-        crn_front_add_sums(b->maker, (crn_front){saved, stage->option_count}, zero);
+        crn_front_add_sums(b->shop->maker, (crn_front){saved, stage->option_count}, zero);
     v->kept[1][1] = end_front(b, p, 0);
 }
 
@@ -259,7 +306,7 @@ static crn_front kept_meanwhile(const bounder *b, const level *lower, bool is_st
 {
     crn_front fronts[5] = {lower->kept[0][1], lower->kept[1][1], lower->kept[0][0], lower->kept[1][0]};
     fronts[4] = front_of_empty(lower, empty);
-    return unite(b, fronts, is_stage ? 2 : 5, b->scratch[0]);
+    return unite(b, fronts, is_stage ? 2 : 5, b->shop->scratch[0]);
 }
 
 static void fill_after(const bounder *b, part *p, const part *lower, const part *upper)
@@ -267,9 +314,11 @@ static void fill_after(const bounder *b, part *p, const part *lower, const part 
     int32_t begin = 0;
     for (int32_t i = 0; i <= cell_count(b); i++)
         p->after_ns[i] = NEVER;
+    crn_point empty;
+    crn_front kept = {NULL, 0};
     for (int32_t v = 0; v < b->grain.levels; v++) {
-        crn_point empty;
-        crn_front kept = kept_meanwhile(b, &lower->levels[v], upper->lo == upper->hi, &empty);
+        if (v == 0 || lower->levels[v].number != lower->levels[v - 1].number)
+            kept = kept_meanwhile(b, &lower->levels[v], upper->lo == upper->hi, &empty);
         for (int32_t i = 0; i < kept.count; i++) {
             int32_t shift = cells_down(b, kept.points[i].bytes), from = shift > begin ? shift : begin;
             if (from <= b->top[v])
@@ -286,15 +335,15 @@ static void fill_front(bounder *b, part *p, level *v, const level *lower, const 
     crn_point points[2];
     crn_front lower_empty = front_of_empty(lower, &points[0]), upper_empty = front_of_empty(upper, &points[1]);
     for (int needs = 0; needs < 2; needs++) {
-        crn_front any = unite(b, lower->kept[needs], 2, b->scratch[needs]);
+        crn_front any = unite(b, lower->kept[needs], 2, b->shop->scratch[needs]);
         for (int has = 0; has < 2; has++) {
-            crn_front_begin(b->maker);
-            crn_front_add_sums(b->maker, any, upper->kept[0][has]);
-            crn_front_add_sums(b->maker, lower->kept[needs][1], upper->kept[1][has]);
+            crn_front_begin(b->shop->maker);
+            crn_front_add_sums(b->shop->maker, any, upper->kept[0][has]);
+            crn_front_add_sums(b->shop->maker, lower->kept[needs][1], upper->kept[1][has]);
             if (needs == 0)
-                crn_front_add_sums(b->maker, lower_empty, upper->kept[0][has]);
+                crn_front_add_sums(b->shop->maker, lower_empty, upper->kept[0][has]);
             if (has == 0)
-                crn_front_add_sums(b->maker, any, upper_empty);
+                crn_front_add_sums(b->shop->maker, upper_empty, any);
             v->kept[needs][has] = end_front(b, p, floor_ns);
         }
     }
@@ -318,41 +367,75 @@ static void fill_levels(bounder *b, part *p, const part *lower, const part *uppe
     }
 }
 
-static bool build(bounder *b, part *p, int32_t lo, int32_t hi);
+static bool build(bounder *b, part *p, int depth, int32_t lo, int32_t hi);
 
-/* Goes down at most some 2 log2 n levels. */
-static bool build_of_two(bounder *b, part *p)
+static bool build_of_two(bounder *b, part *p, int depth)
 {
-    int32_t length = p->hi - p->lo + 1, half = (int32_t)crn_max(1, (int64_t)length * b->cut / 8);
-    part *halves = crn_alloc_zero(&b->allocator, 2, sizeof(*halves));
-    if (!halves) {
-        b->failed = true;
+    int32_t length = p->hi - p->lo + 1, half = half_of(length, b->cut);
+    part *halves = halves_at(b, depth);
+    if (!halves || !build(b, &halves[0], depth + 1, p->lo, p->lo + half - 1) ||
+        !build(b, &halves[1], depth + 1, p->lo + half, p->hi))
         return false;
-    }
-    bool built = build(b, &halves[0], p->lo, p->lo + half - 1) && build(b, &halves[1], p->lo + half, p->hi);
-    if (built) {
-        p->first_ns = crn_min(NEVER, halves[0].first_ns + halves[1].first_ns);
-        fill_after(b, p, &halves[0], &halves[1]);
-        fill_levels(b, p, &halves[0], &halves[1]);
-    }
-    part_clear(b, &halves[0]);
-    part_clear(b, &halves[1]);
-    crn_free(&b->allocator, halves, 2, sizeof(*halves));
-    return built;
+    p->first_ns = crn_min(NEVER, halves[0].first_ns + halves[1].first_ns);
+    fill_after(b, p, &halves[0], &halves[1]);
+    fill_levels(b, p, &halves[0], &halves[1]);
+    return true;
 }
 
-static bool build(bounder *b, part *p, int32_t lo, int32_t hi)
+static bool must_stop(bounder *b)
 {
-    if (!part_init(b, p, lo, hi))
+    if (b->polls && b->model->n > POLL_STAGES_MIN && crn_should_stop(b->task, NULL))
+        atomic_store(b->stopped, true);
+    return atomic_load(b->stopped);
+}
+
+static bool build(bounder *b, part *p, int depth, int32_t lo, int32_t hi)
+{
+    if (!part_begin(b, p, lo, hi) || must_stop(b))
         return false;
-    if (b->model->n > POLL_STAGES_MIN && crn_should_stop(b->task, NULL)) {
-        b->stopped = true;
-        return false;
-    }
     if (lo < hi)
-        return build_of_two(b, p);
+        return build_of_two(b, p, depth);
     fill_stage(b, p);
     return true;
+}
+
+/* ---- one cut ---- */
+
+static bool open_shop(bounder *b)
+{
+    workshop *shop = b->shop;
+    if (!shop->maker)
+        shop->maker = crn_front_maker_new(&b->allocator);
+    b->failed |= !shop->maker;
+    for (int i = 0; i < 2; i++) {
+        if (!shop->scratch[i])
+            shop->scratch[i] = crn_alloc(&b->allocator, 4 * (size_t)b->grain.points, sizeof(*shop->scratch[i]));
+        b->failed |= !shop->scratch[i];
+    }
+    return !b->failed;
+}
+
+static void close_shop(const bounder *b)
+{
+    workshop *shop = b->shop;
+    for (int depth = 0; depth < DEPTH_MAX && shop->halves[depth]; depth++) {
+        part_clear(b, &shop->halves[depth][0]);
+        part_clear(b, &shop->halves[depth][1]);
+        crn_free(&b->allocator, shop->halves[depth], 2, sizeof(part));
+    }
+    part_clear(b, &shop->whole);
+    for (int i = 0; i < 2; i++)
+        crn_free(&b->allocator, shop->scratch[i], 4 * (size_t)b->grain.points, sizeof(*shop->scratch[i]));
+    crn_front_maker_free(shop->maker);
+    *shop = (workshop){.maker = NULL}; /* others may share it */
+}
+
+static void run_cut(void *context, int64_t i, int worker)
+{
+    bounder *b = (bounder *)context + i;
+    b->polls = worker == 0; /* on the caller's thread */
+    if (open_shop(b) && build(b, &b->shop->whole, 0, 1, b->model->n))
+        memcpy(b->whole_ns, b->shop->whole.after_ns, ((size_t)cell_count(b) + 1) * sizeof(*b->whole_ns));
 }
 
 /* ---- the table ---- */
@@ -393,30 +476,6 @@ static void place_levels(bounder *b)
         b->top[i] = (int32_t)(low + span * (i + 1) * (i + 1) / (levels * levels));
 }
 
-static void fill_table(bounder *b, table *made)
-{
-    size_t size = ((size_t)cell_count(b) + 1) * sizeof(*made->least_ns);
-    memset(made->least_ns, 0, size);
-    for (int c = 0; c < (b->model->n > 1 ? CUTS : 1); c++) {
-        part whole;
-        b->cut = cuts[c];
-        if (build(b, &whole, 1, b->model->n))
-            for (int32_t i = 0; i <= cell_count(b); i++)
-                made->least_ns[i] = crn_max(made->least_ns[i], whole.after_ns[i]);
-        part_clear(b, &whole);
-    }
-}
-
-static void make_scratch(bounder *b, crn_arena *arena)
-{
-    b->maker = crn_front_maker_new(&b->allocator);
-    b->failed = !b->maker;
-    for (int i = 0; i < 2; i++) {
-        b->scratch[i] = crn_arena_alloc(arena, 4 * (size_t)b->grain.points, sizeof(*b->scratch[i]));
-        b->failed |= !b->scratch[i];
-    }
-}
-
 static void table_free(const crn_task *task, table *made)
 {
     cairn_allocator allocator = crn_allocator(task->env);
@@ -448,28 +507,86 @@ static const grain *grain_for(int64_t n)
     return NULL;
 }
 
+/* A bounder for every cut that differs from the ones before; returns how many there are. */
+static int make_bounders(const bounder *like, bounder *bounders, workshop *shops, crn_arena *arena)
+{
+    bool has_threads = crn_team_size(like->task->team) > 1;
+    int count = 0;
+    for (int i = 0; i < CUTS; i++) {
+        bool is_new = true;
+        for (int j = 0; j < count; j++)
+            is_new &= !cut_alike(like->model->n, cuts[i], bounders[j].cut);
+        if (!is_new)
+            continue;
+        bounder *b = &bounders[count];
+        *b = *like;
+        b->cut = cuts[i];
+        b->shop = &shops[has_threads ? count : 0];
+        b->whole_ns = crn_arena_alloc(arena, (size_t)cell_count(like) + 1, sizeof(*b->whole_ns));
+        b->failed = !b->whole_ns;
+        count++;
+    }
+    return count;
+}
+
+/* The best of all cuts. */
+static void take_best(const bounder *bounders, int count, table *made)
+{
+    memcpy(made->least_ns, bounders[0].whole_ns, ((size_t)cell_count(bounders) + 1) * sizeof(*made->least_ns));
+    for (int c = 1; c < count; c++)
+        for (int32_t i = 0; i <= cell_count(bounders); i++)
+            made->least_ns[i] = crn_max(made->least_ns[i], bounders[c].whole_ns[i]);
+}
+
+static bool any_failed(const bounder *bounders, int count)
+{
+    bool failed = false;
+    for (int i = 0; i < count; i++)
+        failed |= bounders[i].failed;
+    return failed;
+}
+
+/* All cuts; false when memory fails. */
+static bool bound_by_cuts(const bounder *like, table *made)
+{
+    crn_arena arena;
+    workshop shops[CUTS] = {{.maker = NULL}};
+    bounder bounders[CUTS];
+    crn_arena_init(&arena, like->allocator);
+    int count = make_bounders(like, bounders, shops, &arena);
+    bool failed = any_failed(bounders, count);
+    if (!failed) {
+        crn_team_run(like->task->team, count, run_cut, bounders);
+        failed = any_failed(bounders, count);
+        if (!failed && !*like->stopped)
+            take_best(bounders, count, made);
+        for (int i = 0; i < count; i++)
+            close_shop(&bounders[i]);
+    }
+    crn_arena_clear(&arena);
+    return !failed;
+}
+
 /* NULL with OK: there was no time for it. */
 static cairn_status make_table(const crn_task *task, const crn_chain_model *model, table **made, cairn_error *error)
 {
-    crn_arena arena;
-    cairn_allocator allocator = crn_allocator(task->env);
-    bounder b = {.task = task, .model = model, .grain = *grain_for(model->n), .allocator = allocator};
-    *made = table_new(task, model, b.grain.cells_log2);
+    atomic_bool stopped = false;
+    bounder like = {.task = task,
+                    .model = model,
+                    .grain = *grain_for(model->n),
+                    .allocator = crn_allocator(task->env),
+                    .stopped = &stopped};
+    *made = table_new(task, model, like.grain.cells_log2);
     if (!*made)
         return crn_no_memory(error);
-    b.full_bytes = (*made)->full_bytes;
-    place_levels(&b);
-    crn_arena_init(&arena, allocator);
-    make_scratch(&b, &arena);
-    if (!b.failed)
-        fill_table(&b, *made);
-    crn_front_maker_free(b.maker);
-    crn_arena_clear(&arena);
-    if (!b.failed && !b.stopped)
+    like.full_bytes = (*made)->full_bytes;
+    place_levels(&like);
+    bool done = bound_by_cuts(&like, *made);
+    if (done && !stopped)
         return CAIRN_OK;
     table_free(task, *made);
     *made = NULL;
-    return b.failed ? crn_no_memory(error) : CAIRN_OK;
+    return done ? CAIRN_OK : crn_no_memory(error);
 }
 
 /* NULL with OK also where the budget is enough for everything, or for nothing. */

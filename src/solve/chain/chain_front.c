@@ -1,10 +1,9 @@
 /*
- * Up to PAIRS_MAX sums are listed, sorted and pruned. Of more, a table of BUCKETS ranges of bytes keeps the least bytes and
- * the least ns of each: time proportional to the number of sums, with a small constant.
+ * Up to PAIRS_MAX sums are listed in runs, each a front, which are merged two by two. Of more, a table of BUCKETS ranges
+ * of bytes keeps the least bytes and the least ns of each: time proportional to the number of sums, with a small constant.
  */
 #include "solve/chain/chain_front.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -19,7 +18,9 @@ struct crn_front_maker {
     cairn_allocator allocator;
     term terms[TERMS_MAX];
     int count;
-    crn_point list[BUCKETS]; /* of sums, or of buckets */
+    int32_t run_end[PAIRS_MAX]; /* where each run ends in the list */
+    crn_point *list, *other;    /* of sums, or of buckets */
+    crn_point points[2][BUCKETS];
 };
 
 _Static_assert((int)PAIRS_MAX <= (int)BUCKETS, "both share a list");
@@ -31,6 +32,8 @@ crn_front_maker *crn_front_maker_new(const cairn_allocator *allocator)
         return NULL;
     maker->allocator = *allocator;
     maker->count = 0;
+    maker->list = maker->points[0];
+    maker->other = maker->points[1];
     return maker;
 }
 
@@ -55,26 +58,61 @@ void crn_front_add_sums(crn_front_maker *maker, crn_front a, crn_front b)
 
 /* ---- few sums ---- */
 
-static int compare(const void *left, const void *right)
+static bool is_before(const crn_point *a, const crn_point *b)
 {
-    const crn_point *a = left, *b = right;
-    if (a->bytes != b->bytes)
-        return a->bytes < b->bytes ? -1 : 1;
-    return (a->ns > b->ns) - (a->ns < b->ns);
+    return a->bytes < b->bytes || (a->bytes == b->bytes && a->ns < b->ns);
 }
 
-static int32_t list_sums(crn_front_maker *maker)
+/* Unites two fronts; returns how many points are left. */
+static int32_t merge(const crn_point *a, int32_t a_count, const crn_point *b, int32_t b_count, crn_point *into)
 {
-    int32_t count = 0;
+    int64_t least = INT64_MAX;
+    int32_t i = 0, j = 0, kept = 0;
+    while (i < a_count || j < b_count) {
+        const crn_point *next = j == b_count || (i < a_count && is_before(&a[i], &b[j])) ? &a[i++] : &b[j++];
+        if (next->ns < least) {
+            least = next->ns;
+            into[kept++] = *next;
+        }
+    }
+    return kept;
+}
+
+/* Each point of a with all of b is a front; returns how many there are. */
+static int32_t list_runs(crn_front_maker *maker)
+{
+    int32_t count = 0, runs = 0;
     for (int i = 0; i < maker->count; i++) {
         const term *t = &maker->terms[i];
-        for (int32_t j = 0; j < t->a.count; j++)
+        for (int32_t j = 0; j < t->a.count; j++) {
+            crn_point p = t->a.points[j];
             for (int32_t k = 0; k < t->b.count; k++)
-                maker->list[count++] =
-                    (crn_point){t->a.points[j].bytes + t->b.points[k].bytes, t->a.points[j].ns + t->b.points[k].ns};
+                maker->list[count++] = (crn_point){p.bytes + t->b.points[k].bytes, p.ns + t->b.points[k].ns};
+            maker->run_end[runs++] = count;
+        }
     }
-    qsort(maker->list, (size_t)count, sizeof(*maker->list), compare);
-    return count;
+    return runs;
+}
+
+/* Merges the runs two by two until one is left, at maker->list. */
+static int32_t merge_sums(crn_front_maker *maker)
+{
+    int32_t runs = list_runs(maker);
+    while (runs > 1) {
+        int32_t begin = 0, count = 0, merged = 0;
+        for (int32_t i = 0; i < runs; i += 2) {
+            int32_t middle = maker->run_end[i], end = i + 1 < runs ? maker->run_end[i + 1] : middle;
+            count +=
+                merge(maker->list + begin, middle - begin, maker->list + middle, end - middle, maker->other + count);
+            maker->run_end[merged++] = count;
+            begin = end;
+        }
+        runs = merged;
+        crn_point *list = maker->list;
+        maker->list = maker->other;
+        maker->other = list;
+    }
+    return maker->run_end[0];
 }
 
 /* ---- many sums ---- */
@@ -92,7 +130,8 @@ static void find_range(const crn_front_maker *maker, int64_t *low, int64_t *high
     *high = crn_min(*high, CRN_FRONT_BYTES_MAX);
 }
 
-static void put_sums(crn_point *bucket, const term *t, int64_t low, int64_t high, int shift)
+/* Of the sums with one point of a, those after the first that reaches the floor take more bytes for nothing. */
+static void put_sums(crn_point *bucket, const term *t, int64_t low, int64_t high, int64_t floor_ns, int shift)
 {
     for (int32_t j = 0; j < t->a.count; j++) {
         crn_point p = t->a.points[j];
@@ -103,11 +142,13 @@ static void put_sums(crn_point *bucket, const term *t, int64_t low, int64_t high
             crn_point *into = &bucket[(bytes - low) >> shift];
             into->bytes = crn_min(into->bytes, bytes);
             into->ns = crn_min(into->ns, ns);
+            if (ns <= floor_ns)
+                break;
         }
     }
 }
 
-static int32_t collect_sums(crn_front_maker *maker)
+static int32_t collect_sums(crn_front_maker *maker, int64_t floor_ns)
 {
     int64_t low, high;
     int shift = 0;
@@ -117,7 +158,7 @@ static int32_t collect_sums(crn_front_maker *maker)
     for (int32_t i = 0; i < BUCKETS; i++)
         maker->list[i] = (crn_point){INT64_MAX, CRN_FRONT_NEVER};
     for (int i = 0; i < maker->count; i++)
-        put_sums(maker->list, &maker->terms[i], low, high, shift);
+        put_sums(maker->list, &maker->terms[i], low, high, floor_ns, shift);
     return BUCKETS;
 }
 
@@ -160,7 +201,7 @@ int32_t crn_front_end(crn_front_maker *maker, int64_t floor_ns, crn_point *point
         sums += (int64_t)maker->terms[i].a.count * maker->terms[i].b.count;
     if (sums == 0)
         return 0;
-    int32_t count = sums <= PAIRS_MAX ? list_sums(maker) : collect_sums(maker);
+    int32_t count = sums <= PAIRS_MAX ? merge_sums(maker) : collect_sums(maker, floor_ns);
     count = prune(maker->list, count, floor_ns);
     if (count > most)
         return thin(maker->list, count, points, most);

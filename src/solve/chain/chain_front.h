@@ -36,7 +36,10 @@ void crn_front_maker_free(crn_front_maker *maker);
 
 /** Begins a front. */
 void crn_front_begin(crn_front_maker *maker);
-/** Adds all sums of a point of a and one of b; both must stay until the end. At most 8 of these. */
+/**
+ * Adds all sums of a point of a and one of b; both must stay until the end. At most 8 of these. Up to 512 points of a may
+ * be in any order; it is quickest when b is the longer one.
+ */
 void crn_front_add_sums(crn_front_maker *maker, crn_front a, crn_front b);
 /**
  * Ends the front: at most most points into points, none with less than floor_ns, which says that nothing does better.

@@ -222,15 +222,6 @@ static span part_of(span whole, int32_t i)
     return (span){first, smaller(first + PART - 1, whole.last)};
 }
 
-/* The same in small blocks, as in a product of matrices: what they use fits the second cache, TILE rows the third. */
-static void relax_between(const program *p, span of_s, span of_t, span of_split)
-{
-    for (int32_t i = 0; i < TILE / PART; i++)
-        for (int32_t j = 0; j < TILE / PART; j++)
-            for (int32_t k = 0; k < TILE / PART; k++)
-                relax_block(p, part_of(of_s, i), part_of(of_t, k), part_of(of_split, j));
-}
-
 /* What is left: saves, and the splits that have an operand in the tile itself. */
 static void finish_row(const program *p, int32_t s, int32_t t, int32_t last_s, int32_t first_t)
 {
@@ -255,18 +246,34 @@ typedef struct wave {
     int32_t distance; /* of the tile of t from that of s */
 } wave;
 
-static void fill_tile(void *context, int64_t i, int worker)
+enum { PARTS = TILE / PART };
+
+/*
+ * A part of a tile with the splits in the tiles between, in small blocks as in a product of matrices: what a block uses
+ * fits the second cache. Parts are independent, so that the few tiles of the last waves still are work for all threads.
+ */
+static void relax_part(void *context, int64_t i, int worker)
 {
     const wave *w = context;
     const program *p = w->program;
-    int32_t tile = (int32_t)i;
-    span of_s = span_of(p, tile), of_t = span_of(p, tile + w->distance);
+    int32_t tile = (int32_t)i / (PARTS * PARTS), part = (int32_t)i % (PARTS * PARTS);
+    span of_s = part_of(span_of(p, tile), part / PARTS);
+    span of_t = part_of(span_of(p, tile + w->distance), part % PARTS);
     (void)worker;
     for (int32_t s = of_s.first; s <= of_s.last; s++)
         for (int32_t t = larger(s, of_t.first); t <= of_t.last; t++)
             p->width->clear(p->values, row_of(p, s, t));
     for (int32_t between = tile + 1; between < tile + w->distance; between++)
-        relax_between(p, of_s, of_t, span_of(p, between));
+        for (int32_t j = 0; j < PARTS; j++)
+            relax_block(p, of_s, of_t, part_of(span_of(p, between), j));
+}
+
+static void finish_tile(void *context, int64_t i, int worker)
+{
+    const wave *w = context;
+    const program *p = w->program;
+    span of_s = span_of(p, (int32_t)i), of_t = span_of(p, (int32_t)i + w->distance);
+    (void)worker;
     for (int32_t t = of_t.first; t <= of_t.last; t++)
         for (int32_t s = smaller(of_s.last, t); s >= of_s.first; s--)
             finish_row(p, s, t, of_s.last, of_t.first);
@@ -278,7 +285,8 @@ static cairn_status fill_rows(program *p, const crn_task *task, cairn_error *err
     for (int32_t distance = 0; distance < tiles; distance++) {
         wave w = {p, distance};
         cairn_progress progress = {"filling rows", distance, tiles, CAIRN_NONE, CAIRN_NONE};
-        crn_team_run(task->team, tiles - distance, fill_tile, &w);
+        crn_team_run(task->team, (int64_t)(tiles - distance) * PARTS * PARTS, relax_part, &w);
+        crn_team_run(task->team, tiles - distance, finish_tile, &w);
         if (crn_should_stop(task, &progress))
             return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d waves", distance + 1, tiles);
     }

@@ -55,18 +55,11 @@ Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]],
 
 
 @contextlib.contextmanager
-def intercepted(
-    blocks: Sequence[Block], handler: Handler, around: Callable[[], Any] = contextlib.nullcontext
-) -> Iterator[None]:
-    """While active, every call of a block goes to `handler`, within a context that `around` makes."""
-
-    def handled(*call: Any) -> Any:
-        with around():
-            return handler(*call)
-
+def intercepted(blocks: Sequence[Block], handler: Handler) -> Iterator[None]:
+    """While active, every call of a block goes to `handler`."""
     patched: list[nn.Module] = []
     try:
-        for module, forward in _replacements(blocks, handled):
+        for module, forward in _replacements(blocks, handler):
             if "forward" in vars(module):
                 raise Unsupported(
                     f"the forward of a {type(module).__name__} is replaced on the instance: "

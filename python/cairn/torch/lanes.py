@@ -137,14 +137,16 @@ class ThreadLanes:
         """Has a copy made as soon as it may start."""
         self.require_usable()
         line = self._line
+        for kinds in self._kinds[len(self._threads) :]:
+            thread = threading.Thread(
+                target=_work, args=(line, kinds, self._move), name="cairn-" + "-".join(kinds), daemon=True
+            )
+            with _small_stack():
+                thread.start()
+            self._threads.append(thread)
         with line.changed:
             line.waiting.append(copy)
             line.changed.notify_all()
-        for kinds in self._kinds[len(self._threads) :]:
-            name = "cairn-" + "-".join(kinds)
-            thread = threading.Thread(target=_work, args=(line, kinds, self._move), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def wait(self, copy: Copy) -> None:
         """Returns when a copy has ended. Raises TransferFailed if it was not made."""
@@ -183,13 +185,27 @@ class ThreadLanes:
 
     def require_usable(self, closed: bool = False) -> None:
         """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
-        if os.getpid() != self._process:
-            raise Unsupported(
-                f"offloading was set up in process {self._process} and cannot go on in its fork {os.getpid()}: "
-                "set it up after the fork"
-            )
-        if self._line.is_closed and not closed:
-            raise Unsupported("offloading was closed and cannot be used any more")
+        _require(self._process, self._line.is_closed and not closed)
+
+
+@contextlib.contextmanager
+def _small_stack() -> Iterator[None]:
+    """Threads that start inside get a stack of 1 MiB: the usual 8 MiB count where the system limits a process."""
+    before = threading.stack_size(1 << 20)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def _require(process: int, is_closed: bool) -> None:
+    if os.getpid() != process:
+        raise Unsupported(
+            f"offloading was set up in process {process} and cannot go on in its fork {os.getpid()}: set it up after "
+            "the fork"
+        )
+    if is_closed:
+        raise Unsupported("offloading was closed and cannot be used any more")
 
 
 def _work(line: Line, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
@@ -266,7 +282,7 @@ class _Stage:
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)  # a power of two
+        self._buffer = _pinned(CHUNK_BYTES)
 
     def move(self, tier: Tier, kind: str, offset: int, piece: torch.Tensor) -> None:
         staged = self._buffer[: piece.numel()]
@@ -278,6 +294,10 @@ class _Stage:
             tier.read(offset, staged.data_ptr(), piece.numel())
             piece.copy_(staged, non_blocking=True)
             self.stream.synchronize()
+
+
+def _pinned(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, pin_memory=True)  # of a power of two nothing is wasted
 
 
 class StagedLanes(ThreadLanes):
@@ -337,6 +357,7 @@ class StreamLanes:
 
     def wait(self, copy: Copy) -> None:
         """What is computed from here on comes after the copy."""
+        self.require_usable(closed=True)
         torch.cuda.current_stream(self._device).wait_event(copy.event)
         copy.pieces, copy.ended = (), True
 
@@ -367,12 +388,9 @@ class StreamLanes:
     def __del__(self) -> None:
         self.close()
 
-    def require_usable(self) -> None:
-        """Raises Unsupported in a fork, and when the lanes are closed."""
-        if os.getpid() != self._process:
-            raise Unsupported("a fork cannot use its parent's CUDA device, nor what was offloaded from it")
-        if self._is_closed:
-            raise Unsupported("offloading was closed and cannot be used any more")
+    def require_usable(self, closed: bool = False) -> None:
+        """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
+        _require(self._process, self._is_closed and not closed)
 
 
 Lanes = ThreadLanes | StreamLanes

@@ -1,21 +1,26 @@
-"""What keeping a part of each block is worth: CPU seconds of a GPT-2 step at given peaks, against whole blocks.
+"""What keeping a part of each block is worth: time of a step at given peaks, against whole blocks and against torch.
 
-python bench/torch_inside.py [--layers 12] [--vocabulary 50257] [--rounds 3] [--mib 840 553 442 321]
-                             [--json FILE] [--allocator default]
+python bench/torch_inside.py [gpt2 | bert | llama | vit | resnet50 | vgg16] [--layers N] [--mib 840 553 442 321]
+                             [--share 0.25 0.5] [--segments 2 4] [--rounds 5] [--allocator default] [--json FILE]
 
-Peaks are bytes above the parameters in a step that creates its gradients. All methods give plain's exact loss. They
-take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's). The allocator
-keeps what it has (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 4 GiB), so that tensors are not faulted in
-again and again; `--allocator default` leaves glibc as it is.
+Peaks are bytes of activations: what a step that adds to existing gradients takes beyond parameters and gradients. They
+are given in MiB, or as shares of the way from the least of whole blocks to plain. The models return their loss alone.
+Methods take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's); the
+overhead is the median over the rounds of the ratio to the same round's plain step. All must give plain's exact loss.
+
+The allocator keeps what it has (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 4 GiB), so that tensors are not
+faulted in again and again; `--allocator default` leaves glibc as it is, `--allocator mmap` faults every tensor in.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,144 +28,297 @@ import cairn
 import cairn.torch as ct
 import torch
 from cairn.torch import memory
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint_sequential
-from torch_support import Method, machine, peak_of, quiet, release, write
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch_models_large import resnet50, vgg16
+from torch_support import Method, machine, quiet, write
 
 MIB = 2**20
-FAULT_FREE = {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**30), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)}
+ALLOCATORS = {
+    "keeping": {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**30), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)},
+    "default": {},
+    "mmap": {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--rounds", type=int, default=3, help="steps timed per method; the median counts")
-    parser.add_argument("--mib", type=int, nargs="*", default=[840, 553, 442, 321])
-    parser.add_argument("--segments", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--allocator", choices=("keeping", "default"), default="keeping")
+    parser.add_argument("model", nargs="?", choices=MODELS, default="gpt2")
+    parser.add_argument("--layers", type=int, help="of a transformer, fewer than usual")
+    parser.add_argument("--mib", type=int, nargs="*", default=[], help="peaks to plan for")
+    parser.add_argument("--share", type=float, nargs="*", default=[], help="the same, from the least (0) to plain (1)")
+    parser.add_argument("--segments", type=int, nargs="*", default=[], help="of checkpoint_sequential")
+    parser.add_argument("--rounds", type=int, default=5, help="steps timed per method; the median counts")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="keeping")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    if (
-        chosen.allocator == "keeping"
-        and os.environ.get("MALLOC_TRIM_THRESHOLD_") != FAULT_FREE["MALLOC_TRIM_THRESHOLD_"]
-    ):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **FAULT_FREE})
+    wanted = ALLOCATORS[chosen.allocator]
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
     with quiet():
-        data = _measured(chosen)
-    write(
-        chosen.json,
-        {
-            "machine": machine(),
-            "allocator": chosen.allocator,
-            "layers": chosen.layers,
-            "vocabulary": chosen.vocabulary,
-            **data,
-        },
-    )
-
-
-class Gpt2:
-    """The step, plainly and with checkpoint_sequential over embedding, layers and head."""
-
-    def __init__(self, layers: int, vocabulary: int) -> None:
-        from transformers import GPT2Config, GPT2LMHeadModel
-
         torch.manual_seed(0)
-        self.model = GPT2LMHeadModel(GPT2Config(n_layer=layers, vocab_size=vocabulary, use_cache=False)).train()
-        self.tokens = torch.randint(vocabulary, (2, 256))
+        step = MODELS[chosen.model](chosen.layers)
+        data = _measured(step, chosen)
+    described = {"machine": machine(), "allocator": chosen.allocator, "model": chosen.model, "layers": chosen.layers}
+    write(chosen.json, {**described, **data})
 
-    def loss_fn(self, output: Any) -> torch.Tensor:
-        logits = output.logits[:, :-1].reshape(-1, output.logits.shape[-1])
-        return F.cross_entropy(logits, self.tokens[:, 1:].reshape(-1))
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+class LossOnly(nn.Module):
+    """A model of transformers that returns its loss alone, so that nobody holds the logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        return self.model(**inputs).loss
+
+
+@dataclasses.dataclass
+class Step:
+    """A training step; `functions` are the model as checkpoint_sequential takes it."""
+
+    model: nn.Module
+    sample: dict[str, Any]
+    loss: Callable[[], torch.Tensor]
+    functions: list[Callable[[Any], Any]]
+    first: torch.Tensor
 
     def run(self) -> float:
         torch.manual_seed(1)
-        output = self.model(self.tokens)  # held through the backward, as training loops do
-        loss = self.loss_fn(output)
+        loss = self.loss()
         loss.backward()
         return loss.item()
 
     def run_in_segments(self, segments: int) -> float:
         torch.manual_seed(1)
-        inner = self.model.transformer
-        places = torch.arange(256)[None]
-
-        def embed(anchor: torch.Tensor) -> torch.Tensor:
-            return inner.drop(inner.wte(self.tokens) + inner.wpe(places) + 0 * anchor)
-
-        def head(x: torch.Tensor) -> torch.Tensor:
-            logits = self.model.lm_head(inner.ln_f(x))
-            return F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), self.tokens[:, 1:].reshape(-1))
-
-        anchor = torch.zeros((), requires_grad=True)
-        functions = [embed, *inner.h, head]
-        loss = checkpoint_sequential(functions, segments, anchor, use_reentrant=False)
+        loss = checkpoint_sequential(self.functions, segments, self.first, use_reentrant=False)
         loss.backward()
         return loss.item()
 
-    def run_every_layer(self) -> float:
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    def run_every_block(self) -> float:
+        """The first and the last of the functions are no blocks."""
+        torch.manual_seed(1)
+        value = self.functions[0](self.first)
+        for function in self.functions[1:-1]:
+            value = checkpoint(function, value, use_reentrant=False)
+        loss = self.functions[-1](value)
+        loss.backward()
+        return loss.item()
+
+
+def _transformer(model: Any, inputs: dict[str, torch.Tensor], layers: nn.ModuleList) -> Step:
+    """A model of transformers; its functions run what stands between `layers` by calling the model itself."""
+    whole = LossOnly(model.train())
+    cut = _Cut(whole, inputs, list(layers))
+    return Step(
+        whole, {"kwargs": inputs}, lambda: whole(**inputs), cut.functions(), torch.zeros((), requires_grad=True)
+    )
+
+
+class _Cut:
+    """The functions of a transformer: up to the first layer, each layer, and what follows the last."""
+
+    def __init__(self, model: LossOnly, inputs: dict[str, torch.Tensor], layers: list[nn.Module]) -> None:
+        self._model, self._inputs, self._layers = model, inputs, layers
+        self._calls: dict[int, tuple[Any, Any]] = {}
+        self._tuples = False
+
+    def functions(self) -> list[Callable[[Any], Any]]:
+        return [self._enter, *(self._layer(number) for number in range(len(self._layers))), self._leave]
+
+    def _enter(self, anchor: torch.Tensor) -> torch.Tensor:
+        """Runs up to the first layer, and notes what else the layers are called with."""
+        found: list[torch.Tensor] = []
+
+        def note(number: int) -> Any:
+            def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+                if number == 0:
+                    found.append(args[0])
+                self._calls[number] = (args[1:], kwargs)
+                raise _Reached
+
+            return hook
+
+        for number, layer in enumerate(self._layers):
+            self._calls.pop(number, None)
+            handle = layer.register_forward_pre_hook(note(number), with_kwargs=True)
+            try:
+                if number == 0:
+                    self._model(**self._inputs)
+            except _Reached:
+                pass
+            finally:
+                handle.remove()
+        return found[0] + 0 * anchor
+
+    def _layer(self, number: int) -> Callable[[Any], Any]:
+        def run(value: torch.Tensor) -> torch.Tensor:
+            args, kwargs = self._calls[0]
+            made = self._layers[number](value, *args, **kwargs)
+            self._tuples = isinstance(made, tuple)
+            return made[0] if self._tuples else made
+
+        return run
+
+    def _leave(self, value: torch.Tensor) -> torch.Tensor:
+        """Runs the model with its layers handing `value` on."""
+        held = [layer.forward for layer in self._layers]
+        for layer in self._layers:
+            layer.forward = lambda x, *args, **kwargs: (value,) if self._tuples else value  # type: ignore[method-assign]
         try:
-            return self.run()
+            with torch.random.fork_rng(devices=[]):  # what stands before the layers runs twice
+                return self._model(**self._inputs)
         finally:
-            self.model.gradient_checkpointing_disable()
+            for layer in self._layers:
+                del layer.forward
+            assert [layer.forward for layer in self._layers] == held
 
 
-def _measured(chosen: argparse.Namespace) -> dict[str, Any]:
-    step = Gpt2(chosen.layers, chosen.vocabulary)
-    model = step.model
-    parameters = memory.unique_bytes([*model.parameters(), *model.buffers()])
-    profile = ct.profile(model, step.tokens, loss_fn=step.loss_fn)
+class _Reached(Exception):
+    pass
+
+
+def gpt2(layers: int | None) -> Step:
+    """GPT-2 small, batch 2, sequence 256, tied embedding of 50,257 words."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=layers or 12, use_cache=False, loss_type="ForCausalLM"))
+    tokens = torch.randint(50257, (2, 256))
+    return _transformer(model, {"input_ids": tokens, "labels": tokens}, model.transformer.h)
+
+
+def bert(layers: int | None) -> Step:
+    """BERT base, masked words, batch 4, sequence 128, tied embedding of 30,522 words."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM(BertConfig(num_hidden_layers=layers or 12))
+    tokens = torch.randint(30522, (4, 128))
+    return _transformer(model, {"input_ids": tokens, "labels": tokens}, model.bert.encoder.layer)
+
+
+def llama(layers: int | None) -> Step:
+    """16 layers of width 512, batch 2, sequence 256, 32,000 words."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=512, intermediate_size=1376, num_hidden_layers=layers or 16, num_attention_heads=8, use_cache=False
+    )
+    model = LlamaForCausalLM(config)
+    tokens = torch.randint(32000, (2, 256))
+    return _transformer(model, {"input_ids": tokens, "labels": tokens}, model.model.layers)
+
+
+def vit(layers: int | None) -> Step:
+    """ViT base, batch 2."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    model = ViTForImageClassification(ViTConfig(num_hidden_layers=layers or 12))
+    inputs = {"pixel_values": torch.randn(2, 3, 224, 224), "labels": torch.tensor([0, 1])}
+    return _transformer(model, inputs, model.vit.encoder.layer if hasattr(model.vit, "encoder") else model.vit.layers)
+
+
+def _network(made: Any) -> Step:
+    x = made.args[0]
+
+    def first(anchor: torch.Tensor) -> torch.Tensor:
+        return made.model[0](x + 0 * anchor)
+
+    def last(value: torch.Tensor) -> torch.Tensor:
+        return made.loss_fn(made.model[-1](value))
+
+    functions = [first, *made.model[1:-1], last]
+    return Step(made.model, made.sample, made.loss, functions, torch.zeros((), requires_grad=True))
+
+
+MODELS: dict[str, Callable[[int | None], Step]] = {
+    "gpt2": gpt2,
+    "bert": bert,
+    "llama": llama,
+    "vit": vit,
+    "resnet50": lambda layers: _network(resnet50()),
+    "vgg16": lambda layers: _network(vgg16()),
+}
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+def _measured(step: Step, chosen: argparse.Namespace) -> dict[str, Any]:
+    profile = ct.profile(step.model, loss_fn=step.sample.get("loss_fn"), **_sample(step))
     block = next(stage for stage in profile.stages if stage.options)
     _print_options(block)
-    methods = {"plain": Method(step.run), "every layer (transformers)": Method(step.run_every_layer)}
+    methods = {"plain": Method(step.run), "every block": Method(step.run_every_block)}
     for k in chosen.segments:
         methods[f"checkpoint_sequential {k}"] = Method(lambda k=k: step.run_in_segments(k))
-    for mib in chosen.mib:
+    least = ct.plan(profile, 2**62, scope="activations", allow=("recompute",))
+    sizes = [mib * MIB for mib in chosen.mib]
+    sizes += [
+        int(least.least_budget_bytes + share * (least.plain_peak_bytes - least.least_budget_bytes))
+        for share in chosen.share
+    ]
+    for size in sizes:
         for name, allow in (("blocks", ("recompute",)), ("parts", ("recompute", "inside"))):
-            budget = cairn.Budget(total=parameters + mib * MIB, reserve=0)
             try:
-                plan = ct.plan(profile, budget, gradients="created", allow=allow)
+                plan = ct.plan(profile, cairn.Budget(total=size, reserve=0), scope="activations", allow=allow)
             except ct.InfeasibleBudget as error:
-                print(f"{mib} MiB, {name}: the least is {(error.least_bytes - parameters) / MIB:.1f} MiB")
+                print(f"{size / MIB:.0f} MiB, {name}: the least is {error.least_bytes / MIB:.1f} MiB", flush=True)
                 continue
-            methods[f"{name} within {mib} MiB"] = Method(step.run, plan)
-    rows = _timed(step, methods, chosen.rounds, parameters)
+            methods[f"{name} within {size / MIB:.0f} MiB"] = Method(step.run, plan)
+    rows = _timed(step, methods, chosen.rounds)
     _print(rows)
     return {"options": [vars(option) for option in block.options], "rows": rows}
 
 
-def _timed(step: Gpt2, methods: dict[str, Method], rounds: int, parameters: int) -> list[dict[str, Any]]:
+def _sample(step: Step) -> dict[str, Any]:
+    return {name: value for name, value in step.sample.items() if name in ("args", "kwargs")}
+
+
+def _timed(step: Step, methods: dict[str, Method], rounds: int) -> list[dict[str, Any]]:
     taken: dict[str, list[float]] = {name: [] for name in methods}
     peaks: dict[str, int] = {}
     losses: dict[str, set[float]] = {name: set() for name in methods}
+    for p in step.model.parameters():
+        p.grad = torch.zeros_like(p)
     for number in range(rounds + 1):
         for name, method in methods.items():
-            release(step.model)
-            if number == 0:  # the first step of a plan records; its peak is that of the others
-                peaks[name] = peak_of(step.model, method, [step.tokens]) - parameters
-                continue
+            for p in step.model.parameters():
+                assert p.grad is not None
+                p.grad.zero_()
             with method.on(step.model):
+                if number == 0:  # the first step of a plan records; its peak is that of the others
+                    peaks[name] = _peak_of(method)
+                    continue
                 began = time.process_time()
                 losses[name].add(method.run())
                 taken[name].append(time.process_time() - began)
-    plain = statistics.median(taken["plain"])
     rows = []
     for name, method in methods.items():
-        seconds = statistics.median(taken[name])
+        ratios = [mine / plain for mine, plain in zip(taken[name], taken["plain"], strict=True)]
         rows.append(
             {
                 "method": name,
                 "peak_bytes": peaks[name],
-                "predicted_peak_bytes": None if method.plan is None else method.plan.created_peak_bytes - parameters,
-                "cpu_seconds": seconds,
-                "overhead": seconds / plain - 1,
+                "predicted_peak_bytes": None if method.plan is None else method.plan.peak_bytes,
+                "cpu_seconds": statistics.median(taken[name]),
+                "overhead": statistics.median(ratios) - 1,
                 "predicted_overhead": None if method.plan is None else method.plan.overhead,
                 "same_loss": losses[name] == losses["plain"],
             }
         )
     return rows
+
+
+def _peak_of(method: Method) -> int:
+    meter = memory.CpuMeter()
+    with meter:
+        first = meter.mark()
+        method.run()
+        last = meter.mark()
+    return meter.peak(first, last) - meter.level(first)
 
 
 def _print_options(stage: Any) -> None:
@@ -179,9 +337,11 @@ def _print(rows: list[dict[str, Any]]) -> None:
         predicted = row["predicted_peak_bytes"]
         slower = row["predicted_overhead"]
         print(
-            f"{row['method']:<28} {row['peak_bytes'] / MIB:>9.1f} {'' if predicted is None else predicted / MIB:>9.6} "
+            f"{row['method']:<28} {row['peak_bytes'] / MIB:>9.1f} "
+            f"{'' if predicted is None else f'{predicted / MIB:.1f}':>9} "
             f"{row['cpu_seconds']:>7.2f} {100 * row['overhead']:>7.1f}% "
-            f"{'' if slower is None else f'{100 * slower:.1f}%':>9} {row['same_loss']!s:>9}"
+            f"{'' if slower is None else f'{100 * slower:.1f}%':>9} {row['same_loss']!s:>9}",
+            flush=True,
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import memory, timing
+from cairn.torch import clock, memory
 from torch import nn
 
 
@@ -24,7 +24,7 @@ from torch import nn
 def quiet() -> Iterator[None]:
     """One thread, its own processor time instead of the clock's, no garbage collection."""
     torch.set_num_threads(1)
-    timing.clock = time.thread_time_ns
+    clock.read = time.thread_time_ns
     gc.collect()
     gc.disable()
     try:

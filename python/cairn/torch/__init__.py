@@ -36,6 +36,7 @@ from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
 from .interpreter import Step
 from .link import Link, measure_link
+from .loss import cross_entropy
 from .offload import Offload, offload
 from .plan import Plan, Point, plan, sweep
 from .profiler import Profile, profile
@@ -69,6 +70,7 @@ __all__ = [
     "budget",
     "checkpoint",
     "checkpoint_sequential",
+    "cross_entropy",
     "explain",
     "handle",
     "measure_link",

@@ -178,6 +178,28 @@ _graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
 saved_version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 
 
+@contextlib.contextmanager
+def function_mode_set_aside(mode: Any) -> Iterator[None]:
+    """Without a torch function mode, if it is the innermost one; with it, it only takes longer."""
+    innermost = getattr(torch.overrides, "_get_current_function_mode", None)
+    if innermost is None or innermost() is not mode:
+        yield
+        return
+    torch.overrides._pop_mode()
+    try:
+        yield
+    finally:
+        torch.overrides._push_mode(mode)
+
+
+def graph_is_kept() -> bool:
+    """Within a backward, whether its graph is kept for another; True where torch does not say."""
+    return True if _graph_kept is None else bool(_graph_kept())
+
+
+_graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
 def saved_tensor_hooks_are_active() -> bool:
     """Whether someone's saved-tensor hooks are in force in this thread."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,7 +29,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _compat, memory
+from . import _compat, clock, memory
 from .holders import View, geometry
 from .tree import Slot, Tree, tensors_in
 
@@ -277,7 +276,7 @@ class _Notes:
     def _now(self) -> int:
         if self._timed and torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        return time.perf_counter_ns()
+        return clock.read()
 
     def _value(self, tensor: torch.Tensor, root: Root | None = None, before: int = -1) -> Value:
         reference = _compat.StorageRef(tensor)

@@ -55,11 +55,18 @@ Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]],
 
 
 @contextlib.contextmanager
-def intercepted(blocks: Sequence[Block], handler: Handler) -> Iterator[None]:
-    """While active, every call of a block goes to `handler`."""
+def intercepted(
+    blocks: Sequence[Block], handler: Handler, around: Callable[[], Any] = contextlib.nullcontext
+) -> Iterator[None]:
+    """While active, every call of a block goes to `handler`, within a context that `around` makes."""
+
+    def handled(*call: Any) -> Any:
+        with around():
+            return handler(*call)
+
     patched: list[nn.Module] = []
     try:
-        for module, forward in _replacements(blocks, handler):
+        for module, forward in _replacements(blocks, handled):
             if "forward" in vars(module):
                 raise Unsupported(
                     f"the forward of a {type(module).__name__} is replaced on the instance: "

@@ -23,6 +23,7 @@ from .caches import with_own_caches
 from .errors import PlanMismatch, Unsupported
 from .itinerary import Itinerary, has_transfers
 from .opened import Inside, OpenedBlock
+from .outside import Outside, Replaced
 from .program import Program, compile_program
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .stages import StageRef
@@ -62,6 +63,7 @@ class Executor:
     in_eval: carries out the schedule in evaluation mode, too.
     inside: by stage, what its options other than keeping everything keep.
     itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
+    outside: what is replaced outside blocks.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Executor:
         inside: Mapping[int, Inside] | None = None,
         itinerary: Itinerary | None = None,
         depot: Depot | None = None,
+        outside: Outside | None = None,
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
@@ -88,6 +91,7 @@ class Executor:
         self.first = self.prepare(stages, ops, inside, itinerary)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
+        self._replaced = Replaced(model, outside or Outside())
         self._thread = threading.local()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
@@ -189,7 +193,8 @@ class Executor:
         run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
         self._thread.stage_of = prepared.stage_of
         try:
-            output = forward(*args, **kwargs)
+            with self._replaced.during_forward():
+                output = forward(*args, **kwargs)
         except BaseException:
             run.abandon()
             raise
@@ -225,7 +230,8 @@ class Executor:
         if stage is None:
             self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
             return forward(*args, **kwargs)
-        return run.block(stage, forward, args, kwargs)
+        with self._replaced.during_block():
+            return run.block(stage, forward, args, kwargs)
 
     def _run_sequential(
         self,

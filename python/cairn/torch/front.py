@@ -23,7 +23,7 @@ from .profiler import profile
 from .report import Report, explain
 from .shapes import Source
 
-_PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside")
+_PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside")
 _PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients", "time_limit")
 
 
@@ -43,10 +43,10 @@ def checkpoint(
     budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
     check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
         again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
-    options: loss_fn, optimizer, blocks, keep, passes, inside as for `profile`; host_budget, tier, link, solver, scope,
-        gradients, allow as for `plan`; preserve_rng_state, determinism_check, on_shape_change as for `apply`; here
-        on_shape_change is "replan": for a step whose inputs are larger than all that were planned for, a plan is made
-        when it begins.
+    options: loss_fn, optimizer, blocks, keep, passes, inside, outside as for `profile`; host_budget, tier, link,
+        solver, scope, gradients, allow as for `plan`; preserve_rng_state, determinism_check, on_shape_change as for
+        `apply`; here on_shape_change is "replan": for a step whose inputs are larger than all that were planned for, a
+        plan is made when it begins.
 
     A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
     of, and then leaves the model, and the old plan, alone.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .executor import Executor
+from .outside import Outside
 from .shapes import ShapePlan, ShapePlans, Source
 from .travel import Depot
 
@@ -125,6 +126,7 @@ def apply_by_shape(
         inside=plan.opened,
         itinerary=plan.itinerary,
         depot=_depot_of(plan),
+        outside=Outside.from_json(plan.outside),
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

@@ -131,7 +131,7 @@ class MemoryPass:
 
     def _step(self) -> None:
         self._segments.append(_Segment(self._moment()))
-        with intercepted(self._blocks, self._handle):
+        with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward()
         self._note_held(False)
         self._segments[-1].end = self._moment()

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from . import isolate, memory
+from . import clock, isolate, memory
 from .ambient import RandomState, no_autocast, with_generator
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
@@ -55,7 +54,7 @@ class OptionPass:
 
     def run(self) -> None:
         """Adds options to the measured stages, or says why there are none."""
-        with intercepted(self._blocks, self._handle):
+        with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward()
         backward_of(output, loss)
         del output, loss
@@ -348,7 +347,7 @@ class _Proofs:
     def _now(self) -> int:
         if self._run.device.type == "cuda":
             torch.cuda.synchronize(self._run.device)
-        return time.perf_counter_ns()
+        return clock.read()
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:

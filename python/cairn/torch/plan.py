@@ -72,6 +72,7 @@ class Plan:
     tier: str = ""
     host_budget_bytes: int = 0
     host_bytes: int = 0
+    outside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
 
     @property
     def opened(self) -> dict[int, Inside]:
@@ -129,6 +130,20 @@ class Plan:
             at = peak_with_transfers(self.problem, self.itinerary)
             return peak_moment(self.problem, self.itinerary.ops, self.resident, self.held, at)
         return peak_moment(self.problem, self.ops, self.resident, self.held)
+
+    @functools.cached_property
+    def floor(self) -> Moment | None:
+        """The moment that sets the least budget, and what makes it up.
+
+        None where that is the optimizer's step, and for a plan with transfers, for which `peak_moment` says it.
+        """
+        if self.offloads:
+            return None
+        chain, least = _chain_of(self.problem), self.least_budget_bytes - self.reserve_bytes
+        solution = cairn.solve(chain, least)
+        if solution.schedule is None or (solution.least_bytes or 0) < least:
+            return None
+        return peak_moment(self.problem, solution.schedule.ops, self.resident, self.held)
 
     @property
     def hash(self) -> str:
@@ -407,6 +422,7 @@ class _Task:
             tier="" if to is None else to.tier,
             host_budget_bytes=0 if to is None else to.machine.host_bytes,
             host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
+            outside=profile.outside.to_json(),
         )
 
     def _least_of(self, chosen: _Chosen) -> int:

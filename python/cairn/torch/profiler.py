@@ -17,6 +17,8 @@ from .blocks import Block, resolve
 from .errors import Unsupported
 from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
+from .outside import Outside, Replaced
+from .outside import find as find_outside
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import StageRef
@@ -50,6 +52,7 @@ class Profile:
     present_bytes: int = 0  # what of all this was on the device when it was profiled
     miss_bytes: int = 0  # by how much a measured step passed its predicted peak
     notes: tuple[str, ...] = ()
+    outside: Outside = Outside()  # what is replaced outside blocks
 
     @property
     def refs(self) -> tuple[StageRef, ...]:
@@ -117,6 +120,7 @@ class Profile:
         """Everything as plain data; `from_json` reads it back."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["stages"] = [dataclasses.asdict(stage) for stage in self.stages]
+        data["outside"] = self.outside.to_json()
         data["resident"], data["fingerprint"] = dict(self.resident), dict(self.fingerprint)
         return {"format": "cairn-torch-profile", "version": PROFILE_VERSION, **data, "notes": list(self.notes)}
 
@@ -127,7 +131,8 @@ class Profile:
             raise ValueError(f"this is not a cairn-torch-profile of version {PROFILE_VERSION}")
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         fields["stages"] = tuple(StageMeasure.from_json(stage) for stage in fields["stages"])
-        return cls(**{**fields, "notes": tuple(fields["notes"])})
+        outside = Outside.from_json(fields.get("outside", {}))
+        return cls(**{**fields, "notes": tuple(fields["notes"]), "outside": outside})
 
 
 STATE = ("parameters", "buffers", "optimizer state")
@@ -184,6 +189,7 @@ def profile(
     passes: int = 3,
     keep: Any = (),
     inside: bool = True,
+    outside: bool = True,
 ) -> Profile:
     """Measures one plain training step of `model` on sample arguments, without changing the model.
 
@@ -197,6 +203,7 @@ def profile(
     passes: how often the times are taken (the median counts).
     keep: blocks (as in `blocks`) that must never be recomputed.
     inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
+    outside: also find out whether a tied embedding and the model's own loss can do with less memory.
 
     Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
     """
@@ -207,6 +214,8 @@ def profile(
     with set_aside(model), untouched(model, device):
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
+        replaced = find_outside(model, sample.output, found) if outside else Outside()
+        sample.replaced = Replaced(model, replaced)
         measured, found = _measure(sample, found, observed, device)
         _keep_named(model, measured, keep)
         _count_copies_of_buffers(model, measured.blocks)
@@ -227,7 +236,8 @@ def profile(
         optimizer_step_bytes=taken.step_bytes,
         fingerprint=fingerprint_of(model, arguments, sample.kwargs),
         present_bytes=_present_bytes(sample, optimizer),
-        notes=tuple(notes),
+        notes=(*notes, *replaced.notes()),
+        outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
     )
 
 
@@ -300,6 +310,20 @@ def _measure(
 def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:
     first = {id(block.modules[0]): block for block in blocks}
     return [first[id(call.module)] for call in observed.calls if id(call.module) in first]
+
+
+def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measure.StepMeasure) -> dict[str, str]:
+    """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
+    first = {id(block.modules[0]) for block in blocks}
+    inside = {id(part) for block in blocks for top in block.modules for part in top.modules()}
+    runs: list[list[str]] = [[]]
+    for call in observed.calls:
+        if id(call.module) in first:
+            runs.append([])
+        elif id(call.module) not in inside and not any(call.module.children()):
+            runs[-1].append(call.name)
+    stages = zip(measured.surroundings, runs, strict=False)
+    return {stage.name: ", ".join(dict.fromkeys(names)) for stage, names in stages if stage is not None and names}
 
 
 def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> None:

@@ -96,6 +96,18 @@ class Report:
             return self.plan.peak_bytes
         return self.plan.accumulated_peak_bytes if self.measured.gradients_existed else self.plan.created_peak_bytes
 
+    @property
+    def floor_at(self) -> str:
+        """When memory peaks at the least budget; empty where the optimizer's step sets it."""
+        return "" if self.plan.floor is None else self.plan.floor.text
+
+    @property
+    def floor(self) -> dict[str, int]:
+        """What makes up that peak, bytes by name."""
+        moment = self.plan.floor
+        blocks = [str(ref) for ref in self.plan.stages if ref.is_block]
+        return {} if moment is None else {part.name: part.bytes for part in grouped(moment.parts, blocks)}
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
         plan = self.plan
@@ -125,13 +137,15 @@ class Report:
         data["plan_hash"] = plan.hash
         data["peak_at"], data["composition_bytes"] = self.peak_at, dict(self.composition)
         data["offloading"] = None if self.offloading is None else dataclasses.asdict(self.offloading)
+        data["floor_at"], data["floor_bytes"] = self.floor_at, dict(self.floor)
         data["measured"] = None if self.measured is None else dataclasses.asdict(self.measured)
         data["shapes"] = [_shape_data(entry) for entry in self.shapes]
         data["stages"] = [dataclasses.asdict(row) for row in self.rows]
         return data
 
     def __str__(self) -> str:
-        return "\n".join([*self._head(), *self._by_shape(), "", *self._peak(), "", *self._table()])
+        sections = [[*self._head(), *self._by_shape()], self._peak(), self._floor(), self._table()]
+        return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
     def _head(self) -> list[str]:
         plan, scope = self.plan, "whole step" if self.plan.scope == "step" else "activations only"
@@ -203,6 +217,16 @@ class Report:
     def _peak(self) -> list[str]:
         lines = [f"  what makes up the peak (during the {self.peak_at}):"]
         return lines + [f"    {format_bytes(size):>12}  {name}" for name, size in self.composition.items()]
+
+    def _floor(self) -> list[str]:
+        """What keeps the least budget from being less."""
+        floor = self.floor
+        if not floor:
+            return [] if self.plan.offloads else ["  the floor is set by the optimizer's step"]
+        lines = [f"  what sets the floor, {format_bytes(sum(floor.values()))} (during the {self.floor_at}):"]
+        lines += [f"    {format_bytes(size):>12}  {name}" for name, size in floor.items()]
+        ran = self.plan.outside.get("runs", {})
+        return lines + [f"  {stage}: {what}" for stage, what in ran.items()]
 
     def _table(self) -> list[str]:
         width, wide = (max(len(getattr(row, name)) for row in self.rows) for name in ("name", "action"))

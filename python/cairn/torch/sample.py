@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import isolate
+from .outside import Outside, Replaced
 from .tree import Tree, tensors_in
 from .untouched import RandomState
 
@@ -36,15 +37,21 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
+        self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
 
     def forward(self) -> tuple[Any, torch.Tensor | None]:
         """The model's output and its loss; None where the loss is computed elsewhere."""
-        self.random.restore()
-        output = self.model(*self.args, **self.kwargs)
+        output = self.output()
         loss = self.loss(output)
         self.has_no_loss = loss is None
         return output, loss
+
+    def output(self) -> Any:
+        """The model's output."""
+        self.random.restore()
+        with self.replaced.during_forward():
+            return self.model(*self.args, **self.kwargs)
 
     @property
     def random(self) -> RandomState:

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from . import isolate, mechanism
+from . import clock, isolate, mechanism
 from .blocks import Block, intercepted, resolve
 from .measure import StepMeasure
 from .sample import Sample, backward_of
 from .stage_measure import StageMeasure
 from .untouched import RandomState
-
-#: Nanoseconds. Benchmarks on a busy machine, with one thread, take time.thread_time_ns.
-clock: Callable[[], int] = time.perf_counter_ns
 
 
 @dataclasses.dataclass
@@ -57,13 +53,13 @@ class TimePasses:
     def _now(self) -> int:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return clock()
+        return clock.read()
 
     def _step(self) -> None:
         self._timed: set[Any] = set()
         self._index = 0
         self._segment_began = self._now()
-        with intercepted(self._blocks, self._handle):
+        with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward()
         self._close_segment()
         self._backward_began = self._now()

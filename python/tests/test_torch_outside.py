@@ -1,0 +1,424 @@
+"""What lies outside blocks in less memory: tied embeddings, and the loss. Everything bit for bit as PyTorch does it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch import memory, tied
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, CLASSES, WIDTH = 40, 300, 16
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first.dtype == second.dtype and torch.equal(_bits(first), _bits(second))
+
+
+# -- cross entropy -------------------------------------------------------------------------------------------
+
+
+def _targets(ignored: int = -100) -> torch.Tensor:
+    target = torch.randint(CLASSES, (ROWS,))
+    target[3] = target[17] = ignored
+    return target
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "another index ignored": {"ignore_index": 7},
+    "weights": {"weight": torch.rand(CLASSES) + 0.5},
+    "weights, none": {"weight": torch.rand(CLASSES) + 0.5, "reduction": "none"},
+    "smoothing": {"label_smoothing": 0.1},
+    "old names": {"size_average": False},
+}
+
+
+def _both(function: Callable[..., torch.Tensor], logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    inputs = logits.detach().clone().requires_grad_()
+    loss = function(inputs * 1, *args, **kwargs)
+    loss.backward(torch.full_like(loss, 0.3))
+    return loss, inputs.grad
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ct.loss, "CHUNK_BYTES", 3 * 4 * CLASSES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.usefixtures("small_chunks")
+def test_cross_entropy_is_pytorchs(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    options = {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in LOSSES[kind].items()}
+    logits, target = torch.randn(ROWS, CLASSES, dtype=dtype) * 5, _targets(options.get("ignore_index", -100))
+    for own, plain in zip(
+        _both(ct.cross_entropy, logits, target, **options),
+        _both(F.cross_entropy, logits, target, **options),
+        strict=True,
+    ):
+        assert _same(own, plain)
+
+
+@pytest.mark.parametrize(
+    ("logits", "target"),
+    [
+        (torch.randn(4, 5, 6), torch.randint(5, (4, 6))),
+        (torch.randn(5), torch.tensor(2)),
+        (torch.randn(4, 5), torch.rand(4, 5).softmax(1)),
+        (torch.full((4, 5), float("inf")), torch.randint(5, (4,))),
+        (torch.randn(4, 5), torch.full((4,), -100)),
+        (torch.randn(5, 4).t(), torch.randint(5, (4,))),
+    ],
+    ids=["more dimensions", "one row", "probabilities", "infinite", "all ignored", "transposed"],
+)
+def test_other_forms_are_pytorchs(logits: torch.Tensor, target: torch.Tensor) -> None:
+    for own, plain in zip(_both(ct.cross_entropy, logits, target), _both(F.cross_entropy, logits, target), strict=True):
+        assert _same(own, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy_under_autocast(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(ROWS, CLASSES).to(dtype), _targets()
+    with torch.autocast("cpu", torch.bfloat16):
+        own, plain = _both(ct.cross_entropy, logits, target), _both(F.cross_entropy, logits, target)
+    assert all(map(_same, own, plain))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_graph_may_be_kept_and_differentiated() -> None:
+    torch.manual_seed(0)
+    target, first = _targets(), torch.randn(ROWS, CLASSES)
+    found = []
+    for function in (ct.cross_entropy, F.cross_entropy):
+        logits = first.clone().requires_grad_()
+        loss = function(logits, target)
+        once = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+        again = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+        (differentiable,) = torch.autograd.grad(loss, logits, create_graph=True)
+        (second,) = torch.autograd.grad(differentiable.square().sum(), logits, retain_graph=True)
+        last = torch.autograd.grad(loss, logits)[0]
+        found.append([once, again, differentiable, second, last])
+    assert all(map(_same, *found))
+
+
+def test_invalid_calls_fail_as_pytorchs() -> None:
+    logits = torch.randn(4, 5, requires_grad=True)
+    for target in (torch.tensor([0, 1, 2, 9]), torch.tensor([0, 1]), torch.rand(4)):
+        with pytest.raises((RuntimeError, ValueError, IndexError)) as plain:
+            F.cross_entropy(logits, target)
+        with pytest.raises(plain.type):
+            ct.cross_entropy(logits, target)
+
+
+def test_the_backward_makes_no_copies_of_the_logits() -> None:
+    logits, target = torch.randn(512, 8000, requires_grad=True), torch.randint(8000, (512,))
+    size = logits.numel() * 4
+    meter = memory.CpuMeter()
+    with meter:
+        begin = meter.mark()
+        loss = ct.cross_entropy(logits * 1, target)
+        forward = meter.mark()
+        (grad,) = torch.autograd.grad(loss, logits)
+        end = meter.mark()
+        del grad, loss
+    assert meter.level(forward) - meter.level(begin) == pytest.approx(size, rel=0.01)
+    assert meter.peak(forward, end) - meter.level(begin) < 2.1 * size  # logits * 1 has a gradient of its own
+
+
+# -- tied embeddings -----------------------------------------------------------------------------------------
+
+
+class Language(nn.Module):
+    """A language model in miniature; its embedding is its head."""
+
+    def __init__(self, padding: int | None = None, bias: bool = False, words: int = CLASSES) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, WIDTH, padding_idx=padding)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)) for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, words, bias=bias)
+        self.head.weight = self.words.weight
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.logits(x)
+        return logits if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class Scaled(nn.Embedding):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * 2
+
+
+class Direct(Language):
+    """Has an embedding of its own kind, and no module for the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Scaled(CLASSES, WIDTH)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.words.weight)
+
+
+class Twice(Language):
+    """Looks words up twice, and multiplies by them twice."""
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        x = self.words(tokens) + self.words(tokens.flip(1)).tanh()
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.head(x) + self.head(x.sin()) * 0.5
+        return nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens.flatten() if labels is None else labels.flatten()
+        )
+
+
+class Otherwise(Language):
+    """Uses the weight in a way of its own, too."""
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return super().forward(tokens, labels) + self.words.weight.square().mean()
+
+
+def _tokens(words: int = CLASSES) -> torch.Tensor:
+    return torch.randint(words, (2, 12)) // 3 * 2
+
+
+def _step(model: nn.Module, tokens: torch.Tensor, steps: int = 1) -> list[torch.Tensor | None]:
+    """The gradients of steps that accumulate."""
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(steps):
+        loss = model(tokens, labels=tokens)
+        loss.backward()
+        losses.append(loss.detach())
+    grads = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    return [*losses, *grads]
+
+
+MODELS: dict[str, Callable[[], Language]] = {
+    "tied": Language,
+    "padding": lambda: Language(padding=0),
+    "bias": lambda: Language(bias=True),
+    "used twice": Twice,
+    "used directly": Direct,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_a_tied_embedding_gets_the_same_gradient(kind: str, autocast: bool) -> None:
+    torch.manual_seed(0)
+    model, tokens = MODELS[kind]().train(), _tokens()
+    region = torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext()
+    with region:
+        plain = _step(model, tokens, steps=3)
+        profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+        assert (profile.outside.tied, profile.outside.loss) == (() if autocast else ("words.weight",), True)
+        with ct.apply(model, ct.plan(profile, "1GiB")):
+            planned = _step(model, tokens, steps=3)
+    assert all(map(_same, plain, planned))
+
+
+def test_several_forwards_before_one_backward() -> None:
+    """Gradients add up in the order of the uses, whichever forward they belong to."""
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+
+    def run() -> list[torch.Tensor | None]:
+        torch.manual_seed(5)
+        (
+            model(tokens, labels=tokens) + model(tokens.flip(0), labels=tokens) * 3 + model(tokens // 2, labels=tokens)
+        ).backward()
+        grads = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return grads
+
+    plain = run()
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        assert all(map(_same, plain, run()))
+        with torch.autocast("cpu", torch.bfloat16):  # not as profiled
+            again = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(map(_same, run(), again))
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_everything_holds_together() -> None:
+    """verify: loss, gradients, buffers, random state and peaks, at the least budget; the plan is saved and read."""
+    torch.manual_seed(0)
+    model, tokens = Language(words=4000).train(), _tokens(4000)
+    sample = {"tokens": tokens, "labels": tokens}
+    profile = ct.profile(model, kwargs=sample)
+    without = ct.profile(model, kwargs=sample, outside=False)
+    assert not without.outside.tied and not without.outside.loss
+    least, larger = (ct.plan(p, "1GiB").least_budget_bytes for p in (profile, without))
+    assert least < larger - 4000 * WIDTH * 4
+    plan = ct.Plan.from_json(ct.plan(profile, least).to_json())
+    assert ct.verify(model, plan, kwargs=sample).ok
+    assert ct.Profile.from_json(profile.to_json()) == profile
+
+
+def test_another_use_of_the_weight_is_respected() -> None:
+    torch.manual_seed(0)
+    model, tokens = Otherwise().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    assert profile.outside.tied == ()
+    assert ct.verify(model, ct.plan(profile, "1GiB"), kwargs={"tokens": tokens, "labels": tokens}).ok
+
+
+@pytest.mark.parametrize("what", ["frozen", "by frequency", "in a block"])
+def test_what_is_not_ordinary_stays_as_it_is(what: str) -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    options: dict[str, Any] = {}
+    if what == "frozen":
+        model.words.weight.requires_grad_(False)
+    elif what == "by frequency":
+        model.words.scale_grad_by_freq = True
+    else:
+        options["blocks"] = [*model.layers, model.head]
+    sample = {"tokens": tokens, "labels": tokens}
+    profile = ct.profile(model, kwargs=sample, **options)
+    assert profile.outside.tied == ()
+    assert ct.verify(model, ct.plan(profile, "1GiB"), kwargs=sample).ok
+
+
+def test_graphs_that_are_kept_differentiated_or_left_unfinished() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    weight = model.words.weight
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        loss = model(tokens, labels=tokens)
+        bias = model.layers[0][0].bias
+        found = list(torch.autograd.grad(loss, [bias], retain_graph=True))
+        found += torch.autograd.grad(loss, [weight], retain_graph=True)
+        found += torch.autograd.grad(loss, [weight, bias], retain_graph=True)
+        (first,) = torch.autograd.grad(loss, [weight], create_graph=True)
+        found += [first, *torch.autograd.grad(first.square().sum(), [weight])]
+        return found
+
+    plain = run()
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        planned = run()
+    assert all(map(_same, plain, planned))
+
+
+def test_a_backward_that_fails_leaves_nothing_behind() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    plain = _step(model, tokens)
+    fail = True
+
+    def maybe_fail(grad: torch.Tensor) -> None:
+        if fail:
+            raise ArithmeticError("no")
+
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        torch.manual_seed(5)
+        loss = model(tokens, labels=tokens)
+        hook = model.layers[0][0].bias.register_hook(maybe_fail)
+        with pytest.raises(ArithmeticError):
+            loss.backward(retain_graph=True)
+        fail = False
+        model.zero_grad()
+        loss.backward()
+        hook.remove()
+        assert all(map(_same, plain, [loss.detach(), *(p.grad for p in model.parameters())]))
+        model.zero_grad()
+        assert all(map(_same, plain, _step(model, tokens)))
+
+
+def test_forward_alone_and_a_part_of_the_model() -> None:
+    """Without gradients, and where only the embedding is used."""
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    model.words(tokens).square().sum().backward()
+    plain = model.words.weight.grad
+    model.zero_grad()
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        with torch.no_grad():
+            model(tokens, labels=tokens)
+        model.words(tokens).square().sum().backward()
+        assert _same(plain, model.words.weight.grad)
+
+
+def test_hooks_see_whole_gradients_once() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    seen: list[torch.Tensor] = []
+    model.words.weight.register_hook(lambda grad: seen.append(grad.clone()))
+    _step(model, tokens)
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        _step(model, tokens)
+    assert len(seen) == 2 and _same(*seen)
+
+
+def test_zeros_keep_their_sign() -> None:
+    """Where the head's gradient is -0.0 and no token points, the embedding's 0.0 makes it 0.0."""
+    weight = nn.Parameter(torch.ones(5, 3))
+    tokens = torch.tensor([1, 3, 1])
+
+    def run(embed: Callable[..., Any], linear: Callable[..., Any]) -> torch.Tensor | None:
+        weight.grad = None
+        y = linear(embed(tokens))
+        y.backward(torch.full_like(y, -0.0))
+        return weight.grad
+
+    tie = tied.Tie(weight)
+    own = run(lambda t: tie.embedding(t, None), lambda x: tie.linear(x, None))
+    assert _same(own, run(lambda t: F.embedding(t, weight), lambda x: F.linear(x, weight)))
+
+
+def test_memory_stays_flat() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language(words=2000).train(), _tokens(2000)
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    gc.collect()
+    gc.disable()
+    try:
+        with ct.apply(model, ct.plan(profile, "1GiB")):
+            _step(model, tokens, 3)
+            with memory.CpuMeter() as meter:
+                marks = []
+                for _ in range(50):
+                    marks.append(meter.mark())
+                    _step(model, tokens)
+            assert len({meter.level(mark) for mark in marks}) == 1
+            gc.collect()
+            _step(model, tokens, 3)
+            assert gc.collect() == 0
+    finally:
+        gc.enable()

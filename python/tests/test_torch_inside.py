@@ -19,6 +19,7 @@ from cairn.torch.block_graph import Recorder
 from cairn.torch.errors import RecomputationError
 from cairn.torch.opened import Inside
 from cairn.torch.profiler import Profile
+from cairn.torch.rebuild import Rebuild
 from cairn.torch.stages import StageRef
 from executor_support import Op, backward, differing, drop, keep, planned, train, wild
 from torch import Tensor, nn
@@ -243,6 +244,28 @@ def test_random_schedules_with_random_options() -> None:
             for step in range(2):
                 assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
                 assert not executor.notes
+
+
+def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
+    """Nothing that the graph keeps, as the hooks, holds on to what a rebuild would have read."""
+    found = profile_of(Mlp)
+    inside = inside_of(found)
+    assert sorted(inside) == [2, 3, 4] and len(found.refs) == 5
+    least = len(inside[2].options) - 1
+    ops: list[Op] = [save(1), save(2, least), save(3, least), keep(4), drop("saved", 3), drop("saved", 2), save(5)]
+    ops += [backward(5), keep(2), keep(3), save(4), backward(4), save(3), backward(3), save(2), backward(2)]
+    ops.append(backward(1))
+    plain, other = net(), net()
+    with planned(other, found.refs, ops, inside=inside) as executor:
+        for step in range(2):
+            loss = loss_of(other)
+            assert not any(type(each) is Rebuild for each in gc.get_objects()), step
+            loss.backward()
+            del loss
+            for model in (plain, other):
+                model.zero_grad()
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
 
 
 def test_an_option_of_a_later_run() -> None:

@@ -29,7 +29,7 @@ from .ambient import Modes, RandomState
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
 from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder
-from .rebuild import Program, Rebuild, compile_program, fingerprint, mask_of
+from .rebuild import Program, Quick, Rebuild, compile_program, fingerprint, mask_of
 from .state import Before, BlockState
 from .tree import Slot, Tree
 
@@ -194,13 +194,13 @@ class _Following(Saving):
     def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
         if self._rebuild is None or isinstance(recorder, LaterRun) or recorder.digest is not None:
             return recorder.pack
-        return self._quick_pack(recorder, self._rebuild)
+        return self._quick_pack(recorder, self._rebuild.program.quick)
 
-    def _quick_pack(self, first: FirstRun, rebuild: Rebuild) -> Callable[[torch.Tensor], Any]:
+    def _quick_pack(self, first: FirstRun, quick: Sequence[Quick | None]) -> Callable[[torch.Tensor], Any]:
         """`first.pack`, in short for a tensor that is as it was and kept or dropped without ado: called for every one,
-        this is most of what a block costs of which a part is kept.
+        this is most of what a block costs of which a part is kept. Autograd's graph keeps it, so it holds no tensor.
         """
-        lease, box, holders, metas, quick = first.lease, first.box, first.holders, first.metas, rebuild.program.quick
+        lease, box, holders, metas = first.lease, first.box, first.holders, first.metas
         count, version = len(quick), _compat.saved_version
         assert box is not None
 
@@ -222,7 +222,7 @@ class _Following(Saving):
             else:
                 holder = RebuiltHolder(lease, None, 0, box, index)
                 if sample is not None:
-                    rebuild.note(index, sample.of(tensor))
+                    self._rebuild.note(index, sample.of(tensor))
             self._count = index + 1
             holders.append(weakref.ref(holder))
             metas.append(meta)
@@ -246,7 +246,7 @@ class _Following(Saving):
         return keep
 
     def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
-        rebuild = self._rebuild
+        rebuild, self._rebuild = self._rebuild, None  # what it keeps can be dropped from now on
         if rebuild is None:
             return None
         if self._count != len(self._decisions):

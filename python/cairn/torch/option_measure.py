@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import clock, isolate, memory
+from . import clock, isolate, mechanism, memory
 from .ambient import RandomState, no_autocast, with_generator
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
@@ -193,6 +193,9 @@ class _Opening:
         proved = _Proofs(self._run, graph, self.asked).choices()
         if len(proved) < 2:
             return "has no saved tensor that could be rebuilt"
+        for program, took in proved[1:] if self._run.device.type == "cpu" else ():
+            took.saving_ns += mechanism.cost().of_part(len(program.decisions))
+            took.rebuilding_ns += mechanism.cost().of_rebuilding(len(program.order))
         measured = [(_Metered(self._run, self._waiting, program, self.asked).stage, took) for program, took in proved]
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]

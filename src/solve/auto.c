@@ -1,10 +1,10 @@
 /*
  * auto: the best answer of all the other solvers.
  *
- * It asks every solver that takes the problem, but for brute force and for those that need a library found at run time
- * (an answer does not depend on what else is installed), and keeps the schedule with the least makespan (the least peak
- * for minimize=memory), so it is never worse than any of them. It leaves out only what cannot change the answer, what
- * cannot be afforded, and says so:
+ * It asks every solver that takes the problem (brute force takes tiny ones only), but for those that need a library
+ * found at run time (an answer does not depend on what else is installed), and keeps the schedule with the least
+ * makespan (the least peak for minimize=memory), so it is never worse than any of them. It leaves out only what cannot
+ * change the answer, what cannot be afforded, and says so:
  *   - once a schedule meets the lower bound, nothing can beat it;
  *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
  *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
@@ -36,7 +36,7 @@ typedef struct auto_session {
 static bool is_candidate(const crn_solver *solver, const crn_task *task)
 {
     const cairn_solver_info *info = &solver->info;
-    return strcmp(info->name, "auto") != 0 && !info->exhaustive && !solver->available &&
+    return strcmp(info->name, "auto") != 0 && !solver->available &&
            info->minimizes_memory == task->settings->minimize_memory &&
            crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
 }
@@ -326,7 +326,7 @@ const crn_solver crn_auto_solver = {
              .takes_graphs = true,
              .available = true,
              .optimal_in = "",
-             .summary = "the best answer of all the others, brute force excepted",
+             .summary = "the best answer of all the others",
              .source = "",
              .cost = "the sum of those that it asks"},
     .accepts = auto_accepts,

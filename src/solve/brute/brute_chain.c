@@ -365,6 +365,13 @@ static int64_t brute_chain_memory(const crn_task *task)
     return count_states(cairn_problem_chain(task->problem)) * (8 + 4 + 4 + 8 + 4 * (int64_t)sizeof(item)) + 65536;
 }
 
+enum { STATE_NS = 200 };
+
+static int64_t brute_chain_work(const crn_task *task)
+{
+    return STATE_NS * count_states(cairn_problem_chain(task->problem));
+}
+
 static cairn_status brute_chain_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     search s;
@@ -409,8 +416,10 @@ const crn_solver crn_brute_chain_solver = {
              .summary = "the optimum of a tiny chain over all schedules without transfers",
              .source = "Dijkstra 1959, over the states of the simulator's model",
              .cost = "exponential; at most 6 stages"},
+    .rank = 40,
     .accepts = brute_chain_accepts,
     .memory = brute_chain_memory,
+    .work = brute_chain_work,
     .least = brute_chain_least,
     .solve = brute_chain_solve,
 };

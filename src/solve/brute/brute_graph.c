@@ -6,7 +6,8 @@
  * Moves     compute: the next node, or an earlier one that has no handle and may run again, when its dependencies have
  *           handles; drop: one handle, unless it is the last copy of an output.
  * Search    Dijkstra's algorithm. By time, under a budget, for the answer; by peak ("widest path") for the least memory.
- * Cost      Exponential: at most (T + 1)^(T + 1) states. Refused above NODES_MAX nodes.
+ * Cost      Exponential: at most (T + 1)^(T + 1) states; with NODES_MAX nodes some milliseconds, half a second where many
+ *           empty aliases can share storages in all ways. Refused above.
  * Optimal   In everything that the format allows without a machine.
  */
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 #include "problem/problem.h"
 #include "solve/solver.h"
 
-enum { NODES_MAX = 7, LABEL_BITS = 4, TABLE_MIN = 1 << 12 };
+enum { NODES_MAX = 10, LABEL_BITS = 4, TABLE_MIN = 1 << 12, POLL_EVERY = 4096 };
 
 /* Labels of handles, LABEL_BITS each from the lowest on: 0 = none, else 1 + the least node in the same storage. */
 typedef uint64_t brute_key;
@@ -38,7 +39,7 @@ typedef struct brute_search {
     int32_t table_size;
     int32_t *heap, heap_count, heap_capacity; /* entries may be stale */
     int64_t *heap_value;
-    bool failed;
+    bool failed, stopped;
 } brute_search;
 
 static int label_of(brute_key key, int32_t v)
@@ -229,7 +230,7 @@ static void try_compute(brute_search *b, int32_t from, int32_t v)
         return;
     int64_t value = b->budget_bytes != CAIRN_NONE ? b->states[from].reached + node->cost_ns
                                                   : crn_max(b->states[from].reached, needed);
-    /* an alias takes the label of its base, a base a label that is free: labels go up to NODES_MAX, 8 .. 15 are free */
+    /* an alias takes the label of its base, a base one that is free: labels in use go up to NODES_MAX */
     brute_key next = with_label(key, v, node->alias_of >= 0 ? label_of(key, node->alias_of) : NODES_MAX + 1);
     if (v == computed_of(key))
         next = with_label(next, NODES_MAX, v + 1);
@@ -245,14 +246,15 @@ static void try_drop(brute_search *b, int32_t from, int32_t v)
 }
 
 /* The number of the first complete state that is settled, -1 when there is none. */
-static int32_t brute_run(brute_search *b)
+static int32_t brute_run(const crn_task *task, brute_search *b)
 {
     reach(b, 0, b->budget_bytes != CAIRN_NONE ? 0 : b->fixed_bytes, -1, (cairn_op){0});
-    while (b->heap_count > 0 && !b->failed) {
+    for (int64_t settled = 1; b->heap_count > 0 && !b->failed && !b->stopped;) {
         int32_t at = heap_pop(b);
         if (b->states[at].settled)
             continue;
         b->states[at].settled = true;
+        b->stopped = settled++ % POLL_EVERY == 0 && crn_should_stop(task, NULL);
         int computed = computed_of(b->states[at].key);
         if (computed == b->graph->node_count)
             return at;
@@ -281,6 +283,13 @@ static void brute_end(brute_search *b)
 
 /* ---- the solver ---- */
 
+static cairn_status ended(const brute_search *b, cairn_error *error)
+{
+    if (b->failed)
+        return crn_no_memory(error);
+    return b->stopped ? crn_fail(error, CAIRN_CANCELLED, "stopped before the search was complete") : CAIRN_OK;
+}
+
 static cairn_status brute_accepts(const crn_task *task, cairn_error *error)
 {
     int32_t count = cairn_problem_graph(task->problem)->node_count;
@@ -294,14 +303,14 @@ static cairn_status brute_least(const crn_task *task, void *session, crn_least *
     brute_search b;
     (void)session;
     brute_begin(task, CAIRN_NONE, &b);
-    int32_t end = brute_run(&b);
-    bool failed = b.failed;
+    int32_t end = brute_run(task, &b);
+    cairn_status status = ended(&b, error);
     if (end >= 0) {
         least->bytes = b.states[end].reached;
         least->is_exact = !task->machine;
     }
     brute_end(&b);
-    return failed ? crn_no_memory(error) : CAIRN_OK;
+    return status;
 }
 
 static cairn_status emit(const brute_search *b, int32_t end, cairn_builder *builder, cairn_error *error)
@@ -328,8 +337,8 @@ static cairn_status brute_solve(const crn_task *task, void *session, int64_t bud
     brute_search b;
     (void)session;
     brute_begin(task, budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes, &b);
-    int32_t end = b.fixed_bytes <= b.budget_bytes ? brute_run(&b) : -1;
-    cairn_status status = b.failed ? crn_no_memory(error) : CAIRN_OK;
+    int32_t end = b.fixed_bytes <= b.budget_bytes ? brute_run(task, &b) : -1;
+    cairn_status status = ended(&b, error);
     if (status == CAIRN_OK && end >= 0) {
         answer->found = true;
         answer->optimal_in_class = !task->machine;
@@ -340,6 +349,12 @@ static cairn_status brute_solve(const crn_task *task, void *session, int64_t bud
     return status;
 }
 
+/* What the worst graphs of a size take. */
+static int64_t brute_work(const crn_task *task)
+{
+    return (int64_t)500 << (2 * cairn_problem_graph(task->problem)->node_count);
+}
+
 const crn_solver crn_brute_graph_solver = {
     .info =
         {
@@ -348,11 +363,13 @@ const crn_solver crn_brute_graph_solver = {
             .available = true,
             .exhaustive = true,
             .optimal_in = "all",
-            .summary = "exhaustive search over all schedules of at most 7 nodes; the oracle",
+            .summary = "exhaustive search over all schedules of at most 10 nodes",
             .source = "Dijkstra 1959, over states of the simulator's rules",
             .cost = "exponential",
         },
+    .rank = 40,
     .accepts = brute_accepts,
+    .work = brute_work,
     .least = brute_least,
     .solve = brute_solve,
 };

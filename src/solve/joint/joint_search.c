@@ -421,8 +421,8 @@ static cairn_status take_answer(void *context, int64_t budget_bytes, const crn_a
 static bool is_alone(const crn_task *sub, const crn_solver *solver, bool dear)
 {
     const cairn_solver_info *info = &solver->info;
-    if (strcmp(info->name, "auto") == 0 || info->exhaustive || info->needs_machine || info->minimizes_memory ||
-        solver->available || crn_solver_accepts(solver, sub, NULL) != CAIRN_OK)
+    if (strcmp(info->name, "auto") == 0 || info->needs_machine || info->minimizes_memory || solver->available ||
+        crn_solver_accepts(solver, sub, NULL) != CAIRN_OK)
         return false;
     return ((solver->work ? solver->work(sub) : 0) > WORK_MAX) == dear;
 }

@@ -9,7 +9,8 @@
  *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
  *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
  * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. With
- * a time limit the cheapest come first, so that there is an answer when time ends.
+ * a time limit the cheapest come first, so that there is an answer when time ends. Heuristics may take half of their even
+ * share of the time that is left, but for the last.
  */
 #include <stdio.h>
 #include <string.h>
@@ -149,11 +150,12 @@ static cairn_status auto_least(const crn_task *task, void *state, crn_least *lea
     cairn_status failed = CAIRN_OK;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
+        const crn_task part = crn_task_part(task, session->count - i);
         candidate *c = &session->candidates[i];
         crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
         if (!c->solver->least)
             continue;
-        cairn_status status = least_of(task, c, &own, error);
+        cairn_status status = least_of(&part, c, &own, error);
         if (status == CAIRN_OK)
             merge_least(least, &own);
         else
@@ -228,13 +230,15 @@ static void free_answer(const crn_task *task, crn_answer *answer)
         crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
 }
 
-static cairn_status ask(search *s, candidate *c, cairn_error *error)
+/* parts: how many shares of the time this one's is to be. */
+static cairn_status ask(search *s, candidate *c, int parts, cairn_error *error)
 {
+    const crn_task part = crn_task_part(s->task, parts);
     crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
     CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &own.builder, error));
-    cairn_status status = open_candidate(s->task, c, error);
+    cairn_status status = open_candidate(&part, c, error);
     if (status == CAIRN_OK)
-        status = c->solver->solve(s->task, c->state, s->budget_bytes, &own, error);
+        status = c->solver->solve(&part, c->state, s->budget_bytes, &own, error);
     if (status == CAIRN_OK && !own.stopped_early)
         s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
     s->best->stopped_early |= own.stopped_early;
@@ -247,9 +251,9 @@ static cairn_status ask(search *s, candidate *c, cairn_error *error)
 }
 
 /* A candidate that fails for want of memory or is stopped does not spoil the answers of the others. */
-static cairn_status ask_and_forgive(search *s, candidate *c, cairn_error *error)
+static cairn_status ask_and_forgive(search *s, candidate *c, int parts, cairn_error *error)
 {
-    cairn_status status = ask(s, c, error);
+    cairn_status status = ask(s, c, parts, error);
     add_name(s->asked, c->solver->info.name);
     if (status == CAIRN_CANCELLED)
         s->best->stopped_early = true;
@@ -273,6 +277,14 @@ static bool should_stop(const search *s, int asked, int count)
     return crn_should_stop(s->task, &progress);
 }
 
+/* Those that know their work, and those that ask the others themselves, may have all the time. */
+static int parts_for(const auto_session *session, int i)
+{
+    const crn_solver *solver = session->candidates[i].solver;
+    int left = session->count - i;
+    return left == 1 || solver->work || solver->rank == CRN_RANK_ALL ? 1 : 2 * left;
+}
+
 static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
@@ -288,7 +300,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         if (!fits_memory(s->task, c) || (dear && s->best->found))
             add_name(s->left_out, c->solver->info.name);
         else
-            CRN_TRY(ask_and_forgive(s, c, error));
+            CRN_TRY(ask_and_forgive(s, c, parts_for(session, i), error));
     }
     return CAIRN_OK;
 }

@@ -154,7 +154,7 @@ static cairn_status graph_memory(const crn_task *task, int64_t *bytes, cairn_err
     return CAIRN_OK;
 }
 
-cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *error)
+static cairn_status bound_memory(const crn_task *task, int64_t *bytes, cairn_error *error)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     if (chain)
@@ -165,5 +165,14 @@ cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *
     for (const crn_bound_method *const *other = crn_bound_methods; *other; other++)
         if ((*other)->raise_memory)
             CRN_TRY((*other)->raise_memory(task, bytes, error));
+    return CAIRN_OK;
+}
+
+cairn_status crn_least_lower(const crn_task *task, int64_t *bytes, cairn_error *error)
+{
+    int64_t once = 0, *known = task->bounds ? &task->bounds->least_lower_bytes[task->machine != NULL] : &once;
+    if (*known == 0)
+        CRN_TRY(bound_memory(task, known, error));
+    *bytes = *known;
     return CAIRN_OK;
 }

@@ -9,6 +9,8 @@
 /* Waking threads pays from about this many stages or nodes on. */
 enum { TEAM_PROBLEM_MIN = 64 };
 
+enum { JUDGING_REPLAYS = 3 };
+
 /* ---- stopping ---- */
 
 static bool is_poll_due(crn_session *session, int64_t interval_ns)
@@ -43,11 +45,23 @@ bool crn_should_stop(const crn_task *task, const cairn_progress *progress)
     return env->poll && env->poll(env->poll_context, progress ? progress : &nothing) != 0;
 }
 
+crn_task crn_task_part(const crn_task *task, int64_t parts)
+{
+    crn_task part = *task;
+    int64_t now_ns = crn_clock_ns();
+    if (task->deadline_ns != CAIRN_NONE)
+        part.deadline_ns = now_ns + crn_max(0, task->deadline_ns - now_ns) / parts;
+    return part;
+}
+
 static void set_deadline(crn_session *session)
 {
     int64_t limit_ns = session->settings.time_limit_ns;
     session->task.deadline_ns = CAIRN_NONE;
-    if (limit_ns != CAIRN_NONE && !crn_add(crn_clock_ns(), limit_ns, &session->task.deadline_ns))
+    if (limit_ns == CAIRN_NONE)
+        return;
+    limit_ns -= crn_min(limit_ns / 2, session->judging_ns);
+    if (!crn_add(crn_clock_ns(), limit_ns, &session->task.deadline_ns))
         session->task.deadline_ns = CAIRN_NONE;
 }
 
@@ -120,6 +134,17 @@ static void set_up(crn_session *session, const cairn_env *env, const cairn_probl
     set_deadline(session);
 }
 
+/* Replaying storing everything takes about as long as each of the few things that an answer goes through in the end. */
+static cairn_status store_all(crn_session *session, cairn_error *error)
+{
+    int64_t began_ns = crn_clock_ns();
+    CRN_TRY(crn_store_all(&session->task, &session->store_all_bytes, &session->store_all_ns, error));
+    session->judging_ns = JUDGING_REPLAYS * (crn_clock_ns() - began_ns);
+    if (session->task.deadline_ns != CAIRN_NONE)
+        session->task.deadline_ns -= crn_min(session->settings.time_limit_ns / 2, session->judging_ns);
+    return CAIRN_OK;
+}
+
 static cairn_status begin(crn_session *session, cairn_error *error)
 {
     session->solver = crn_solver_find(session->settings.solver);
@@ -129,7 +154,7 @@ static cairn_status begin(crn_session *session, cairn_error *error)
     CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
     CRN_TRY(check_memory(session, error));
     CRN_TRY(make_team(session, error));
-    CRN_TRY(crn_store_all(&session->task, &session->store_all_bytes, &session->store_all_ns, error));
+    CRN_TRY(store_all(session, error));
     return crn_least_lower(&session->task, &session->least.lower_bytes, error);
 }
 
@@ -395,7 +420,9 @@ cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cair
     info->budget_bytes = budget_bytes;
     cairn_status status = cairn_builder_new(&session->env, session->task.problem, &answer.builder, error);
     if (status == CAIRN_OK) {
-        set_deadline(session);
+        if (session->answered) /* what came before the first answer counts as part of it */
+            set_deadline(session);
+        session->answered = true;
         status = answer_with(session, &answer, schedule, info, error);
         cairn_builder_free(answer.builder);
     }

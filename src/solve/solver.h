@@ -39,9 +39,10 @@ typedef struct crn_settings {
 
 enum { CRN_BOUND_METHODS_MAX = 8 };
 
-/** What the bound methods keep for other budgets of a session, each its own. */
+/** What the bound methods keep for other budgets of a session, each its own, and what they said of the memory. */
 typedef struct crn_bound_store {
     void *kept[CRN_BOUND_METHODS_MAX];
+    int64_t least_lower_bytes[2]; /* without and with a machine; 0 = not asked yet */
 } crn_bound_store;
 
 /** What is to be solved. The same for all calls of a session. */
@@ -146,6 +147,9 @@ bool crn_should_stop(const crn_task *task, const cairn_progress *progress);
 
 /** What no schedule can avoid: the least forward and backward of each stage, or the cost of each node. */
 int64_t crn_work_ns(const cairn_problem *problem);
+
+/** The task with a deadline after one part in so many of the time that is left; the task itself without a deadline. */
+crn_task crn_task_part(const crn_task *task, int64_t parts);
 
 /** A proved lower bound on the makespan of every schedule within a budget; method: static text. */
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,

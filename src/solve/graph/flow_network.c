@@ -2,10 +2,13 @@
 
 #include <string.h>
 
-bool crn_flow_network_new(crn_arena *arena, int32_t node_max, int32_t arc_max, crn_flow_network *network)
+enum { POLL_STEPS = 100000 };
+
+bool crn_flow_network_new(const crn_task *task, crn_arena *arena, int32_t node_max, int32_t arc_max,
+                          crn_flow_network *network)
 {
     size_t nodes = (size_t)node_max, arcs = 2 * (size_t)arc_max;
-    *network = (crn_flow_network){.arc_max = 2 * arc_max};
+    *network = (crn_flow_network){.arc_max = 2 * arc_max, .task = task};
     return (network->first = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
            (network->level = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
            (network->current = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
@@ -37,6 +40,16 @@ int32_t crn_flow_arc(crn_flow_network *network, int32_t from, int32_t to, int64_
     half_arc(network, from, to, capacity);
     half_arc(network, to, from, 0);
     return network->arc_count - 2;
+}
+
+static bool is_stopped(crn_flow_network *network, int32_t steps)
+{
+    network->steps += steps;
+    if (network->steps >= POLL_STEPS && network->task) {
+        network->steps = 0;
+        network->stopped = network->stopped || crn_should_stop(network->task, NULL);
+    }
+    return network->stopped;
 }
 
 /* Distances from the source over arcs with room, of all nodes that can be reached; -1 for the others. */
@@ -86,6 +99,8 @@ static int64_t block(crn_flow_network *network, int32_t source, int32_t sink)
     for (;;) {
         if (at == sink) {
             total += send(network, depth, &full);
+            if (is_stopped(network, depth))
+                return total;
             depth = full;
             at = network->head[network->path[depth] ^ 1];
         }
@@ -109,7 +124,7 @@ static int64_t block(crn_flow_network *network, int32_t source, int32_t sink)
 int64_t crn_flow_maximise(crn_flow_network *network, int32_t source, int32_t sink)
 {
     int64_t total = 0;
-    while (find_levels(network, source, sink))
+    while (!is_stopped(network, network->node_count) && find_levels(network, source, sink))
         total += block(network, source, sink);
     return total;
 }

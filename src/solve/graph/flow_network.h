@@ -1,6 +1,8 @@
 /*
  * Maximum flow and minimum cut in a small network: Dinic's algorithm (1970) with breadth-first levels and a current-arc
  * depth-first search, on arrays. Capacities are integers; CRN_FLOW_INFINITE is never cut.
+ *
+ * It stops when its task does. What flows by then is no more than the minimum cut: still a lower bound on it.
  */
 #ifndef CRN_FLOW_NETWORK_H
 #define CRN_FLOW_NETWORK_H
@@ -16,10 +18,14 @@ typedef struct crn_flow_network {
     int32_t *head;     /* of an arc */
     int64_t *residual; /* of an arc */
     int32_t *level, *current, *queue, *path;
+    const crn_task *task; /* that tells it to stop; NULL = nobody does */
+    int64_t steps;        /* since it was last asked */
+    bool stopped;         /* for good: what was maximised then and later is only some of the flow */
 } crn_flow_network;
 
 /** Room for nodes and arcs, in an arena. */
-bool crn_flow_network_new(crn_arena *arena, int32_t node_max, int32_t arc_max, crn_flow_network *network);
+bool crn_flow_network_new(const crn_task *task, crn_arena *arena, int32_t node_max, int32_t arc_max,
+                          crn_flow_network *network);
 /** Empties the network; it then has node_count nodes. */
 void crn_flow_network_begin(crn_flow_network *network, int32_t node_count);
 /** Adds an arc and returns its number. */

@@ -21,7 +21,7 @@
 
 #include "solve/graph/graph_replan.h"
 
-enum { BOUNDS_MAX = 64, SLOTS_MAX = 16 };
+enum { BOUNDS_MAX = 64, SLOTS_MAX = 16, POLL_EVERY = 64 };
 
 typedef enum baseline_rule { RULE_SQRT, RULE_GREEDY, RULE_LOG } baseline_rule;
 
@@ -36,6 +36,8 @@ typedef struct baseline {
     crn_sequence best, smallest;
     crn_sequence_eval eval;
     int64_t best_cost, smallest_peak_bytes, budget_bytes;
+    const crn_task *task; /* of the call under way */
+    bool is_complete;     /* all that the rule has was tried, whatever the budget, so the smallest is known */
 } baseline;
 
 /* ---- a sequence from what is kept ---- */
@@ -100,7 +102,7 @@ static void try_all_bounds(baseline *b)
     int64_t total = 0;
     for (int32_t i = 0; i < b->candidate_count; i++)
         total += b->model->bytes[b->candidates[i]];
-    for (int32_t i = 1; i <= BOUNDS_MAX; i++)
+    for (int32_t i = 1; i <= BOUNDS_MAX && !crn_should_stop(b->task, NULL); i++)
         try_greedy(b, (int64_t)((crn_wide)total * (crn_wide)i / BOUNDS_MAX));
 }
 
@@ -189,6 +191,8 @@ static void try_slots(baseline *b, int32_t slots)
     }
     bool fits = crn_replan_forward(&b->replan, b->kept);
     for (int32_t v = b->turn; fits && v < b->model->node_count; v++) {
+        if (v % POLL_EVERY == 0 && crn_should_stop(b->task, NULL))
+            return;
         int32_t segment = segment_of(b, v);
         if (segment >= 0) {
             for (int32_t i = segment + 1; i < b->candidate_count; i++)
@@ -203,7 +207,7 @@ static void try_slots(baseline *b, int32_t slots)
         judge(b);
 }
 
-static void try_rule(baseline *b)
+static void try_all(baseline *b)
 {
     switch (b->rule) {
     case RULE_SQRT:
@@ -213,10 +217,20 @@ static void try_rule(baseline *b)
         try_all_bounds(b);
         return;
     case RULE_LOG:
-        for (int32_t slots = 1; slots <= SLOTS_MAX; slots++)
+        for (int32_t slots = 1; slots <= SLOTS_MAX && !crn_should_stop(b->task, NULL); slots++)
             try_slots(b, slots);
         return;
     }
+}
+
+/* The fastest schedule within a budget, into best, and the smallest of all. */
+static void try_rule(const crn_task *task, baseline *b, int64_t budget_bytes)
+{
+    b->task = task;
+    b->budget_bytes = budget_bytes;
+    b->best_cost = INT64_MAX;
+    try_all(b);
+    b->is_complete |= !crn_should_stop(task, NULL);
 }
 
 /* ---- candidates ---- */
@@ -359,18 +373,19 @@ static cairn_status baseline_open(const crn_task *task, baseline_rule rule, bool
         baseline_close(task, b);
         return status;
     }
-    b->smallest_peak_bytes = b->best_cost = INT64_MAX;
-    b->budget_bytes = -1;
-    try_rule(b);
+    b->smallest_peak_bytes = INT64_MAX;
     *session = b;
     return CAIRN_OK;
 }
 
 static cairn_status baseline_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
-    const baseline *b = session;
+    baseline *b = session;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
-    least->bytes = b->smallest_peak_bytes;
+    if (!b->is_complete)
+        try_rule(task, b, -1);
+    if (b->smallest_peak_bytes < INT64_MAX)
+        least->bytes = b->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
     return CAIRN_OK;
 }
@@ -379,10 +394,8 @@ static cairn_status baseline_solve(const crn_task *task, void *session, int64_t 
                                    cairn_error *error)
 {
     baseline *b = session;
-    (void)task;
-    b->best_cost = INT64_MAX;
-    b->budget_bytes = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
-    try_rule(b);
+    try_rule(task, b, budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes);
+    answer->stopped_early = crn_should_stop(task, NULL);
     if (b->best_cost == INT64_MAX)
         return CAIRN_OK;
     answer->found = true;

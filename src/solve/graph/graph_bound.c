@@ -23,11 +23,13 @@ struct crn_graph_bounder {
     int32_t *alias_at; /* aliases that the window reads, and what they read, as lists of a position */
     int32_t *alias, *alias_next, alias_count;
     bool *alias_seen; /* of a node */
+    const crn_task *task;
     int64_t budget_bytes;
     double price; /* the last one that was best: a good first guess for the next window */
 };
 
-cairn_status crn_graph_bounder_new(const crn_graph_model *model, crn_graph_bounder **bounder, cairn_error *error)
+cairn_status crn_graph_bounder_new(const crn_task *task, const crn_graph_model *model, crn_graph_bounder **bounder,
+                                   cairn_error *error)
 {
     crn_arena arena;
     crn_arena_init(&arena, model->arena.allocator);
@@ -36,7 +38,8 @@ cairn_status crn_graph_bounder_new(const crn_graph_model *model, crn_graph_bound
     crn_graph_bounder *b = crn_arena_alloc_zero(&arena, 1, sizeof(*b));
     *bounder = NULL;
     bool fits =
-        b && crn_flow_network_new(&arena, 2 * model->node_count + 2, 3 * model->node_count + 2 * edges, &b->network) &&
+        b &&
+        crn_flow_network_new(task, &arena, 2 * model->node_count + 2, 3 * model->node_count + 2 * edges, &b->network) &&
         (b->place = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->storage = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->residents = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
@@ -52,6 +55,7 @@ cairn_status crn_graph_bounder_new(const crn_graph_model *model, crn_graph_bound
     }
     memset(b->place, 0xff, n * sizeof(int32_t));
     b->model = model;
+    b->task = task;
     while (b->shift < 20 && model->total_cost < (INT64_C(1) << 57) >> b->shift)
         b->shift++;
     b->arena = arena;
@@ -237,7 +241,8 @@ static int64_t maximise(crn_graph_bounder *b, int64_t left, double kept_all)
     int64_t best = 0;
     if (little.scaled > left)
         return INT64_MAX;
-    if (little.bytes > (double)left) /* sizes so large that they were cut off, or not told apart */
+    if (little.bytes > (double)left ||
+        b->network.stopped) /* or sizes so large that they were cut off, or not told apart */
         return 0;
     double guess = b->price;
     for (int i = 0; i < PRICES_MAX; i++) {
@@ -250,6 +255,8 @@ static int64_t maximise(crn_graph_bounder *b, int64_t left, double kept_all)
             best = bound;
             b->price = price;
         }
+        if (b->network.stopped)
+            break;
         double line = much.cost + price * much.bytes, value = found.cost + price * found.bytes;
         if (!(i == 0 && guess > 0) && value >= line * (1 - 1e-9))
             break;
@@ -318,12 +325,12 @@ static int64_t largest(crn_graph_bounder *b, int64_t (*value)(crn_graph_bounder 
 {
     int32_t n = b->model->node_count, stride = first_stride(b), best_t = 0;
     int64_t best = 0;
-    for (int32_t t = stride / 2; t < n && best < INT64_MAX; t += stride) {
+    for (int32_t t = stride / 2; t < n && best < INT64_MAX && !crn_should_stop(b->task, NULL); t += stride) {
         int64_t found = value(b, t);
         best_t = found > best ? t : best_t;
         best = crn_max(best, found);
     }
-    for (stride /= 2; stride > 0 && best > 0 && best < INT64_MAX; stride /= 2)
+    for (stride /= 2; stride > 0 && best > 0 && best < INT64_MAX && !crn_should_stop(b->task, NULL); stride /= 2)
         for (int32_t t = best_t - stride, i = 0; i < 2; t += 2 * stride, i++) {
             int64_t found = t < 0 || t >= n ? 0 : value(b, t);
             best_t = found > best ? t : best_t;
@@ -356,41 +363,71 @@ static bool applies(const crn_task *task)
     return cairn_problem_kind_of(task->problem) == CAIRN_KIND_GRAPH && !task->machine;
 }
 
+/* The time that a bound may take is a share of what its solver has. */
+enum { TIME_PARTS = 4 };
+
+/* The last answer: a solve asks at the same budget several times. */
+typedef struct known {
+    int64_t budget_bytes, found_ns;
+} known;
+
 static cairn_status bounder_for(const crn_task *task, crn_graph_model **model, crn_graph_bounder **bounder,
                                 cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, model, error));
-    cairn_status status = crn_graph_bounder_new(*model, bounder, error);
+    cairn_status status = crn_graph_bounder_new(task, *model, bounder, error);
     if (status != CAIRN_OK)
         crn_graph_model_free(*model);
     return status;
+}
+
+static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, int64_t *found_ns, cairn_error *error)
+{
+    crn_graph_model *model;
+    crn_graph_bounder *bounder;
+    const crn_task part = crn_task_part(task, TIME_PARTS);
+    CRN_TRY(bounder_for(&part, &model, &bounder, error));
+    *found_ns = crn_graph_bound_makespan(bounder, budget_bytes);
+    crn_graph_bounder_free(bounder);
+    crn_graph_model_free(model);
+    return CAIRN_OK;
 }
 
 /* A budget that nothing fits leaves the bound as it is. */
 static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t budget_bytes, int64_t *bound_ns,
                                    cairn_error *error)
 {
-    (void)kept;
-    crn_graph_model *model;
-    crn_graph_bounder *bounder;
+    cairn_allocator allocator = crn_allocator(task->env);
     if (!applies(task) || budget_bytes == CAIRN_NONE)
         return CAIRN_OK;
-    CRN_TRY(bounder_for(task, &model, &bounder, error));
-    int64_t found_ns = crn_graph_bound_makespan(bounder, budget_bytes);
-    if (found_ns != INT64_MAX)
-        *bound_ns = crn_max(*bound_ns, found_ns);
-    crn_graph_bounder_free(bounder);
-    crn_graph_model_free(model);
+    known *last = *kept ? *kept : crn_alloc_zero(&allocator, 1, sizeof(*last));
+    if (!last)
+        return crn_no_memory(error);
+    *kept = last;
+    if (last->found_ns == 0 || last->budget_bytes != budget_bytes) {
+        last->found_ns = 0;
+        CRN_TRY(find_makespan(task, budget_bytes, &last->found_ns, error));
+        last->budget_bytes = budget_bytes;
+    }
+    if (last->found_ns != INT64_MAX)
+        *bound_ns = crn_max(*bound_ns, last->found_ns);
     return CAIRN_OK;
+}
+
+static void forget(const crn_task *task, void *kept)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_free(&allocator, kept, 1, sizeof(known));
 }
 
 static cairn_status raise_memory(const crn_task *task, int64_t *bound_bytes, cairn_error *error)
 {
     crn_graph_model *model;
     crn_graph_bounder *bounder;
+    const crn_task part = crn_task_part(task, TIME_PARTS);
     if (!applies(task))
         return CAIRN_OK;
-    CRN_TRY(bounder_for(task, &model, &bounder, error));
+    CRN_TRY(bounder_for(&part, &model, &bounder, error));
     *bound_bytes = crn_max(*bound_bytes, crn_graph_bound_memory(bounder));
     crn_graph_bounder_free(bounder);
     crn_graph_model_free(model);
@@ -398,4 +435,4 @@ static cairn_status raise_memory(const crn_task *task, int64_t *bound_bytes, cai
 }
 
 const crn_bound_method crn_graph_bound_method = {
-    .name = "min-cut", .raise_makespan = raise_makespan, .raise_memory = raise_memory};
+    .name = "min-cut", .raise_makespan = raise_makespan, .forget = forget, .raise_memory = raise_memory};

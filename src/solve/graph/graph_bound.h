@@ -21,7 +21,9 @@
 
 typedef struct crn_graph_bounder crn_graph_bounder;
 
-cairn_status crn_graph_bounder_new(const crn_graph_model *model, crn_graph_bounder **bounder, cairn_error *error);
+/** When the task stops, what was bounded by then still holds. */
+cairn_status crn_graph_bounder_new(const crn_task *task, const crn_graph_model *model, crn_graph_bounder **bounder,
+                                   cairn_error *error);
 void crn_graph_bounder_free(crn_graph_bounder *bounder);
 
 /**

@@ -22,7 +22,7 @@
 
 #include "solve/graph/graph_model.h"
 
-enum { WIDTH = 8, STATES_MAX = 512, TABLE_SIZE = 4 * STATES_MAX, TARGETS_MAX = 512 };
+enum { WIDTH = 8, STATES_MAX = 512, TABLE_SIZE = 4 * STATES_MAX, TARGETS_MAX = 512, TIME_PARTS = 8 };
 
 typedef struct storage_set {
     int32_t storage[WIDTH]; /* ascending */
@@ -266,7 +266,8 @@ static int compare_descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-static cairn_status bound_all(demand *d, crn_arena *arena, int64_t *bound_bytes, cairn_error *error)
+static cairn_status bound_all(const crn_task *task, demand *d, crn_arena *arena, int64_t *bound_bytes,
+                              cairn_error *error)
 {
     const crn_graph_model *model = d->model;
     size_t n = (size_t)model->node_count;
@@ -279,7 +280,7 @@ static cairn_status bound_all(demand *d, crn_arena *arena, int64_t *bound_bytes,
     qsort(needs, n, sizeof(*needs), compare_descending);
     int64_t least = n > TARGETS_MAX ? needs[TARGETS_MAX - 1] : 0;
     for (int32_t v = 0; v < model->node_count && looked_at < TARGETS_MAX; v++)
-        if (own_needs(model, v) >= least) {
+        if (own_needs(model, v) >= least && !crn_should_stop(task, NULL)) {
             *bound_bytes = crn_max(*bound_bytes, bound_of(d, v));
             looked_at++;
         }
@@ -291,12 +292,13 @@ static cairn_status raise_memory(const crn_task *task, int64_t *bound_bytes, cai
     crn_graph_model *model;
     demand d;
     crn_arena arena;
+    const crn_task part = crn_task_part(task, TIME_PARTS);
     if (cairn_problem_kind_of(task->problem) != CAIRN_KIND_GRAPH || task->machine)
         return CAIRN_OK;
     CRN_TRY(crn_graph_model_new(task, &model, error));
     crn_arena_init(&arena, crn_allocator(task->env));
     cairn_status status =
-        demand_new(model, &arena, &d) ? bound_all(&d, &arena, bound_bytes, error) : crn_no_memory(error);
+        demand_new(model, &arena, &d) ? bound_all(&part, &d, &arena, bound_bytes, error) : crn_no_memory(error);
     crn_arena_clear(&arena);
     crn_graph_model_free(model);
     return status;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CLOSURE_MAX = 48, REPAIRS_MAX = 400 };
+enum { CLOSURE_MAX = 48, REPAIRS_MAX = 400, POLL_EVERY = 256, RUIN_MAX = 512, CANDIDATES_MAX = 1024, BLOCK = 64 };
 
 typedef struct gain {
     double value;
@@ -15,7 +15,8 @@ struct crn_improver {
     const crn_graph_model *model;
     crn_arena arena;
     int64_t budget_bytes;
-    int64_t deadline_ns; /* CAIRN_NONE = none */
+    crn_improver_stop *stop;
+    bool asks; /* the task whether to stop */
     uint64_t random;
     crn_sequence current, trial, best;
     int64_t current_cost, best_cost;
@@ -24,6 +25,8 @@ struct crn_improver {
     int32_t *before, *after; /* of an instance: last reader up to, first reader after the position looked at */
     int32_t *short_count;    /* of an event: how many events before it do not fit */
     int32_t *following;      /* of an instance: the storage's next one */
+    int32_t *waiting;        /* instances */
+    int64_t *block_level;    /* of BLOCK events: none of them is above it */
     gain *gains;
     int32_t *mark; /* of a storage: closure that it belongs to */
     int32_t marker;
@@ -57,6 +60,8 @@ cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, ui
                 (made->before = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
                 (made->after = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
                 (made->following = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
+                (made->waiting = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
+                (made->block_level = crn_arena_alloc(&arena, events / BLOCK + 1, sizeof(int64_t))) &&
                 (made->gains = crn_arena_alloc(&arena, events, sizeof(gain))) &&
                 (made->short_count = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
                 crn_sequence_eval_new(model, &arena, capacity, &made->eval, NULL) == CAIRN_OK;
@@ -104,14 +109,28 @@ static double random_factor(crn_improver *im)
     return 0.5 + (double)(next_random(im) >> 11) * 0x1p-53;
 }
 
-static bool is_late(const crn_improver *im)
+static bool is_stopped(const crn_improver *im)
 {
-    return im->deadline_ns != CAIRN_NONE && crn_clock_ns() >= im->deadline_ns;
+    crn_improver_stop *stop = im->stop;
+    int64_t deadline_ns = stop->task->deadline_ns;
+    if (im->asks ? crn_should_stop(stop->task, NULL) : deadline_ns != CAIRN_NONE && crn_clock_ns() >= deadline_ns)
+        atomic_store(&stop->stopped, true);
+    return atomic_load(&stop->stopped);
+}
+
+void crn_improver_heed(crn_improver *im, crn_improver_stop *stop, bool asks)
+{
+    im->stop = stop;
+    im->asks = asks;
 }
 
 static void judge(crn_improver *im)
 {
     crn_sequence_judge(&im->eval, &im->trial);
+    for (int32_t e = 0; e < im->trial.count; e++) {
+        int64_t *block = &im->block_level[e / BLOCK];
+        *block = e % BLOCK == 0 ? im->eval.level[e] : crn_max(*block, im->eval.level[e]);
+    }
 }
 
 static void remove_event(crn_sequence *sequence, int32_t e)
@@ -133,10 +152,27 @@ static bool insert_events(crn_sequence *sequence, int32_t e, const int32_t *node
 /* Whether bytes more fit on all events in [from, to). */
 static bool has_room(const crn_improver *im, int32_t from, int32_t to, int64_t bytes)
 {
-    for (int32_t e = from; e < to; e++)
-        if (im->eval.level[e] > im->budget_bytes - bytes)
-            return false;
+    int64_t most = im->budget_bytes - bytes;
+    for (int32_t e = from; e < to;) {
+        bool is_block = e % BLOCK == 0 && to - e >= BLOCK;
+        if (!is_block || im->block_level[e / BLOCK] > most) {
+            if (im->eval.level[e] > most)
+                return false;
+            e++;
+        } else {
+            e += BLOCK;
+        }
+    }
     return true;
+}
+
+/* Bytes more on all events in [from, to). */
+static void raise_levels(crn_improver *im, int32_t from, int32_t to, int64_t bytes)
+{
+    for (int32_t e = from; e < to; e++) {
+        im->eval.level[e] += bytes;
+        im->block_level[e / BLOCK] = crn_max(im->block_level[e / BLOCK], im->eval.level[e]);
+    }
 }
 
 /* ---- repair ---- */
@@ -223,6 +259,30 @@ static int32_t count_shortages(crn_improver *im)
     return worst;
 }
 
+static bool waits_across(const crn_improver *im, int32_t e, int32_t p)
+{
+    const crn_graph_model *model = im->model;
+    int32_t s = im->trial.node[e];
+    return im->eval.last[e] > p && im->before[e] < p && im->after[e] >= 0 && !model->keep[s] && !model->once[s] &&
+           model->bytes[s] > 0;
+}
+
+/* The instances that wait across event p for their next reader, in waiting[]; where there are very many, some of them. */
+static int32_t list_waiting(crn_improver *im, int32_t p)
+{
+    int32_t count = 0;
+    find_waits(im, p);
+    for (int32_t e = 0; e < p; e++)
+        if (waits_across(im, e, p))
+            im->waiting[count++] = e;
+    if (count <= CANDIDATES_MAX)
+        return count;
+    int32_t stride = count / CANDIDATES_MAX, first = random_below(im, stride);
+    for (int32_t i = 0; i < CANDIDATES_MAX; i++)
+        im->waiting[i] = im->waiting[first + i * stride];
+    return CANDIDATES_MAX;
+}
+
 /* Relieves event p of one instance that waits across it. */
 static bool relieve(crn_improver *im, int32_t p)
 {
@@ -230,12 +290,11 @@ static bool relieve(crn_improver *im, int32_t p)
     int32_t list[CLOSURE_MAX], chosen[CLOSURE_MAX], chosen_count = 0, chosen_at = 0;
     double least = INFINITY;
     int64_t lack = im->eval.level[p] - im->budget_bytes, cost;
-    find_waits(im, p);
-    for (int32_t e = 0; e < p; e++) {
-        int32_t s = im->trial.node[e], q = im->after[e];
-        if (im->eval.last[e] <= p || im->before[e] >= p || q < 0 || model->keep[s] || model->once[s] ||
-            model->bytes[s] == 0)
-            continue;
+    int32_t waiting_count = list_waiting(im, p);
+    for (int32_t i = 0; i < waiting_count; i++) {
+        if (i % POLL_EVERY == POLL_EVERY - 1 && is_stopped(im))
+            return false;
+        int32_t e = im->waiting[i], s = im->trial.node[e], q = im->after[e];
         int32_t count = closure(im, s, q, list, &cost);
         if (count == 0)
             continue;
@@ -260,7 +319,7 @@ static bool repair(crn_improver *im, int64_t give_up_cost)
             return false;
         if (im->eval.peak <= im->budget_bytes)
             return true;
-        if (is_late(im))
+        if (is_stopped(im))
             return false;
         if (!relieve(im, count_shortages(im)))
             return false;
@@ -308,8 +367,7 @@ static bool absorb(crn_improver *im, int32_t e)
     if (eval->last[e] > e) { /* somebody reads it */
         if (!has_room(im, from, e, bytes))
             return false;
-        for (int32_t i = from; i < e; i++)
-            eval->level[i] += bytes;
+        raise_levels(im, from, e, bytes);
         eval->last[before] = eval->last[e];
     } else {
         eval->level[e] -= bytes;
@@ -335,13 +393,13 @@ static void fill(crn_improver *im)
 {
     for (;;) {
         int32_t removed = 0, count = list_gains(im);
-        for (int32_t i = 0; i < count; i++)
+        for (int32_t i = 0; i < count && (i % POLL_EVERY > 0 || !is_stopped(im)); i++)
             removed += absorb(im, im->gains[i].event);
         if (removed == 0)
             return;
         close_up(&im->trial);
         judge(im);
-        if (is_late(im))
+        if (is_stopped(im))
             return;
     }
 }
@@ -352,7 +410,8 @@ static void ruin(crn_improver *im)
 {
     crn_sequence *s = &im->trial;
     int32_t from = random_below(im, s->count);
-    int32_t to = (int32_t)crn_min(from + 1 + random_below(im, 1 + s->count / 8), s->count);
+    int32_t width = (int32_t)crn_min(s->count / 8, RUIN_MAX);
+    int32_t to = (int32_t)crn_min(from + 1 + random_below(im, 1 + width), s->count);
     uint64_t coins = next_random(im);
     coins |= next_random(im); /* three of four */
     for (int32_t e = to - 1; e >= from; e--)
@@ -394,7 +453,6 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
 {
     im->budget_bytes = budget_bytes;
     im->best_cost = INT64_MAX;
-    im->deadline_ns = CAIRN_NONE;
     if (start->count > im->trial.capacity)
         return false;
     sequence_copy(&im->trial, start);
@@ -426,12 +484,11 @@ static void round_once(crn_improver *im)
         take_current(im);
 }
 
-void crn_improver_run(crn_improver *im, int64_t rounds, int64_t deadline_ns)
+void crn_improver_run(crn_improver *im, int64_t rounds)
 {
-    im->deadline_ns = deadline_ns;
     if (im->best_cost == INT64_MAX || im->best_cost <= im->model->total_cost)
         return;
-    for (int64_t i = 0; i < rounds && !is_late(im); i++)
+    for (int64_t i = 0; i < rounds && !is_stopped(im); i++)
         round_once(im);
 }
 

@@ -13,22 +13,32 @@
 #ifndef CRN_GRAPH_IMPROVE_H
 #define CRN_GRAPH_IMPROVE_H
 
+#include <stdatomic.h>
+
 #include "solve/graph/graph_sequence.h"
 
 typedef struct crn_improver crn_improver;
+
+/** When improvers that work side by side stop. Only one of them, on the thread of the task, may ask the task. */
+typedef struct crn_improver_stop {
+    const crn_task *task;
+    atomic_bool stopped;
+} crn_improver_stop;
 
 /** An improver for sequences of at most capacity events. */
 cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver **improver,
                               cairn_error *error);
 void crn_improver_free(crn_improver *improver);
 
+/** What begin and run heed from now on; asks: this improver may ask the task. */
+void crn_improver_heed(crn_improver *improver, crn_improver_stop *stop, bool asks);
 /**
- * Makes a start sequence fit the budget and fills it. False when repair fails; the improver then holds nothing.
- * Otherwise the sequence becomes the current and the best one.
+ * Makes a start sequence fit the budget and fills it. False when repair fails, or is stopped; the improver then holds
+ * nothing. Otherwise the sequence becomes the current and the best one.
  */
 bool crn_improver_begin(crn_improver *improver, const crn_sequence *start, int64_t budget_bytes);
-/** Runs rounds; returns when they are done, or soon after deadline_ns of crn_clock_ns (CAIRN_NONE = none). */
-void crn_improver_run(crn_improver *improver, int64_t rounds, int64_t deadline_ns);
+/** Runs rounds; returns when they are done, or soon after it was stopped. */
+void crn_improver_run(crn_improver *improver, int64_t rounds);
 /** The best sequence so far, valid until the next call, and its cost. */
 const crn_sequence *crn_improver_best(const crn_improver *improver, int64_t *cost_ns);
 /** An evaluator of the improver's, free for use between its calls. */

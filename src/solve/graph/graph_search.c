@@ -23,7 +23,7 @@
 #include "solve/graph/graph_walk.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
-enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4 };
+enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8 };
 
 typedef struct search {
     crn_graph_model *model;
@@ -35,7 +35,8 @@ typedef struct search {
     crn_sequence scratch;
     crn_sequence smallest; /* the sequence with the least peak that was found, and that peak */
     int64_t smallest_peak_bytes;
-    int64_t lower_bytes;
+    int64_t lower_bytes, failed_bytes; /* no schedule is below; no walk succeeded here, so far */
+    int bisections;
     float *weight; /* of a use */
     uint64_t random;
 } search;
@@ -68,6 +69,39 @@ static cairn_status sequence_new(crn_arena *arena, int32_t capacity, crn_sequenc
     return sequence->node ? CAIRN_OK : crn_no_memory(error);
 }
 
+static void copy_sequence(crn_sequence *to, const crn_sequence *from)
+{
+    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
+    to->count = from->count;
+}
+
+static const crn_sequence_eval *judge_scratch(search *s)
+{
+    crn_sequence_eval *eval = crn_improver_eval(s->island[0]);
+    crn_sequence_judge(eval, &s->scratch);
+    return eval;
+}
+
+/* The peak of what was walked, which may be below the budget of the walk; remembered where it is the least so far. */
+static void offer_smallest(search *s)
+{
+    const crn_sequence_eval *eval = judge_scratch(s);
+    if (eval->peak >= s->smallest_peak_bytes)
+        return;
+    s->smallest_peak_bytes = eval->peak;
+    copy_sequence(&s->smallest, &s->scratch);
+}
+
+/* The schedule that any budget from its peak on has. */
+static void begin_smallest(search *s)
+{
+    s->failed_bytes = s->lower_bytes - 1;
+    s->smallest_peak_bytes = INT64_MAX;
+    for (s->scratch.count = 0; s->scratch.count < s->model->node_count; s->scratch.count++)
+        s->scratch.node[s->scratch.count] = s->scratch.count;
+    offer_smallest(s);
+}
+
 static cairn_status search_fill(const crn_task *task, search *s, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &s->model, error));
@@ -85,32 +119,14 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
         return crn_no_memory(error);
     s->random = (uint64_t)crn_max(0, task->settings->seed) + 1;
     CRN_TRY(crn_least_lower(task, &s->lower_bytes, error));
-    s->smallest_peak_bytes = INT64_MAX;
+    begin_smallest(s);
     return CAIRN_OK;
 }
 
-static void copy_sequence(crn_sequence *to, const crn_sequence *from)
-{
-    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
-    to->count = from->count;
-}
-
-/* The peak of what was walked, which may be below the budget of the walk; remembered where it is the least so far. */
-static const crn_sequence_eval *judge_walk(search *s)
-{
-    crn_sequence_eval *eval = crn_improver_eval(s->island[0]);
-    crn_sequence_judge(eval, &s->scratch);
-    if (eval->peak < s->smallest_peak_bytes) {
-        s->smallest_peak_bytes = eval->peak;
-        copy_sequence(&s->smallest, &s->scratch);
-    }
-    return eval;
-}
-
-static bool walk(search *s, int64_t budget_bytes, int rule, bool unlocks)
+static bool walk(const crn_task *task, search *s, int64_t budget_bytes, int rule, bool unlocks)
 {
     crn_walk_rule how = {.unlocks = unlocks, .half_bytes_power = rule / 5, .half_distance_power = rule % 5};
-    return crn_walk_run(s->walk, budget_bytes, &how, &s->scratch);
+    return crn_walk_run(s->walk, task, budget_bytes, &how, &s->scratch);
 }
 
 /* Walks get slow on large graphs: fewer rules are tried there, those that do best on smaller ones first. */
@@ -146,7 +162,7 @@ static bool walk_at_random(const crn_task *task, search *s, int64_t budget_bytes
         crn_walk_rule how = {
             .unlocks = true, .half_bytes_power = rule / 5, .half_distance_power = rule % 5, .weight = s->weight};
         draw_weights(s);
-        if (crn_walk_run(s->walk, budget_bytes, &how, &s->scratch))
+        if (crn_walk_run(s->walk, task, budget_bytes, &how, &s->scratch))
             return true;
     }
     return false;
@@ -158,27 +174,27 @@ static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, 
     bool is_small = s->model->node_count <= 1000;
     int count = is_small ? RULES : rule_count(s) / 4 + 1;
     for (int i = 0; i < (is_small ? 2 * count : count) && !crn_should_stop(task, NULL); i++)
-        if (walk(s, budget_bytes, nth_rule(i % count), i >= count))
+        if (walk(task, s, budget_bytes, nth_rule(i % count), i >= count))
             return true;
     return is_small && walk_at_random(task, s, budget_bytes, tries);
 }
 
 /*
  * The least budget under which a walk succeeds, by bisection, to the byte on small graphs, else to a thousandth; the
- * walk found is what answers budgets near it.
+ * walk found is what answers budgets near it. Goes on where it was stopped.
  */
 static void find_smallest(const crn_task *task, search *s)
 {
-    int64_t low = s->lower_bytes - 1;
-    walk(s, INT64_MAX / 2, 0, false);
-    judge_walk(s);
     int64_t near = s->model->node_count <= 1000 ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
-    for (int i = 0; i < BISECTIONS && s->smallest_peak_bytes - low > near && !crn_should_stop(task, NULL); i++) {
-        int64_t middle = i == 0 ? s->lower_bytes : low + (s->smallest_peak_bytes - low) / 2;
-        if (walk_somehow(task, s, middle, i == 0 ? FIRST_TRIES : TRIES)) /* the bound itself is worth more of them */
-            judge_walk(s);
+    for (int *i = &s->bisections; *i < BISECTIONS && s->smallest_peak_bytes - s->failed_bytes > near; ++*i) {
+        int64_t middle = s->failed_bytes + (s->smallest_peak_bytes - s->failed_bytes) / 2;
+        middle = *i == 0 ? s->lower_bytes : middle;
+        if (walk_somehow(task, s, middle, *i == 0 ? FIRST_TRIES : TRIES)) /* the bound itself is worth more of them */
+            offer_smallest(s);
+        else if (crn_should_stop(task, NULL))
+            return;
         else
-            low = middle;
+            s->failed_bytes = middle;
     }
 }
 
@@ -196,16 +212,15 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
         search_close(task, s);
         return status;
     }
-    find_smallest(task, s);
     *session = s;
     return CAIRN_OK;
 }
 
 static cairn_status search_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
-    const search *s = session;
-    (void)task;
+    search *s = session;
     (void)error;
+    find_smallest(task, s);
     least->bytes = s->smallest_peak_bytes;
     least->lower_bytes = s->lower_bytes;
     least->is_exact = s->smallest_peak_bytes == s->lower_bytes;
@@ -237,21 +252,24 @@ static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
     for (int i = 0; i < rule_count(s); i++) {
         if (i > 0 && crn_should_stop(task, NULL))
             break;
-        if (!walk(s, budget_bytes, nth_rule(i), false))
+        if (!walk(task, s, budget_bytes, nth_rule(i), false))
             continue;
-        const crn_sequence_eval *eval = judge_walk(s);
+        const crn_sequence_eval *eval = judge_scratch(s);
         if (eval->peak <= budget_bytes) /* not so where an alias is computed earlier than the sequence implies */
             offer_start(s, &s->scratch, eval->cost);
     }
+    const crn_task part = crn_task_part(task, s->start_cost[0] == INT64_MAX ? 1 : LEAST_PARTS);
+    find_smallest(&part, s);
     if (s->start_cost[0] == INT64_MAX && s->smallest_peak_bytes <= budget_bytes) {
         copy_sequence(&s->scratch, &s->smallest);
-        offer_start(s, &s->smallest, judge_walk(s)->cost);
+        offer_start(s, &s->smallest, judge_scratch(s)->cost);
     }
 }
 
 typedef struct islands {
     search *search;
-    int64_t budget_bytes, rounds, deadline_ns;
+    int64_t budget_bytes, rounds;
+    crn_improver_stop stop;
     bool begun[ISLANDS];
 } islands;
 
@@ -260,16 +278,16 @@ static void begin_island(void *context, int64_t i, int worker)
     islands *all = context;
     const search *s = all->search;
     const crn_sequence *start = s->start_cost[i] < INT64_MAX ? &s->start[i] : &s->start[0];
-    (void)worker;
+    crn_improver_heed(s->island[i], &all->stop, worker == 0);
     all->begun[i] = crn_improver_begin(s->island[i], start, all->budget_bytes);
 }
 
 static void run_island(void *context, int64_t i, int worker)
 {
     islands *all = context;
-    (void)worker;
+    crn_improver_heed(all->search->island[i], &all->stop, worker == 0);
     if (all->begun[i])
-        crn_improver_run(all->search->island[i], all->rounds, all->deadline_ns);
+        crn_improver_run(all->search->island[i], all->rounds);
 }
 
 static const crn_sequence *best_of_islands(const islands *all, int64_t *cost)
@@ -300,7 +318,7 @@ static int64_t rounds_of(const crn_task *task, const search *s)
 static const crn_sequence *improve(const crn_task *task, search *s, int64_t budget_bytes, int64_t bound_ns,
                                    crn_answer *answer)
 {
-    islands all = {.search = s, .budget_bytes = budget_bytes, .deadline_ns = task->deadline_ns};
+    islands all = {.search = s, .budget_bytes = budget_bytes, .stop.task = task};
     int64_t left = rounds_of(task, s), cost;
     int64_t chunk = crn_max(1, CHUNK_EVENTS / (s->model->node_count + 1));
     crn_team_run(task->team, ISLANDS, begin_island, &all);
@@ -325,8 +343,9 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     search *s = session;
     int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX / 2 : budget_bytes;
     const char *method;
+    find_starts(task, s, budget); /* first: whoever interrupts the rest gets these */
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
-    find_starts(task, s, budget);
+    answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
         return CAIRN_OK;
     const crn_sequence *best = improve(task, s, budget, answer->lower_bound_ns, answer);

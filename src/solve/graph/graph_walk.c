@@ -3,7 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64, SCAN_MAX = 512, SCAN_LARGE = 48, LARGE_NODES = 10000 };
+enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64, POLL_STEPS = 10000 };
+enum { SCANNED_NODES = 1000, LOOKS_MAX = 64, REFRESHED = 8 };
 
 struct crn_walk {
     const crn_graph_model *model;
@@ -18,13 +19,19 @@ struct crn_walk {
     int32_t *accessed;  /* of a storage: events of the sequence when it was last made or read */
     int32_t *use_at;    /* of a storage: position in model->use of the next use */
     int32_t *slot;      /* of a storage: where it stands in residents, -1 = not resident */
-    int32_t *residents; /* storages */
-    int32_t resident_count, scan_from;
+    int32_t *residents; /* storages; on large graphs a heap by their prices when they were last looked at */
+    int32_t resident_count;
+    int32_t refreshed; /* slot of the heap that was last priced again in turn */
+    bool is_heap;
+    double *priced; /* of a storage */
+    int32_t *aside; /* scratch: storages taken off the heap, for they are locked or dearer than they were */
     /* scratch */
     int32_t *stack, *cursor; /* nodes to be computed, and how far their dependencies were looked at */
     int32_t *visit, *mark;   /* search for missing ancestors */
     int32_t marker;
     int32_t unlocks_left; /* of the node under way */
+    const crn_task *task;
+    int32_t steps; /* since the task was last asked whether to stop */
     const crn_walk_rule *rule;
     crn_sequence *sequence;
 };
@@ -35,19 +42,22 @@ cairn_status crn_walk_new(const crn_graph_model *model, crn_walk **walk, cairn_e
     crn_arena_init(&arena, model->arena.allocator);
     size_t n = (size_t)model->node_count;
     crn_walk *w = crn_arena_alloc_zero(&arena, 1, sizeof(*w));
-    int32_t *table = crn_arena_alloc_zero(&arena, n, 11 * sizeof(*table));
+    int32_t *table = crn_arena_alloc_zero(&arena, n, 12 * sizeof(*table));
     bool *handle = crn_arena_alloc(&arena, n, sizeof(*handle));
+    double *priced = crn_arena_alloc(&arena, n, sizeof(*priced));
     *walk = NULL;
-    if (!w || !table || !handle) {
+    if (!w || !table || !handle || !priced) {
         crn_arena_clear(&arena);
         return crn_no_memory(error);
     }
-    int32_t **columns[] = {&w->first, &w->next,   &w->locks, &w->use_at, &w->slot,    &w->residents,
-                           &w->stack, &w->cursor, &w->visit, &w->mark,   &w->accessed};
+    int32_t **columns[] = {&w->first, &w->next,   &w->locks, &w->use_at, &w->slot,     &w->residents,
+                           &w->stack, &w->cursor, &w->visit, &w->mark,   &w->accessed, &w->aside};
     for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++)
         *columns[i] = table + i * n;
     w->model = model;
     w->handle = handle;
+    w->priced = priced;
+    w->is_heap = model->node_count >= SCANNED_NODES;
     w->arena = arena;
     *walk = w;
     return CAIRN_OK;
@@ -59,6 +69,15 @@ void crn_walk_free(crn_walk *walk)
         return;
     crn_arena arena = walk->arena;
     crn_arena_clear(&arena);
+}
+
+static bool is_stopped(crn_walk *w, int32_t steps)
+{
+    w->steps += steps;
+    if (w->steps < POLL_STEPS)
+        return false;
+    w->steps = 0;
+    return crn_should_stop(w->task, NULL);
 }
 
 /* The next node that reads storage s for the first time, at or after the one under way; node_count when none does. */
@@ -152,40 +171,142 @@ static bool kept(const crn_walk *w, int32_t s)
     return w->model->keep[s] && w->handle[w->model->keep_from[s]];
 }
 
+/* ---- the residents, a list or a heap ---- */
+
+static void put_at(crn_walk *w, int32_t slot, int32_t s)
+{
+    w->residents[slot] = s;
+    w->slot[s] = slot;
+}
+
+static bool is_cheaper(const crn_walk *w, int32_t a, int32_t b)
+{
+    return w->priced[a] != w->priced[b] ? w->priced[a] < w->priced[b] : a < b;
+}
+
+/* Restores the heap's order around the storage in a slot. */
+static void settle(crn_walk *w, int32_t slot)
+{
+    int32_t s = w->residents[slot];
+    for (; slot > 0 && is_cheaper(w, s, w->residents[(slot - 1) / 2]); slot = (slot - 1) / 2)
+        put_at(w, slot, w->residents[(slot - 1) / 2]);
+    for (int32_t child = 2 * slot + 1; child < w->resident_count; child = 2 * slot + 1) {
+        if (child + 1 < w->resident_count && is_cheaper(w, w->residents[child + 1], w->residents[child]))
+            child++;
+        if (!is_cheaper(w, w->residents[child], s))
+            break;
+        put_at(w, slot, w->residents[child]);
+        slot = child;
+    }
+    put_at(w, slot, s);
+}
+
+static void add_resident(crn_walk *w, int32_t s)
+{
+    put_at(w, w->resident_count++, s);
+    if (w->is_heap) {
+        w->priced[s] = price(w, s);
+        settle(w, w->slot[s]);
+    }
+}
+
+static void remove_resident(crn_walk *w, int32_t s)
+{
+    int32_t slot = w->slot[s], moved = w->residents[--w->resident_count];
+    w->slot[s] = -1;
+    if (moved == s)
+        return;
+    put_at(w, slot, moved);
+    if (w->is_heap)
+        settle(w, slot);
+}
+
+/* After node v: what it read is next used later, if at all, which makes it cheaper. */
+static void price_again(crn_walk *w, int32_t v)
+{
+    const crn_graph_model *model = w->model;
+    for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1] && w->is_heap; i++) {
+        int32_t s = model->root[model->dep[i]];
+        if (w->slot[s] < 0)
+            continue;
+        w->priced[s] = price(w, s);
+        settle(w, w->slot[s]);
+    }
+}
+
 static void evict(crn_walk *w, int32_t s)
 {
     for (int32_t v = w->first[s]; v >= 0; v = w->next[v])
         w->handle[v] = false;
     w->first[s] = -1;
     w->resident_bytes -= w->model->bytes[s];
-    int32_t moved = w->residents[--w->resident_count];
-    w->residents[w->slot[s]] = moved;
-    w->slot[moved] = w->slot[s];
-    w->slot[s] = -1;
+    remove_resident(w, s);
 }
 
-/* Evicts the cheapest storage. With very many residents only a window of them is looked at, a new one each time. */
-static bool evict_one(crn_walk *w)
+static bool can_go(const crn_walk *w, int32_t s)
+{
+    return w->locks[s] == 0 && w->model->bytes[s] > 0 && !kept(w, s);
+}
+
+/* The cheapest storage that can go, -1 when none can. */
+static int32_t scan_for_cheapest(crn_walk *w)
 {
     double least = INFINITY;
-    int32_t window = w->model->node_count < LARGE_NODES ? SCAN_MAX : SCAN_LARGE;
-    int32_t chosen = -1, count = w->resident_count, scan = count < window ? count : window;
-    for (int32_t i = 0, k = w->scan_from; i < count && (i < scan || chosen < 0); i++, k++) {
-        if (k >= count)
-            k = 0;
-        int32_t s = w->residents[k];
-        if (w->locks[s] > 0 || w->model->bytes[s] == 0 || kept(w, s))
-            continue;
-        double p = price(w, s);
+    int32_t chosen = -1;
+    for (int32_t i = 0; i < w->resident_count; i++) {
+        int32_t s = w->residents[i];
+        double p = can_go(w, s) ? price(w, s) : INFINITY;
         if (p < least || (p == least && chosen >= 0 && s < chosen)) {
             least = p;
             chosen = s;
         }
     }
-    if (chosen < 0)
+    return chosen;
+}
+
+/* Prices again a few residents, others each time, so that no price is old for long. */
+static void refresh(crn_walk *w)
+{
+    for (int32_t i = 0; i < REFRESHED && w->resident_count > 0; i++) {
+        w->refreshed = (w->refreshed + 1) % w->resident_count;
+        int32_t s = w->residents[w->refreshed];
+        w->priced[s] = price(w, s);
+        settle(w, w->refreshed);
+    }
+}
+
+/*
+ * The same from the heap, nearly: most prices rise, as the next use comes nearer and ancestors go, so one that is no
+ * higher than it was is the least. What became dearer is put back with its new price; after LOOKS_MAX the cheapest of
+ * them does.
+ */
+static int32_t take_cheapest(crn_walk *w)
+{
+    int32_t chosen = -1, aside_count = 0, looks = 0;
+    refresh(w);
+    while (w->resident_count > 0 && looks < LOOKS_MAX && (chosen < 0 || is_cheaper(w, w->residents[0], chosen))) {
+        int32_t s = w->residents[0];
+        remove_resident(w, s);
+        w->aside[aside_count++] = s;
+        if (!can_go(w, s))
+            continue;
+        looks++;
+        w->priced[s] = price(w, s);
+        if (w->priced[s] < INFINITY && (chosen < 0 || is_cheaper(w, s, chosen)))
+            chosen = s;
+    }
+    for (int32_t i = 0; i < aside_count; i++) {
+        put_at(w, w->resident_count++, w->aside[i]);
+        settle(w, w->resident_count - 1);
+    }
+    return chosen;
+}
+
+static bool evict_one(crn_walk *w)
+{
+    int32_t chosen = w->is_heap ? take_cheapest(w) : scan_for_cheapest(w);
+    if (chosen < 0 || is_stopped(w, w->is_heap ? LOOKS_MAX : w->resident_count))
         return false;
-    if (count >= window)
-        w->scan_from = (w->scan_from + scan) % count;
     evict(w, chosen);
     return true;
 }
@@ -205,7 +326,7 @@ static bool evict_waiting(crn_walk *w, int32_t v)
     const crn_graph_model *model = w->model;
     double least = INFINITY;
     int32_t chosen = -1;
-    if (!w->rule->unlocks || w->unlocks_left == 0)
+    if (!w->rule->unlocks || w->unlocks_left == 0 || is_stopped(w, w->resident_count))
         return false;
     for (int32_t i = 0; i < w->resident_count; i++) {
         int32_t s = w->residents[i];
@@ -234,8 +355,7 @@ static bool compute(crn_walk *w, int32_t v)
             return false;
     if (s == v) {
         w->resident_bytes += model->bytes[v];
-        w->slot[s] = w->resident_count;
-        w->residents[w->resident_count++] = s;
+        add_resident(w, s);
     }
     w->accessed[s] = w->sequence->count;
     for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++)
@@ -309,20 +429,24 @@ static void reset(crn_walk *w)
     memset(w->first, 0xff, n * sizeof(*w->first));
     memset(w->slot, 0xff, n * sizeof(*w->slot));
     memcpy(w->use_at, model->use_begin, n * sizeof(*w->use_at));
-    w->resident_count = w->scan_from = w->marker = 0;
+    w->resident_count = w->refreshed = w->marker = 0;
     w->resident_bytes = model->fixed_bytes;
 }
 
-bool crn_walk_run(crn_walk *w, int64_t budget_bytes, const crn_walk_rule *rule, crn_sequence *sequence)
+bool crn_walk_run(crn_walk *w, const crn_task *task, int64_t budget_bytes, const crn_walk_rule *rule,
+                  crn_sequence *sequence)
 {
     reset(w);
+    w->task = task;
     w->rule = rule;
     w->sequence = sequence;
     w->budget_bytes = budget_bytes;
     sequence->count = 0;
     for (w->now = 0; w->now < w->model->node_count; w->now++) {
         w->unlocks_left = UNLOCKS_MAX;
-        if (!require(w, w->now))
+        if (w->now > 0)
+            price_again(w, w->now - 1);
+        if (is_stopped(w, 1) || !require(w, w->now))
             return false;
     }
     return true;

@@ -16,7 +16,7 @@
  */
 #include "solve/solver.h"
 
-enum { BISECTIONS = 8 };
+enum { BISECTIONS = 8, TIME_PARTS = 4 };
 
 typedef struct relaxation {
     crn_task sub; /* without the machine */
@@ -98,7 +98,7 @@ static cairn_status bisect(const relaxation *r, int64_t *bound_ns, cairn_error *
 
 static cairn_status relax(relaxation *r, const crn_task *task, int64_t budget_bytes, cairn_error *error)
 {
-    *r = (relaxation){.sub = *task,
+    *r = (relaxation){.sub = crn_task_part(task, TIME_PARTS),
                       .machine = task->machine,
                       .budget_bytes = budget_bytes,
                       .one_way_bytes = one_way_bytes(task->problem)};
@@ -110,7 +110,7 @@ static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t bu
                                    cairn_error *error)
 {
     relaxation r;
-    crn_bound_store store = {{NULL}};
+    crn_bound_store store = {.kept = {NULL}};
     (void)kept;
     if (!task->machine || budget_bytes == CAIRN_NONE)
         return CAIRN_OK;

@@ -6,10 +6,12 @@
  * it keeps its threads' state in places that do not survive being unloaded, and to open it again is then cheap, so that
  * nothing has to be remembered here.
  */
+#define _GNU_SOURCE /* dladdr */
 #include "solve/milp/highs_library.h"
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +47,7 @@ typedef void (*highs_callback)(int type, const char *message, const highs_data_o
     X(int, getSolution, (const void *, double *, double *, double *, double *))
 
 /* Constants of highs_c_api.h. */
+enum { LATE_SHARE = 8 };
 enum { STATUS_ERROR = -1, FORMAT_BY_ROWS = 2, SENSE_MINIMIZE = 1, SOLUTION_FEASIBLE = 2 };
 enum { CALLBACK_SIMPLEX_INTERRUPT = 1, CALLBACK_MIP_INTERRUPT = 6 };
 enum {
@@ -68,24 +71,48 @@ typedef struct highs {
 
 /* ---- finding ---- */
 
-static const char advice[] = "install it (the PyPI package highsbox, or libhighs of the distribution), or let "
-                             "CAIRN_HIGHS_LIBRARY name the file";
+static const char advice[] = "install it (pip install highsbox, or libhighs of the distribution) and let the "
+                             "environment variable CAIRN_HIGHS_LIBRARY, or the build's CAIRN_HIGHS, name libhighs.so "
+                             "where it lies neither beside libcairn nor where the dynamic linker looks";
+
+#ifndef CRN_HIGHS_FILE /* what the build was told of; see CMakeLists.txt */
+#define CRN_HIGHS_FILE ""
+#endif
+
+enum { OPEN_FLAGS = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE, PATH_MAX_BYTES = 4096 };
+
+/* In the folder of this library, or where the package highsbox lies beside the installed Python package. */
+static void *open_near_us(void)
+{
+    static const char *const places[] = {"libhighs.so", "../../../highsbox/highs_dist/lib/libhighs.so"};
+    char path[PATH_MAX_BYTES];
+    Dl_info here;
+    void *handle = NULL;
+    if (dladdr(advice, &here) == 0 || !here.dli_fname)
+        return NULL;
+    const char *slash = strrchr(here.dli_fname, '/');
+    int folder = slash ? (int)(slash - here.dli_fname) + 1 : 0;
+    for (size_t i = 0; folder > 0 && !handle && i < sizeof(places) / sizeof(places[0]); i++)
+        if (snprintf(path, sizeof(path), "%.*s%s", folder, here.dli_fname, places[i]) < PATH_MAX_BYTES)
+            handle = dlopen(path, OPEN_FLAGS);
+    return handle;
+}
 
 static void *open_library(cairn_error *error)
 {
     static const char *const names[] = {"libhighs.so", "libhighs.so.1", "libhighs.dylib"};
     const char *chosen = getenv("CAIRN_HIGHS_LIBRARY");
-    int flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE;
-    void *handle = NULL;
     if (chosen && chosen[0]) {
-        handle = dlopen(chosen, flags);
-        if (!handle)
+        void *named = dlopen(chosen, OPEN_FLAGS);
+        if (!named)
             crn_fail(error, CAIRN_UNAVAILABLE, "HiGHS cannot be loaded from %s, which CAIRN_HIGHS_LIBRARY names",
                      chosen);
-        return handle;
+        return named;
     }
+    void *handle = CRN_HIGHS_FILE[0] ? dlopen(CRN_HIGHS_FILE, OPEN_FLAGS) : NULL;
+    handle = handle ? handle : open_near_us();
     for (size_t i = 0; !handle && i < sizeof(names) / sizeof(names[0]); i++)
-        handle = dlopen(names[i], flags);
+        handle = dlopen(names[i], OPEN_FLAGS);
     if (!handle)
         crn_fail(error, CAIRN_UNAVAILABLE, "HiGHS was not found: %s", advice);
     return handle;
@@ -266,7 +293,10 @@ cairn_status crn_highs_solve(const crn_task *task, const crn_highs_question *que
                              cairn_error *error)
 {
     highs api;
-    run r = {.task = task, .question = question, .api = &api};
+    crn_task hurried = *task;
+    if (task->deadline_ns != CAIRN_NONE) /* it looks at the clock now and then only */
+        hurried.deadline_ns -= crn_max(0, task->deadline_ns - crn_clock_ns()) / LATE_SHARE;
+    run r = {.task = &hurried, .question = question, .api = &api};
     double *values = reply->values;
     *reply = (crn_highs_reply){.bound = -INFINITY, .values = values};
     CRN_TRY(load(&api, error));

@@ -35,6 +35,21 @@ MIB = 1 << 20
 TIERS = ("host", "file")
 
 
+_others: set[threading.Thread] = set()  # those that tests before this one have left
+
+
+@pytest.fixture(autouse=True)
+def count_own_threads() -> None:
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
+def threads() -> list[str]:
+    """The threads that copy, of this test alone."""
+    mine = set(threading.enumerate()) - _others
+    return [thread.name for thread in mine if thread.name.startswith("cairn-")]
+
+
 def where(kind: str, folder: Path) -> str:
     return "host" if kind == "host" else f"file:{folder / 'slab'}"
 
@@ -82,6 +97,8 @@ def geometries() -> dict[str, list[Tensor]]:
         "seen as bytes": [big.view(torch.uint8)[0, 3:], big[0, 2:]],
         "conjugated": [complexes.conj(), complexes.conj().imag],
         "empty": [torch.empty(0, 4), torch.empty(3, 0)],
+        "empty parts": [big[300:], big[290:], big[:0]],
+        "empty, beyond its storage": [torch.empty(0).as_strided((0,), (1,), 5)],
         "scalar": [torch.tensor(3.5, dtype=torch.float64)],
         "booleans": [torch.rand(33) < 0.5, torch.randint(9, (4, 4))],
         "not aligned": [torch.frombuffer(bytearray(range(33)), dtype=torch.int32, count=8, offset=1)],
@@ -297,7 +314,7 @@ def test_one_lane_where_the_link_is_shared() -> None:
     second = gate.transfers.offload("second", [numbers(10)], 40)
     first.prefetch()
     gate.reached("first", "second")
-    assert sum(thread.name.startswith("cairn-") for thread in threading.enumerate()) == 1
+    assert threads() == ["cairn-offload-prefetch"]
     gate.open()
     assert all(torch.equal(parcel.tensors()[0], numbers(10)) for parcel in (first, second))
     gate.transfers.close()
@@ -607,10 +624,6 @@ def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
 
 
 # -- endings -------------------------------------------------------------------------------------------------
-
-
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cairn-")]
 
 
 @pytest.mark.parametrize("kind", TIERS)

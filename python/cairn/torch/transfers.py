@@ -45,8 +45,14 @@ class _Storage:
 
     storage: torch.UntypedStorage
     device: torch.device
-    first: int
-    end: int
+    first: int = 0
+    end: int = 0
+
+    def include(self, first: int, end: int) -> None:
+        """Some more bytes, not none."""
+        if self.first < self.end:
+            first, end = min(self.first, first), max(self.end, end)
+        self.first, self.end = first, end
 
     @property
     def lead(self) -> int:
@@ -73,7 +79,7 @@ class Look:
     @classmethod
     def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
         """That of a tensor in the bytes of its storage from byte `origin` on."""
-        first = int(tensor.storage_offset()) * tensor.element_size() - origin
+        first = int(tensor.storage_offset()) * tensor.element_size() - origin if tensor.numel() > 0 else 0
         return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
@@ -102,12 +108,11 @@ class Layout:
         self.owners: list[int] = []  # which storage each tensor has
         for tensor in tensors:
             require_movable(tensor)
-            first, end = _span(tensor)
             key = index.setdefault(_compat.storage_id(tensor), len(self.storages))
             if key == len(self.storages):
-                self.storages.append(_Storage(tensor.untyped_storage(), tensor.device, first, end))
-            known = self.storages[key]
-            known.first, known.end = min(known.first, first), max(known.end, end)
+                self.storages.append(_Storage(tensor.untyped_storage(), tensor.device))
+            if tensor.numel() > 0:
+                self.storages[key].include(*_span(tensor))
             self.owners.append(key)
         self.looks = [
             Look.of(tensor, self.storages[owner].first) for tensor, owner in zip(tensors, self.owners, strict=True)
@@ -145,11 +150,9 @@ def require_movable(tensor: torch.Tensor) -> None:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage from the first to the last of a tensor's elements."""
+    """The bytes of its storage from the first to the last of a tensor's elements, of which there are some."""
     item = tensor.element_size()
     first = int(tensor.storage_offset()) * item
-    if tensor.numel() == 0:
-        return first, first
     last = sum(int(size - 1) * int(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
     return first, first + (last + 1) * item
 

@@ -595,6 +595,15 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
         assert set(threading.enumerate()) <= others
 
 
+def test_one_stream_for_both_directions() -> None:
+    others = set(threading.enumerate())
+    model, x = build("attention")
+    expected = step(model, x, contextlib.nullcontext())
+    saved = ct.offload(model, x, min_bytes=0, resident_bytes=0, streams=1)
+    assert same(expected, step(model, x, saved))
+    assert len(set(threading.enumerate()) - others) == 1
+
+
 def test_a_graph_outlives_the_context() -> None:
     x = torch.randn(1024, requires_grad=True)
     with ct.offload(min_bytes=0, resident_bytes=0):
@@ -688,6 +697,7 @@ def test_a_closed_one_refuses() -> None:
         ({"tier": "file:/nonexistent/slab"}, ct.TierUnavailable, "/nonexistent/slab"),
         ({"host_budget": -1}, ValueError, "at least 0"),
         ({"min_bytes": "much"}, ValueError, "much"),
+        ({"streams": 3}, ValueError, "streams is 3"),
         ({"resident_bytes": 0.5}, TypeError, "0.5"),
     ],
 )

@@ -54,10 +54,13 @@ class Offload(contextlib.ContextDecorator):
         host_budget: int | None,
         min_bytes: int,
         resident_bytes: int | None,
+        streams: int,
     ) -> None:
+        if streams not in (1, 2):
+            raise ValueError(f"streams is {streams!r}; it is 2, one for each direction, or 1 for both")
         self._left_alone = list(left_alone)
         self._tier, self._host_budget = tier, _HostBudget(host_budget)
-        self._min_bytes, self._resident_bytes = min_bytes, resident_bytes
+        self._min_bytes, self._resident_bytes, self._shared = min_bytes, resident_bytes, streams == 1
         self._stores: dict[torch.device, _Store] = {}
         self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
         self._static: frozenset[int] = frozenset()
@@ -122,7 +125,7 @@ class Offload(contextlib.ContextDecorator):
 
     def _store(self, device: torch.device) -> _Store:
         if device not in self._stores:
-            transfers = Transfers(open_tier(self._tier, 0, device), device)
+            transfers = Transfers(open_tier(self._tier, 0, device), device, self._shared)
             self._stores[device] = _Store(transfers, self._host_budget, self._resident_bytes, self._lock)
         return self._stores[device]
 
@@ -133,6 +136,7 @@ def offload(
     host_budget: int | str | None = None,
     min_bytes: int | str = MIN_BYTES,
     resident_bytes: int | str | None = None,
+    streams: int = 2,
 ) -> Offload:
     """A context in which what autograd saves goes to slower memory, and comes back for the backward.
 
@@ -153,6 +157,7 @@ def offload(
         min_bytes: storages smaller than this stay.
         resident_bytes: how much of what is moved may be in fast memory at a time, on its way out or fetched ahead.
             None: 64 MiB, or twice the largest storage if that is more.
+        streams: 2: copies out and back go on at the same time; 1: they take turns.
 
     Raises:
         TierUnavailable: no slower memory of that kind can be had; also in the forward, when more of it is needed.
@@ -164,6 +169,7 @@ def offload(
         None if host_budget is None else cairn.parse_size(host_budget),
         cairn.parse_size(min_bytes),
         None if resident_bytes is None else cairn.parse_size(resident_bytes),
+        streams,
     )
 
 

@@ -27,9 +27,15 @@ static const char *command_name_at(int index)
     return cli_commands[index] ? cli_commands[index]->name : NULL;
 }
 
+static const char *flag_at(int index)
+{
+    static const char *const flags[] = {"--version", "--help", NULL};
+    return flags[index];
+}
+
 static cli_exit unknown_command(const cli_call *call, const char *word)
 {
-    const char *near = cli_nearest(word, command_name_at);
+    const char *near = cli_nearest(word, word[0] == '-' ? flag_at : command_name_at);
     if (near)
         return cli_misuse(call, "there is no command \"%s\"; did you mean \"%s\"?", word, near);
     return cli_misuse(call, "there is no command \"%s\"; `cairn help` lists them", word);

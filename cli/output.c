@@ -148,10 +148,12 @@ static cli_exit check_file(const cli_call *call, const char *path)
 {
     if (!path || is_dash(path))
         return CLI_FOUND;
+    if (!*path)
+        return cli_misuse(call, "the name of a file to write is empty");
     for (int i = 0; i < call->operand_count; i++)
         if (is_same_file(path, call->operands[i]))
             return cli_misuse(call, "\"%s\" is read; it is not to be overwritten", path);
-    int obstacle = *path ? write_obstacle(path) : ENOENT;
+    int obstacle = write_obstacle(path);
     if (obstacle == 0)
         return CLI_FOUND;
     cairn_error error = {.status = CAIRN_IO, .line = CAIRN_NONE, .column = CAIRN_NONE};

@@ -32,6 +32,7 @@ def expect_refusal(cairn, *words, **more):
     [
         ([], "help"),
         (["slove", "p"], '"solve"'),
+        (["--verison"], '"--version"'),
         (["frobnicate"], "help"),
         (["solve"], "PROBLEM"),
         (["solve", "--budget", "1"], "PROBLEM"),

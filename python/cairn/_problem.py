@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
@@ -495,7 +496,15 @@ class Chain(Problem):
         return int(self._chain.stage_count)
 
     def to_graph(self) -> Graph:
-        """The chain as a graph, for graph solvers; a stage with several options runs by its first."""
+        """The chain as a graph, for graph solvers; a stage with several options runs by its first, with a warning."""
+        for number, stage in enumerate(self.stages, 1):
+            if len(stage.options) > 1:
+                name = f", {stage.name}" if stage.name else ""
+                warnings.warn(
+                    f"stage {number}{name} has {len(stage.options)} options; "
+                    f'the graph has the first, "{stage.options[0].name}"',
+                    stacklevel=2,
+                )
         pointer = ctypes.POINTER(_structs.Problem)()
         lib.check(lib.cairn_chain_to_graph, None, self.pointer, ctypes.byref(pointer))
         return Graph._adopt(pointer)

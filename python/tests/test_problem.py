@@ -299,6 +299,17 @@ def test_a_chain_as_a_graph() -> None:
     assert cairn.limits(graph).store_all_ns == cairn.limits(chain).store_all_ns
 
 
+def test_a_graph_says_what_options_it_has_not() -> None:
+    two = [cairn.Option(saved_bytes=30, forward_ns=7, backward_ns=9, name=name) for name in ("keep", "again")]
+    chain = cairn.Chain([cairn.Stage(10, options=two, name="a"), cairn.Stage(10, options=two)], input_bytes=5)
+    with pytest.warns(UserWarning) as caught:
+        chain.to_graph()
+    assert [str(warning.message) for warning in caught] == [
+        'stage 1, a has 2 options; the graph has the first, "keep"',
+        'stage 2 has 2 options; the graph has the first, "keep"',
+    ]
+
+
 def test_scaled() -> None:
     node = cairn.Node(3, 5, workspace_bytes=-3)
     graph = cairn.Graph([node], fixed_bytes=100)

@@ -23,7 +23,7 @@
 #include "solve/graph/graph_walk.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
-enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8 };
+enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
 
 typedef struct search {
     crn_graph_model *model;
@@ -216,15 +216,52 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
     return CAIRN_OK;
 }
 
+/*
+ * Graphs of a few nodes, where walks cannot do what the smallest budgets take (see "out of reach" above): exhaustive
+ * search, which leaves the other problems to the walks.
+ */
+static const crn_solver *solver_of_tiny(crn_task *task)
+{
+    const crn_solver *brute = crn_solver_find("brute-graph");
+    task->machine = NULL;
+    return crn_solver_accepts(brute, task, NULL) == CAIRN_OK ? brute : NULL;
+}
+
+static cairn_status least_of_tiny(const crn_task *task, crn_least *least, cairn_error *error)
+{
+    crn_task alone = *task;
+    const crn_solver *brute = solver_of_tiny(&alone);
+    crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+    cairn_status status = brute ? brute->least(&alone, NULL, &own, error) : CAIRN_OK;
+    if (own.bytes != CAIRN_NONE) {
+        least->bytes = own.bytes;
+        least->is_exact = own.is_exact && !task->machine;
+    }
+    return status == CAIRN_CANCELLED ? CAIRN_OK : status;
+}
+
+/* What it knows of the makespan holds without a machine only. */
+static cairn_status solve_tiny(const crn_task *task, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
+{
+    crn_task alone = *task;
+    const crn_solver *brute = solver_of_tiny(&alone);
+    int64_t bound_ns = answer->lower_bound_ns;
+    if (!brute)
+        return CAIRN_OK;
+    CRN_TRY(brute->solve(&alone, NULL, budget_bytes, answer, error));
+    answer->optimal_in_class = false;
+    answer->lower_bound_ns = task->machine ? bound_ns : crn_max(bound_ns, answer->lower_bound_ns);
+    return CAIRN_OK;
+}
+
 static cairn_status search_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     search *s = session;
-    (void)error;
     find_smallest(task, s);
     least->bytes = s->smallest_peak_bytes;
     least->lower_bytes = s->lower_bytes;
     least->is_exact = s->smallest_peak_bytes == s->lower_bytes;
-    return CAIRN_OK;
+    return least->is_exact ? CAIRN_OK : least_of_tiny(task, least, error);
 }
 
 /* Keeps the sequence among the best distinct starts. */
@@ -305,14 +342,18 @@ static const crn_sequence *best_of_islands(const islands *all, int64_t *cost)
     return best;
 }
 
-/* Rounds for all islands together: some seconds' worth on one core. */
+/*
+ * Rounds for all islands together: some seconds' worth on one core. On large graphs walks take seconds, too, and a round
+ * changes little of the whole.
+ */
 static int64_t rounds_of(const crn_task *task, const search *s)
 {
     if (task->settings->iterations >= 0)
         return task->settings->iterations;
     if (task->deadline_ns != CAIRN_NONE)
         return INT64_MAX / 8; /* until the clock says so */
-    return crn_max(64, INT64_C(30000000) / (s->model->node_count + 100));
+    int64_t nodes = s->model->node_count, rounds = INT64_C(30000000) / (nodes + 100);
+    return crn_max(4 * ISLANDS, nodes <= LARGE_NODES ? rounds : rounds * LARGE_NODES / nodes);
 }
 
 static const crn_sequence *improve(const crn_task *task, search *s, int64_t budget_bytes, int64_t bound_ns,
@@ -347,7 +388,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
-        return CAIRN_OK;
+        return solve_tiny(task, budget_bytes, answer, error);
     const crn_sequence *best = improve(task, s, budget, answer->lower_bound_ns, answer);
     if (!best)
         best = &s->start[0];

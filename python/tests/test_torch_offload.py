@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
+import functools
 import gc
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -19,7 +22,9 @@ from typing import Any
 import cairn.torch as ct
 import fake_streams
 import pytest
+import random_networks
 import torch
+import torch_models
 from cairn.torch._compat import StorageRef
 from cairn.torch.lanes import StreamLanes
 from cairn.torch.offload import Offload
@@ -140,6 +145,57 @@ def test_steps_are_bit_for_bit_the_plain_ones(
         assert same(expected, step(model, x, saved, autocast))
         assert saved.offloaded_bytes == 0 < saved.capacity_bytes
         assert (resident == 0) <= (len(moved(saved, "prefetch")) > 1)
+
+
+def outcome(model: nn.Module, loss_of: Callable[[], Tensor], context: Any) -> Result | str:
+    """As `step`, or what error it ended in."""
+    torch.manual_seed(1)
+    try:
+        with context:
+            loss = loss_of()
+        if loss.requires_grad:
+            loss.backward()
+    except RuntimeError as error:
+        return "written in place" if "inplace operation" in str(error) else str(error)
+    return [loss.detach(), *grads(model), *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_networks_that_write_in_place(seed: int, tmp_path: Path) -> None:
+    """Errors included: those of plain training, and no others."""
+    results = []
+    for offloading in (False, True):
+        torch.manual_seed(seed)
+        choose = random.Random(seed)
+        model, x = random_networks.Network(seed), torch.randn(6, 6)
+        named = [model] if choose.random() < 0.5 else []
+        where, resident = place(choose.choice(TIERS), tmp_path), choose.choice([0, 200, 1000, None])
+        saved = ct.offload(*named, tier=where, min_bytes=0, resident_bytes=resident, streams=choose.choice([1, 2]))
+        results.append(outcome(model, functools.partial(model, x), saved if offloading else contextlib.nullcontext()))
+    one, other = results
+    if isinstance(one, str) or isinstance(other, str):
+        assert one == other
+    else:
+        assert same(*([t if t is None else t.nan_to_num() for t in result] for result in (one, other)))
+
+
+@pytest.mark.parametrize("name", {**torch_models.ALL, **torch_models.ODD})
+def test_models(name: str, tmp_path: Path) -> None:
+    if name in torch_models.HUGGING_FACE:
+        pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sample = {**torch_models.ALL, **torch_models.ODD}[name]()
+    initial = copy.deepcopy(sample.model.state_dict())
+    results = []
+    for context in (
+        contextlib.nullcontext(),
+        ct.offload(sample.model, tier=f"file:{tmp_path}", min_bytes=0, resident_bytes=0),
+    ):
+        sample.model.load_state_dict(initial)
+        sample.model.zero_grad()
+        results.append(outcome(sample.model, sample.loss, context))
+    assert not isinstance(results[0], str) and not isinstance(results[1], str)
+    assert same(*results)
 
 
 class Strides(torch.autograd.Function):

@@ -362,8 +362,11 @@ class MemoryPass:
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         apart = run.pinned | run.unread  # not the chain's to keep
-        if apart or run.is_held:
+        if apart or (run.is_held and run.saved_outputs):
             stage.travel_bytes, stage.output_travels = 0, False
+        elif run.is_held:  # the rest can travel
+            stage.output_is_held, stage.output_travels = True, False
+            stage.travel_bytes = max(0, stage.travel_bytes - stage.output_bytes)
         stage.output_bytes -= _bytes_of(run, apart)
         not_saved = _bytes_of(run, apart - run.saved_outputs)  # gone before the backward that was measured
         stage.saved_bytes -= not_saved

@@ -5,8 +5,10 @@ travel is kept out of the answer:
 
 * What lies outside of blocks belongs to autograd alone. It is there from its forward to its backward, which for what
   comes before the first block is nearly the whole step. The planner is told that it is there all the time.
-* Blocks that save what is not plain bytes of their own (sparse tensors, views of something larger, outputs that someone
-  else holds) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
+* The output of a block may be held by what runs behind it, outside of blocks. It stays, all the time, and what else the
+  block saved may travel.
+* Blocks that save what is not plain bytes of their own (sparse tensors, views of something larger, outputs that others
+  read) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
   they stay instead, and the planner is asked again for so much less memory as that takes.
 
 The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
@@ -106,8 +108,7 @@ class Offloading:
         self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
     ) -> None:
         self._machine, self._solver, self._options = to.machine, solver, options
-        problem = profile.without_options().chain(scope, gradients)
-        self.problem = {**problem, "machine": dataclasses.asdict(to.machine)}
+        self.problem = {**problem_of(profile, scope, gradients), "machine": dataclasses.asdict(to.machine)}
         self._chain = cairn.Chain.from_json(json.dumps(self.problem))
         always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
         self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
@@ -182,6 +183,24 @@ class Offloading:
             if found is not None and found <= makespan:
                 kept = without
         return kept
+
+
+def held_outputs(profile: Profile) -> dict[int, int]:
+    """Bytes of the outputs that stay, by stage."""
+    return {n: stage.output_bytes for n, stage in enumerate(profile.stages, 1) if stage.output_is_held}
+
+
+def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
+    """The step as a cairn-chain of blocks that are kept or run again as wholes, held outputs there all the time."""
+    problem = profile.without_options().chain(scope, gradients)
+    for number, size in held_outputs(profile).items():
+        stage = problem["stages"][number - 1]
+        [option] = stage["options"]
+        problem["fixed_bytes"] += size
+        stage["output_bytes"], option["saved_bytes"] = 0, option["saved_bytes"] - size
+        option["forward_workspace_bytes"] += size  # a later run makes another one
+        stage["forward_only_workspace_bytes"] += size
+    return problem
 
 
 def _as_fixed(problem: Mapping[str, Any], stages: Sequence[int]) -> dict[str, Any]:

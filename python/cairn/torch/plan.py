@@ -19,7 +19,7 @@ from . import budgets
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
 from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
-from .offloading import Destination, Journey, Offloading, destination
+from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
 from .opened import Inside
 from .profiler import ACCUMULATED, CREATED, Profile, fingerprint_of
 from .stages import StageRef
@@ -414,7 +414,7 @@ class _Task:
             problem=chosen.problem,
             schedule=json.loads(chosen.schedule.to_json()),
             stages=profile.refs,
-            resident=self._resident(),
+            resident=self._resident(chosen),
             held=profile.held_by_name,
             kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
             fingerprint=dict(profile.fingerprint),
@@ -430,15 +430,19 @@ class _Task:
             return _number(chosen.least_bytes)
         return min(_number(self._least_bytes()), self._peak(chosen, self.gradients))
 
-    def _resident(self) -> dict[str, int]:
-        return self.profile.resident_by_name(self.scope, self.gradients)
+    def _resident(self, chosen: _Chosen | None = None) -> dict[str, int]:
+        resident = self.profile.resident_by_name(self.scope, self.gradients)
+        if chosen is not None and chosen.itinerary is not None:
+            held = sum(held_outputs(self.profile).values())
+            resident.update({"outputs of blocks that are held": held} if held else {})
+        return resident
 
     def _peak(self, chosen: _Chosen, gradients: str) -> int:
         """Of a schedule in either kind of step."""
-        problem = self.profile.chain(self.scope, gradients)
         if chosen.itinerary is not None:
+            problem = problem_of(self.profile, self.scope, gradients)
             return max(peak_with_transfers(problem, chosen.itinerary)[1], self.optimizer_peak)
-        chain = _chain_of(problem)
+        chain = _chain_of(self.profile.chain(self.scope, gradients))
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(_number(replayed.peak_bytes), self.optimizer_peak)
 

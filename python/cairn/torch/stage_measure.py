@@ -46,6 +46,7 @@ class StageMeasure:
     saved_count: int = 0
     travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
     output_travels: bool = False  # the output by itself can
+    output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0
@@ -70,7 +71,8 @@ class StageMeasure:
     @property
     def saved_travels(self) -> bool:
         """Whether all of the saved bytes are what transfers move, and are gone from the device when it was dropped."""
-        return 0 < self.travel_bytes <= self.saved_bytes <= self.travel_bytes + SLACK_BYTES
+        saved = self.saved_bytes - (self.output_bytes if self.output_is_held else 0)
+        return 0 < self.travel_bytes <= saved <= self.travel_bytes + SLACK_BYTES
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options beside keeping everything, with their numbers."""

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 from workloads import Workload, cnn
 
 MIB = 2**20
-ROUNDS = 6
+ROUNDS = 5
 CPU = torch.device("cpu")
 
 
@@ -215,7 +215,7 @@ def draw(rows: Sequence[Row], curve: Sequence[ct.Point], title: str, path: Path)
 
 
 def compare(out: Path, quick: bool) -> None:
-    """Act 3: prints the table; writes the plot and a timeline, and says where."""
+    """Prints the table; writes the plot and a timeline, and says where."""
     torch.set_num_threads(1)
 
     def make() -> Workload:

@@ -14,6 +14,7 @@ import ctypes
 import json
 import resource
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def checkpoint_blocks(workload: Workload) -> None:
         block.forward = lambda x, plain=plain: torch_checkpoint(plain, x, use_reentrant=False)
 
 
-def plan_with_cairn(workload: Workload, sample: tuple[Any, Any]) -> None:
+def plan_with_cairn(workload: Workload, sample: tuple[Any, Any], **options: Any) -> None:
     """The three lines that this is about: budget="auto" is what the system leaves to this process."""
     import cairn.torch
 
@@ -60,6 +61,7 @@ def plan_with_cairn(workload: Workload, sample: tuple[Any, Any]) -> None:
         loss_fn=lambda output: workload.loss(output, y),
         optimizer=workload.optimizer,
         check_steps=0,
+        **options,
     )
 
 
@@ -82,7 +84,7 @@ def main() -> int:
     """Runs one training as the command line says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("strategy", choices=["plain", "blocks", "cairn"])
+    parser.add_argument("strategy", choices=["plain", "blocks", "cairn", "offload"])
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--room", type=int, metavar="MIB")
     arguments = parser.parse_args()
@@ -90,7 +92,7 @@ def main() -> int:
     torch.set_num_threads(1)
     workload = WORKLOADS[arguments.workload]()
     sample = next(WORKLOADS[arguments.workload]().batches)
-    if arguments.strategy == "cairn":
+    if arguments.strategy in ("cairn", "offload"):
         import cairn.torch  # what importing takes is not the step's  # noqa: F401
     if arguments.room:
         cap(arguments.room)
@@ -99,6 +101,9 @@ def main() -> int:
             checkpoint_blocks(workload)
         elif arguments.strategy == "cairn":
             plan_with_cairn(workload, sample)
+        elif arguments.strategy == "offload":
+            folder = tempfile.gettempdir()
+            plan_with_cairn(workload, sample, host_budget="1GiB", tier=f"file:{folder}", inside=False)
         print(json.dumps(train(workload, arguments.steps)))
     except (RuntimeError, MemoryError) as error:
         if "allocate memory" not in str(error) and not isinstance(error, MemoryError):

@@ -20,6 +20,7 @@ SCRIPTS = [
     "bench_torch_mechanism",
     "torch_prediction",
     "torch_curves",
+    "torch_offload_plan",
 ]
 
 

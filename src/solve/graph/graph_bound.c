@@ -5,7 +5,7 @@
 
 #include "solve/graph/flow_network.h"
 
-enum { PRICES_MAX = 24, WINDOW_WORK = 4000000 };
+enum { PRICES_MAX = 24, WINDOW_WORK = 4000000, CUTS_MAX = 24 };
 
 #define BYTES_MAX (CRN_FLOW_INFINITE / CAIRN_NODES_MAX) /* rents of single storages, so that their sum is finite */
 
@@ -24,6 +24,7 @@ struct crn_graph_bounder {
     int32_t *alias, *alias_next, alias_count;
     bool *alias_seen; /* of a node */
     const crn_task *task;
+    int64_t *to_end; /* of a node: what the window from it to the end is worth, as far as known, else 0 */
     int64_t budget_bytes;
     double price; /* the last one that was best: a good first guess for the next window */
 };
@@ -42,6 +43,7 @@ cairn_status crn_graph_bounder_new(const crn_task *task, const crn_graph_model *
         crn_flow_network_new(task, &arena, 2 * model->node_count + 2, 3 * model->node_count + 2 * edges, &b->network) &&
         (b->place = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->storage = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
+        (b->to_end = crn_arena_alloc_zero(&arena, n, sizeof(int64_t))) &&
         (b->residents = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->alias_at = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->alias = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
@@ -341,13 +343,53 @@ static int64_t largest(crn_graph_bounder *b, int64_t (*value)(crn_graph_bounder 
 
 static int64_t window_to_end(crn_graph_bounder *b, int32_t t)
 {
-    return crn_graph_bound_window(b, b->budget_bytes, t, b->model->node_count);
+    return b->to_end[t] = crn_graph_bound_window(b, b->budget_bytes, t, b->model->node_count);
+}
+
+/* Where windows may begin and end: in each of as many even parts as the work limit allows, the node worth most. */
+static int32_t list_cuts(const crn_graph_bounder *b, int32_t cuts[CUTS_MAX + 1])
+{
+    int32_t n = b->model->node_count, count = 0;
+    int64_t size = n + b->model->dep_begin[n];
+    int32_t parts = (int32_t)crn_min(CUTS_MAX, (int64_t)sqrt(0.25 * WINDOW_WORK / (double)size));
+    for (int32_t part = 0; part < parts; part++) {
+        int32_t from = (int32_t)((int64_t)n * part / parts), to = (int32_t)((int64_t)n * (part + 1) / parts),
+                best = from;
+        for (int32_t t = from; t < to; t++)
+            best = b->to_end[t] > b->to_end[best] ? t : best;
+        if (to > from && b->to_end[best] > 0)
+            cuts[count++] = best;
+    }
+    cuts[count] = n;
+    return count;
+}
+
+/* The best sum over windows that do not overlap: what each spends is spent within it. */
+static int64_t best_windows(crn_graph_bounder *b)
+{
+    int32_t cuts[CUTS_MAX + 1], count = list_cuts(b, cuts);
+    int64_t sum[CUTS_MAX + 1] = {0};
+    for (int32_t e = 1; e <= count && !crn_should_stop(b->task, NULL); e++) {
+        sum[e] = sum[e - 1];
+        for (int32_t t = 0; t < e; t++) {
+            int64_t spent =
+                e == count ? b->to_end[cuts[t]] : crn_graph_bound_window(b, b->budget_bytes, cuts[t], cuts[e]);
+            if (spent == INT64_MAX)
+                return INT64_MAX;
+            if (spent <= INT64_MAX / 2 - sum[t])
+                sum[e] = crn_max(sum[e], sum[t] + spent);
+        }
+    }
+    return sum[count];
 }
 
 int64_t crn_graph_bound_makespan(crn_graph_bounder *b, int64_t budget_bytes)
 {
     b->budget_bytes = budget_bytes;
+    memset(b->to_end, 0, (size_t)b->model->node_count * sizeof(*b->to_end));
     int64_t again = largest(b, window_to_end);
+    if (again > 0 && again < INT64_MAX)
+        again = crn_max(again, best_windows(b));
     return again == INT64_MAX ? INT64_MAX : b->model->total_cost + again;
 }
 

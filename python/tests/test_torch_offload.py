@@ -414,6 +414,26 @@ def test_several_forwards_before_the_backwards(context: Offload) -> None:
     both(context, run)
 
 
+@pytest.mark.parametrize("resident", [20 * KIB, 50 * KIB])
+def test_a_forward_after_storages_of_an_earlier_one_were_fetched_ahead(resident: int) -> None:
+    context = ct.offload(min_bytes=0, resident_bytes=resident)
+
+    def run(model: nn.Module, x: Tensor, within: Any) -> Result:
+        losses: list[Tensor] = []
+        for what in (None, None, 1, None, 2, 0):
+            if what is None:
+                with within:
+                    losses.append(model(x * len(losses)).square().sum())
+            else:
+                losses[what].backward()
+        return grads(model)
+
+    both(context, run)
+    (store,) = context._stores.values()
+    store._is_over()
+    assert store._resident_bytes == 0
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_inside(context: Offload, reentrant: bool) -> None:
     """Offloaded are then the inputs of what is run again."""

@@ -250,6 +250,8 @@ class _Entry:
 
     def leave(self) -> None:
         """Lets go of the bytes in fast memory, when they are in slower memory."""
+        if self.is_coming:
+            self.arrive()
         self.parcel.wait_out()
         self.whole = None
 
@@ -264,15 +266,11 @@ class _Entry:
         self.is_coming = True
 
     def arrive(self) -> torch.Tensor:
-        """The bytes, when they are here."""
+        """The bytes of a resident one, when they are here."""
         if self.whole is None:
-            if not self.is_coming:
-                self.return_()
-            if self.is_coming:
-                self.is_coming = False
-                (self.whole,) = self.parcel.tensors()
-                self.back = _compat.StorageRef(self.whole)
-        assert self.whole is not None
+            self.is_coming = False
+            (self.whole,) = self.parcel.tensors()
+            self.back = _compat.StorageRef(self.whole)
         return self.whole
 
     def __del__(self) -> None:

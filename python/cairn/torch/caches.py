@@ -16,7 +16,8 @@ _MODULE = "transformers.cache_utils"
 
 def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """A block's forward, or one that copies the caches among its arguments in every run, if there are any."""
-    if not any(_is_cache(value) for value in (*args, *kwargs.values())):
+    caches = sys.modules.get(_MODULE)
+    if caches is None or not any(isinstance(value, caches.Cache) for value in (*args, *kwargs.values())):
         return forward
 
     def run(*args: Any, **kwargs: Any) -> Any:

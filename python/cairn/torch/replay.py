@@ -61,7 +61,7 @@ from .program import (
 from .rebuild import Rebuild
 from .state import Before, BlockState, Record
 from .travel import Travel
-from .tree import Tree, tensors_inside, unique_tensors_in
+from .tree import Tree, tensors_in, tensors_inside, unique_tensors_in
 
 DETERMINISM_CHECKS = ("default", "values", "none")
 
@@ -290,7 +290,7 @@ class Run:
         finally:
             self._running = 0
         self._trace.runs.append((op.kind, stage))
-        self._returns(op, output, unique_tensors_in((args, kwargs)))
+        self._returns(op, output, (args, kwargs))
         self._position = position + 1
         self._settle()
         return output
@@ -445,17 +445,20 @@ class Run:
                     "would do so again when it is run again; keep this block"
                 )
 
-    def _returns(self, op: Op, output: Any, inputs: Sequence[torch.Tensor]) -> None:
-        """Keeps a block's output where the schedule wants it, and sets hooks for the backward."""
-        stage, tensors = op.stage, unique_tensors_in(output)
+    def _returns(self, op: Op, output: Any, passed: Any) -> None:
+        """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the block's
+        arguments.
+        """
+        stage = op.stage
         if self._program.is_replayed(stage + 1):
-            self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in tensors]
-        self._produce(op, output)
+            returned = unique_tensors_in(output)
+            self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
+            self._produce(op, output)
         self._after(self._program.first_forward[stage])
         if not self._program.watched[stage]:
             return
-        passed_through = {id(t) for t in inputs}
-        for tensor in tensors:
+        passed_through = set(map(id, tensors_in(passed)))
+        for tensor in unique_tensors_in(output):
             if tensor.requires_grad and tensor.grad_fn is not None and id(tensor) not in passed_through:
                 tensor.register_hook(functools.partial(_gradient_ready, self, stage))
                 if stage not in self._watched[-1:]:

@@ -78,6 +78,14 @@ CAIRN_API const char *cairn_status_text(cairn_status status);
 /** Version of the library that is running, "major.minor.patch". Static storage. */
 CAIRN_API const char *cairn_version(void);
 
+/**
+ * Packs `count` truth values, a byte each of which zero is false, into bits: eight to a byte, the first in the lowest
+ * bit, what is left of the last byte zero. `bits` has room for (count + 7) / 8 bytes and does not overlap `bytes`.
+ */
+CAIRN_API void cairn_bits_pack(const void *bytes, int64_t count, void *bits);
+/** The reverse: bytes that are 0 or 1. */
+CAIRN_API void cairn_bits_unpack(const void *bits, int64_t count, void *bytes);
+
 #define CAIRN_ERROR_MESSAGE_MAX 400
 #define CAIRN_ERROR_PATH_MAX 160
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cairn.torch import bits
 from cairn.torch.ambient import RandomState
 from cairn.torch.block_graph import BlockGraph, Recorder
 from cairn.torch.block_options import DROP, KEEP, MASK, STEP_NS, Choice, choices
@@ -285,7 +286,24 @@ def test_masks() -> None:
     [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
     run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
     noise = run.saved[with_mask.decisions.index(MASK)]
-    assert mask_of(noise).dtype is torch.bool and 0.6 < mask_of(noise).float().mean() < 0.8
+    mask = mask_of(noise)
+    assert mask.nbytes == noise.numel() // 8
+    assert torch.equal(bits.unpack(mask, noise.numel()).view(noise.shape), noise != 0)
+    transposed = noise[:40].t()
+    assert torch.equal(bits.unpack(mask_of(transposed), 40 * 64).view(40, 64), noise[:40] != 0)
+
+
+def test_bits() -> None:
+    for count in range(201):
+        for start in range(3):
+            given = torch.rand(count + start)[start:] < 0.7
+            packed = bits.pack(given)
+            assert packed.nbytes == (count + 7) // 8
+            assert torch.equal(bits.unpack(packed, count), given)
+            expected = torch.tensor(
+                [sum(b << i for i, b in enumerate(given[at : at + 8])) for at in range(0, count, 8)]
+            )
+            assert torch.equal(packed.long(), expected.long())
 
 
 # -- what is recorded -----------------------------------------------------------------------------------------

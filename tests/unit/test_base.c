@@ -226,6 +226,31 @@ static void a_team_runs_every_iteration_once(void **state)
     crn_team_free(NULL);
 }
 
+/* Every length up to 200, from and to addresses that are not aligned, with nothing read or written beside it. */
+static void truth_values_survive_as_bits(void **state)
+{
+    (void)state;
+    enum { MOST = 200, GUARD = 0xa5 };
+    for (int64_t count = 0; count <= MOST; count++)
+        for (int offset = 0; offset < 9; offset++) {
+            unsigned char given[MOST + 10], bits[MOST / 8 + 12], back[MOST + 12];
+            memset(bits, GUARD, sizeof(bits));
+            memset(back, GUARD, sizeof(back));
+            for (int64_t i = 0; i < count; i++) /* what is not zero is true: 1, 2, 128, ... */
+                given[offset + i] = (unsigned char)((i * 7 + count) % 3 == 0 ? 0 : 1 << ((i * 5 + offset) % 8));
+            cairn_bits_pack(given + offset, count, bits + offset);
+            int64_t bytes = (count + 7) / 8;
+            for (int64_t i = 0; i < 8 * bytes; i++)
+                assert_int_equal((bits[offset + i / 8] >> (i % 8)) & 1, i < count && given[offset + i] != 0);
+            assert_int_equal(bits[offset + bytes], GUARD);
+            cairn_bits_unpack(bits + offset, count, back + offset);
+            for (int64_t i = 0; i < count; i++)
+                assert_int_equal(back[offset + i], given[offset + i] != 0);
+            assert_int_equal(back[offset + count], GUARD);
+            assert_true(offset == 0 || (bits[offset - 1] == GUARD && back[offset - 1] == GUARD));
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -240,6 +265,7 @@ int main(void)
         cmocka_unit_test(text_grows_escapes_and_is_handed_over),
         cmocka_unit_test(text_that_runs_out_of_memory_says_so_once),
         cmocka_unit_test(a_team_runs_every_iteration_once),
+        cmocka_unit_test(truth_values_survive_as_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,9 +14,9 @@ where o may not be replayed; r(o) -> a(u), infinite. (This is the cut of the min
 with times on the operations beside bytes on the values.) All points of the hull are found by cutting at the price of
 the line between two known ones, and again on both sides of every new point; prices are integers, so they are exact.
 
-Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noise may also be kept as one byte per
-element: the drawing is split into an operation that draws the mask, and one that turns a mask into noise; the mask is
-one more value that can be kept.
+Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noise may also be kept as one bit per
+element (a byte, where it is not on the CPU): the drawing is split into an operation that draws the mask, and one that
+turns a mask into noise; the mask is one more value that can be kept.
 
 Cost. One cut of a block of n operations takes O(n) augmentations in practice: some milliseconds for a hundred
 operations, and there are about two cuts for each point of the hull.
@@ -28,6 +28,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from . import bits
 from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
 
 KEEP, DROP, MASK = "k", "d", "m"  # what is done with a saved tensor
@@ -194,12 +195,21 @@ class _Model:
                 network.edge(node, ("a", use.value), _Network.INFINITE)
         if index in self._masks:
             mask, draw = ("mask", index), ("draw", index)
-            size = self._mask_bytes(index)
             network.edge(node, mask, _Network.INFINITE)
-            network.edge(mask, draw, per_byte * size + per_ns * (STEP_NS + size // 4))
+            network.edge(mask, draw, per_byte * self._mask_bytes(index) + per_ns * self._mask_ns(index))
             network.edge(draw, _Network.SINK, time)
 
     def _mask_bytes(self, index: int) -> int:
+        """As bits on the CPU, as bytes elsewhere."""
+        elements = self._mask_elements(index)
+        is_packed = self._graph.values[self._masks[index]].device.type == "cpu"
+        return -(-elements // bits.PER_BYTE) if is_packed else elements
+
+    def _mask_ns(self, index: int) -> int:
+        """For reading a mask off a noise, and making the noise from it."""
+        return STEP_NS + self._mask_elements(index) // 4
+
+    def _mask_elements(self, index: int) -> int:
         value = self._graph.values[self._masks[index]]
         return value.nbytes // value.dtype.itemsize
 
@@ -231,7 +241,7 @@ class _Model:
         total = 0
         for index in again:
             if index in as_masks:
-                total += 2 * STEP_NS + self._mask_bytes(index) // 4
+                total += STEP_NS + self._mask_ns(index)
             else:
                 total += self._time(self._graph.operations[index]) + (STEP_NS if index in self._masks else 0)
         return total

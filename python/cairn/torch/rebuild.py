@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from . import _compat
+from . import _compat, bits
 from .ambient import RandomState
 from .block_graph import ARGUMENT, BlockGraph, Pack
 from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
@@ -167,9 +167,10 @@ class Compiler:
 
 
 def mask_of(noise: torch.Tensor) -> torch.Tensor:
-    """The mask of a scaled noise: where it is not zero."""
+    """The mask of a scaled noise, where it is not zero; on the CPU as bits."""
     with torch.no_grad():
-        return noise.ne(0)
+        mask = noise.ne(0)
+    return bits.pack(mask) if mask.is_cpu and mask.stride() == noise.stride() else mask
 
 
 # -- running -------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from . import _compat
+from . import _compat, bits
 from .ambient import RandomState
 from .block_graph import ARGUMENT, BUFFER, BlockGraph, Operation, Use
 from .block_options import is_always_there
@@ -343,7 +343,11 @@ def _drawing(states: dict[int, RandomState], count: int) -> RandomState:
 
 
 def _noise(mask: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=mask.device).copy_(mask)
+    """The noise of a mask, which lies in memory as the noise did, or is packed into bits."""
+    noise = torch.empty_strided(size, stride, dtype=dtype, device=mask.device)
+    if mask.dtype is torch.uint8:
+        mask = bits.unpack(mask, noise.numel()).as_strided(size, stride)
+    return noise.copy_(mask)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

@@ -147,6 +147,24 @@ def test_steps_are_bit_for_bit_the_plain_ones(
         assert (resident == 0) <= (len(moved(saved, "prefetch")) > 1)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("resident", [0, 20 * KIB, None])
+@pytest.mark.parametrize("kind", TIERS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_on_a_cuda_device(name: str, kind: str, resident: int | None, tmp_path: Path) -> None:
+    model, x = build(name)
+    model, x = model.cuda(), x.detach().cuda()
+    initial = copy.deepcopy(model.state_dict())
+    saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)
+    results = []
+    with torch.backends.cudnn.flags(deterministic=True):
+        for context in (contextlib.nullcontext(), saved, saved):
+            model.load_state_dict(initial)
+            results.append(step(model, x, context))
+    assert same(results[0], results[1]) and same(results[0], results[2])
+    assert saved.offloaded_bytes == 0 < saved.capacity_bytes
+
+
 def outcome(model: nn.Module, loss_of: Callable[[], Tensor], context: Any) -> Result | str:
     """As `step`, or what error it ended in."""
     torch.manual_seed(1)

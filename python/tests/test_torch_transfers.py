@@ -188,6 +188,34 @@ def test_what_is_no_plain_tensor_is_refused(make: Callable[[], Tensor], transfer
     assert transfers.taken() == []
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", TIERS)
+def test_on_a_cuda_device(kind: str, tmp_path: Path) -> None:
+    """Sources are overwritten as soon as they may be, while products keep the device busy."""
+    transfers = Transfers(open_tier(where(kind, tmp_path), 64 * MIB, "cuda"), "cuda")
+    busy = torch.randn(2048, 2048, device="cuda")
+    for step in range(3):
+        transfers.begin_step()
+        parcels = []
+        for i in range(8):
+            for _ in range(4):
+                busy = (busy @ busy).tanh()
+            sent = torch.full((1 << 20,), float(8 * step + i), device="cuda")
+            parcels.append(transfers.offload(i, [sent.view(1024, 1024).t(), sent[5:9]], i << 22))
+            parcels[-1].wait_out()
+            sent.fill_(-1)
+            parcels[-1]._versions.clear()  # written on purpose
+            del sent
+        for i, parcel in reversed(list(enumerate(parcels))):
+            parcel.prefetch()
+            parcel.discard()
+            busy = (busy @ busy).tanh()
+            whole, part = parcel.tensors()
+            assert whole.stride() == (1, 1024) and whole.untyped_storage()._cdata == part.untyped_storage()._cdata
+            assert bool((whole == 8 * step + i).all())
+    transfers.close()
+
+
 # -- when memory comes back ----------------------------------------------------------------------------------
 
 

@@ -592,6 +592,18 @@ def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:
     assert json.loads(json.dumps(ct.explain(made).to_json()))["offloading"]["host_bytes"] == made.host_bytes
 
 
+def test_the_timeline_shows_the_copies_in_their_lanes(vgg: tuple[Step, ct.Profile]) -> None:
+    _, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    made = ct.plan(measured, budget, host_budget="1GiB", link=cairn.Machine(0, "20GB/s", "20GB/s"))
+    events = json.loads(cairn.trace(made.verified.problem, made.verified.schedule))["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    drawn = [lanes[event["tid"]] for event in events if event["ph"] == "X"]
+    transfers = [name for name, _ in copies(made.ops)]
+    assert drawn.count("to host") == transfers.count("offload") > 0
+    assert drawn.count("to device") == transfers.count("prefetch") > 0
+
+
 def test_checkpoint_in_one_call(tier: str) -> None:
     torch.manual_seed(0)
     step = ALL["vgg"]()

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const uint32_t round_constants[64] = {
+const uint32_t crn_sha256_constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -30,29 +30,52 @@ static void expand(const uint8_t block[64], uint32_t w[64])
     }
 }
 
+/* One round. The eight words change places from round to round; they stay where they are, and their names move. */
+static inline void take_round(uint32_t a, uint32_t b, uint32_t c, uint32_t *d, uint32_t e, uint32_t f, uint32_t g,
+                              uint32_t *h, uint32_t word)
+{
+    uint32_t s1 = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25), choice = (e & f) ^ (~e & g);
+    uint32_t s0 = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22), majority = (a & b) ^ (a & c) ^ (b & c);
+    uint32_t t1 = *h + s1 + choice + word;
+    *d += t1;
+    *h = t1 + s0 + majority;
+}
+
 static void compress(uint32_t state[8], const uint8_t block[64])
 {
-    uint32_t w[64], v[8];
+    uint32_t w[64];
+    uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
+             h = state[7];
     expand(block, w);
-    memcpy(v, state, sizeof(v));
-    for (int i = 0; i < 64; i++) {
-        uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
-        uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-        uint32_t t1 = v[7] + s1 + choice + round_constants[i] + w[i];
-        uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
-        uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-        memmove(v + 1, v, 7 * sizeof(v[0]));
-        v[4] += t1;
-        v[0] = t1 + s0 + majority;
+    for (int i = 0; i < 64; i++)
+        w[i] += crn_sha256_constants[i];
+    for (int i = 0; i < 64; i += 8) {
+        take_round(a, b, c, &d, e, f, g, &h, w[i]);
+        take_round(h, a, b, &c, d, e, f, &g, w[i + 1]);
+        take_round(g, h, a, &b, c, d, e, &f, w[i + 2]);
+        take_round(f, g, h, &a, b, c, d, &e, w[i + 3]);
+        take_round(e, f, g, &h, a, b, c, &d, w[i + 4]);
+        take_round(d, e, f, &g, h, a, b, &c, w[i + 5]);
+        take_round(c, d, e, &f, g, h, a, &b, w[i + 6]);
+        take_round(b, c, d, &e, f, g, h, &a, w[i + 7]);
     }
+    const uint32_t added[8] = {a, b, c, d, e, f, g, h};
     for (int i = 0; i < 8; i++)
-        state[i] += v[i];
+        state[i] += added[i];
+}
+
+void crn_sha256_portable(uint32_t state[8], const uint8_t *data, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        compress(state, data + 64 * i);
 }
 
 void crn_sha256_init(crn_sha256 *hash)
 {
     static const uint32_t initial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                         0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    crn_sha256_blocks *native = crn_sha256_native();
+    hash->blocks = native ? native : crn_sha256_portable;
     memcpy(hash->state, initial, sizeof(initial));
     hash->length = 0;
 }
@@ -61,14 +84,17 @@ void crn_sha256_add(crn_sha256 *hash, const void *data, size_t length)
 {
     const uint8_t *bytes = data;
     while (length > 0) {
-        size_t filled = hash->length % 64;
-        size_t taken = length < 64 - filled ? length : 64 - filled;
-        memcpy(hash->block + filled, bytes, taken);
+        size_t filled = hash->length % 64, whole = filled == 0 ? length / 64 : 0;
+        size_t taken = whole > 0 ? 64 * whole : length < 64 - filled ? length : 64 - filled;
+        if (whole == 0)
+            memcpy(hash->block + filled, bytes, taken);
         hash->length += taken;
+        if (whole > 0)
+            hash->blocks(hash->state, bytes, whole);
+        else if (hash->length % 64 == 0)
+            hash->blocks(hash->state, hash->block, 1);
         bytes += taken;
         length -= taken;
-        if (hash->length % 64 == 0)
-            compress(hash->state, hash->block);
     }
 }
 

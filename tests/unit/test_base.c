@@ -131,6 +131,31 @@ static void a_meter_refuses_what_passes_its_limit(void **state)
     assert_int_equal(atomic_load(&meter.peak_bytes), 100);
 }
 
+/* The processor's instructions, where it has them, and the portable text make the same of any blocks. */
+static void sha256_is_the_same_on_every_processor(void **state)
+{
+    enum { BLOCKS = 5 };
+    uint8_t data[64 * BLOCKS];
+    uint64_t random = 1;
+    crn_sha256_blocks *native = crn_sha256_native();
+    (void)state;
+    if (!native)
+        skip();
+    for (int round = 0; round < 1000; round++) {
+        uint32_t a[8], b[8];
+        for (size_t i = 0; i < sizeof(data); i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            data[i] = (uint8_t)(random >> 56);
+        }
+        memcpy(a, data + round % 64, sizeof(a));
+        memcpy(b, a, sizeof(b));
+        size_t count = (size_t)round % BLOCKS;
+        crn_sha256_portable(a, data + round % 64, count);
+        native(b, data + round % 64, count);
+        assert_memory_equal(a, b, sizeof(a));
+    }
+}
+
 /* The examples of FIPS 180-4, fed in pieces of every length. */
 static void sha256_matches_published_digests(void **state)
 {
@@ -261,6 +286,7 @@ int main(void)
         cmocka_unit_test(an_arena_aligns_and_frees_everything),
         cmocka_unit_test(a_large_arena_wastes_little),
         cmocka_unit_test(a_meter_refuses_what_passes_its_limit),
+        cmocka_unit_test(sha256_is_the_same_on_every_processor),
         cmocka_unit_test(sha256_matches_published_digests),
         cmocka_unit_test(text_grows_escapes_and_is_handed_over),
         cmocka_unit_test(text_that_runs_out_of_memory_says_so_once),

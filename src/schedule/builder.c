@@ -1,6 +1,7 @@
 /* The builder: a growing array of checked operations. */
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/failure.h"
 #include "schedule/schedule.h"
 
@@ -25,15 +26,17 @@ cairn_status cairn_builder_new(const cairn_env *env, const cairn_problem *proble
     return CAIRN_OK;
 }
 
-static cairn_status grow(cairn_builder *builder, cairn_error *error)
+cairn_status crn_builder_reserve(cairn_builder *builder, int64_t count, cairn_error *error)
 {
-    int64_t capacity = builder->capacity ? builder->capacity * 2 : FIRST_CAPACITY;
+    count = crn_min(count, CAIRN_OPS_MAX);
+    if (count <= builder->capacity)
+        return CAIRN_OK;
     cairn_op *ops =
-        crn_realloc(&builder->allocator, builder->ops, (size_t)builder->capacity, (size_t)capacity, sizeof(*ops));
+        crn_realloc(&builder->allocator, builder->ops, (size_t)builder->capacity, (size_t)count, sizeof(*ops));
     if (!ops)
         return crn_no_memory(error);
     builder->ops = ops;
-    builder->capacity = capacity;
+    builder->capacity = count;
     return CAIRN_OK;
 }
 
@@ -44,7 +47,7 @@ cairn_status cairn_builder_add(cairn_builder *builder, cairn_op op, cairn_error 
         return crn_fail_at(error, CAIRN_TOO_LARGE, builder->count, "ops", "more than %lld operations",
                            (long long)CAIRN_OPS_MAX);
     if (builder->count == builder->capacity)
-        CRN_TRY(grow(builder, error));
+        CRN_TRY(crn_builder_reserve(builder, builder->count ? builder->count * 2 : FIRST_CAPACITY, error));
     builder->ops[builder->count++] = op;
     return CAIRN_OK;
 }

@@ -36,6 +36,9 @@ cairn_status crn_schedule_new(cairn_allocator allocator, const cairn_problem *pr
 void crn_schedule_borrow(const cairn_problem *problem, const cairn_op *ops, int64_t count, const cairn_machine *machine,
                          cairn_schedule *schedule);
 
+/** Makes room for so many operations in all, where their number is known beforehand. */
+cairn_status crn_builder_reserve(cairn_builder *builder, int64_t count, cairn_error *error);
+
 /** BAD_INPUT, and why, for an operation that the problem cannot have; position is where it stands in the list. */
 cairn_status crn_op_check(const cairn_problem *problem, cairn_op op, int64_t position, cairn_error *error);
 

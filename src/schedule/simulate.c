@@ -303,11 +303,14 @@ static cairn_status simulation_init(simulation *s, const cairn_env *env, const c
     s->device = (memory_tier){budget_bytes, initial_bytes(problem), initial_bytes(problem)};
     s->host = (memory_tier){s->machine ? s->machine->host_bytes : 0, 0, 0};
     CRN_TRY(crn_residency_init(&s->residency, allocator, problem, s->machine, schedule->count, error));
-    s->times = crn_alloc_zero(&allocator, (size_t)s->residency.storage_capacity, sizeof(*s->times));
-    if (s->times)
-        return CAIRN_OK;
-    crn_residency_free(&s->residency);
-    return crn_no_memory(error);
+    s->times = crn_alloc(&allocator, (size_t)s->residency.storage_capacity, sizeof(*s->times));
+    if (!s->times) {
+        crn_residency_free(&s->residency);
+        return crn_no_memory(error);
+    }
+    for (int32_t i = 0; i < s->residency.storage_count; i++) /* those made later are filled in then */
+        s->times[i] = (storage_times){0, 0};
+    return CAIRN_OK;
 }
 
 static void simulation_free(simulation *s)

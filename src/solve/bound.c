@@ -50,11 +50,9 @@ int64_t crn_work_ns(const cairn_problem *problem)
     return chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(problem));
 }
 
-cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
+cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error)
 {
-    *method = "work";
-    *bound_ns = crn_work_ns(task->problem);
     for (int i = 0; crn_bound_methods[i]; i++) {
         int64_t before_ns = *bound_ns;
         if (crn_bound_methods[i]->raise_makespan)
@@ -63,6 +61,14 @@ cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t
             *method = crn_bound_methods[i]->name;
     }
     return CAIRN_OK;
+}
+
+cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
+                             cairn_error *error)
+{
+    *method = "work";
+    *bound_ns = crn_work_ns(task->problem);
+    return crn_raise_bound(task, budget_bytes, bound_ns, method, error);
 }
 
 void crn_bounds_forget(const crn_task *task)

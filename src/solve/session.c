@@ -295,10 +295,8 @@ static cairn_status fill_bound(crn_session *session, const crn_answer *answer, c
 {
     const char *method;
     info->lower_bound_ns = crn_max(crn_work_ns(session->task.problem), answer->lower_bound_ns);
-    if (!answer->found || info->makespan_ns != info->lower_bound_ns) {
-        CRN_TRY(crn_lower_bound(&session->task, info->budget_bytes, &info->lower_bound_ns, &method, error));
-        info->lower_bound_ns = crn_max(info->lower_bound_ns, answer->lower_bound_ns);
-    }
+    if (!answer->found || info->makespan_ns != info->lower_bound_ns)
+        CRN_TRY(crn_raise_bound(&session->task, info->budget_bytes, &info->lower_bound_ns, &method, error));
     if (!answer->found)
         return CAIRN_OK;
     if (info->lower_bound_ns > info->makespan_ns)

@@ -8,6 +8,7 @@
  * The time is the least possible where every stage has one option. The memory is what it is: the peak is the
  * simulator's, found once, and the solver succeeds from there on. O(n) time and memory.
  */
+#include "schedule/schedule.h"
 #include "solve/solver.h"
 
 static cairn_status add(cairn_builder *builder, cairn_op_code code, int32_t index, cairn_error *error)
@@ -17,6 +18,7 @@ static cairn_status add(cairn_builder *builder, cairn_op_code code, int32_t inde
 
 static cairn_status emit_chain(const cairn_chain *chain, cairn_builder *builder, cairn_error *error)
 {
+    CRN_TRY(crn_builder_reserve(builder, 2 * (int64_t)chain->stage_count, error));
     for (int32_t l = 1; l <= chain->stage_count; l++)
         CRN_TRY(add(builder, CAIRN_OP_FORWARD_SAVE, l, error));
     for (int32_t l = chain->stage_count; l >= 1; l--)

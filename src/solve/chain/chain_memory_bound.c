@@ -135,16 +135,18 @@ static int64_t least_from(const crn_chain_model *model, int32_t c, const pairs *
 /* Beside always_bytes. */
 static int64_t find_bound(const crn_chain_model *model, int64_t *least_base)
 {
-    states now = {.alone = {.list = {{0, 0}}, .count = 1}}, next;
+    states both[2] = {{.alone = {.list = {{0, 0}}, .count = 1}}}, *now = &both[0], *next = &both[1];
     int64_t bound = 0;
     least_base[model->n] = model->base[model->n];
     for (int32_t c = model->n - 1; c >= 1; c--)
         least_base[c] = crn_min(model->base[c], least_base[c + 1]);
     for (int32_t c = 1; c <= model->n; c++) {
-        int64_t alone = least_from(model, c, &now.alone, least_base[c]);
-        bound = crn_max(bound, crn_min(alone, least_from(model, c, &now.saved, least_base[c])));
-        go_on(model, c, &now, &next);
+        int64_t alone = least_from(model, c, &now->alone, least_base[c]);
+        bound = crn_max(bound, crn_min(alone, least_from(model, c, &now->saved, least_base[c])));
+        go_on(model, c, now, next);
+        states *before = now;
         now = next;
+        next = before;
     }
     return bound;
 }

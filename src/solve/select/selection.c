@@ -1,5 +1,7 @@
 #include "solve/select/selection.h"
 
+#include "schedule/schedule.h"
+
 /* ---- the schedule ---- */
 
 /*
@@ -11,7 +13,7 @@ typedef struct emission {
     cairn_builder *builder; /* NULL = only count */
     cairn_error *error;
     cairn_status status;
-    int64_t resident_bytes, peak_bytes;
+    int64_t resident_bytes, peak_bytes, op_count;
 } emission;
 
 static const cairn_stage *stage_of(const emission *out, int32_t l)
@@ -29,6 +31,7 @@ static void charge(emission *out, int64_t result_bytes, int64_t workspace_bytes,
 
 static void put(emission *out, cairn_op_code code, int32_t l, int32_t option)
 {
+    out->op_count++;
     if (out->builder && out->status == CAIRN_OK)
         out->status = cairn_builder_add(
             out->builder, (cairn_op){.code = (uint8_t)code, .option = (uint16_t)option, .index = l}, out->error);
@@ -182,6 +185,7 @@ static cairn_status measure(const crn_task *task, crn_selection *selection, cair
     cairn_status status = emit(task, selection, checkpoints, count, &out);
     crn_free(&allocator, checkpoints, (size_t)count, sizeof(*checkpoints));
     selection->peak_bytes = out.peak_bytes;
+    selection->op_count = out.op_count;
     return status;
 }
 
@@ -257,5 +261,6 @@ cairn_status crn_selection_solve(const crn_task *task, void *session, int64_t bu
     answer->objective_bytes = selection->objective_bytes;
     answer->optimal_in_class = !selection->stopped_early;
     answer->found = true;
+    CRN_TRY(crn_builder_reserve(answer->builder, selection->op_count, error));
     return emit(task, selection, answer->checkpoints, count, &out);
 }

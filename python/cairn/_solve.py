@@ -54,7 +54,7 @@ class Solution:
         optimal_in: class of schedules in which the answer is proved optimal, such as "persistent".
         recompute_ns: time of the forwards that are not the first of their stage or node, nanoseconds.
         stall_ns: makespan less all compute time, nanoseconds.
-        solve_ns: what the solver took, nanoseconds.
+        solve_ns: what the call took, nanoseconds; of several budgets, the first counts for all that they share.
         solver_peak_bytes: memory that the solver took, bytes.
         checkpoints: indices of the layers that a selection solver keeps.
         objective_bytes: what a selection solver minimized, bytes.

@@ -161,7 +161,7 @@ static cairn_status begin(crn_session *session, cairn_error *error)
 cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                  const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
 {
-    *session = (crn_session){.least = {CAIRN_NONE, false, CAIRN_NONE}};
+    *session = (crn_session){.begun_ns = crn_clock_ns(), .least = {CAIRN_NONE, false, CAIRN_NONE}};
     CRN_TRY(crn_options_resolve(options, problem, &session->settings, error));
     set_up(session, env, problem, budget_max_bytes);
     return CAIRN_OK;
@@ -317,7 +317,8 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
     else
         info->outcome = CAIRN_OUTCOME_FEASIBLE;
     if (info->outcome == CAIRN_OUTCOME_FEASIBLE && answer->optimal_in_class && solver)
-        snprintf(info->optimal_in, sizeof(info->optimal_in), "%s", solver->info.optimal_in);
+        snprintf(info->optimal_in, sizeof(info->optimal_in), "%s",
+                 answer->optimal_in ? answer->optimal_in : solver->info.optimal_in);
 }
 
 static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
@@ -412,7 +413,7 @@ static void log_answer(const crn_session *session, const cairn_info *info)
 cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cairn_schedule **schedule, cairn_info *info,
                                 cairn_error *error)
 {
-    int64_t started_ns = crn_clock_ns();
+    int64_t started_ns = session->answered ? crn_clock_ns() : session->begun_ns;
     crn_answer answer = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
     crn_info_reset(info);
     info->budget_bytes = budget_bytes;

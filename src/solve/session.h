@@ -19,9 +19,10 @@ typedef struct crn_session {
     const crn_solver *solver;
     void *state; /* the solver's */
     bool is_open;
-    bool answered;  /* a budget, at least */
-    bool cancelled; /* the caller's poll asked to stop */
-    bool polled;    /* the caller's poll was called, at polled_ns */
+    bool answered;    /* a budget, at least */
+    int64_t begun_ns; /* what it takes from then on counts with the first answer */
+    bool cancelled;   /* the caller's poll asked to stop */
+    bool polled;      /* the caller's poll was called, at polled_ns */
     int64_t polled_ns;
     int64_t store_all_bytes, store_all_ns;
     int64_t judging_ns; /* what is set aside of the time limit, for judging answers */

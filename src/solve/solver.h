@@ -69,7 +69,8 @@ typedef struct crn_answer {
     cairn_builder *builder; /* the operations; left empty when nothing was found */
     bool found;
     bool stopped_early;       /* by deadline or poll */
-    bool optimal_in_class;    /* proved within info.optimal_in */
+    bool optimal_in_class;    /* proved within info.optimal_in, or within optimal_in below */
+    const char *optimal_in;   /* the class, where it is a smaller one than the solver's; NULL = the solver's */
     int64_t lower_bound_ns;   /* proved for all schedules of the problem; CAIRN_NONE = none of its own */
     int64_t objective_bytes;  /* of the selection solvers; CAIRN_NONE */
     int32_t *checkpoints;     /* of the selection solvers, from task->env's allocator, owned by the answer */

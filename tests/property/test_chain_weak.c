@@ -230,6 +230,28 @@ static void slots_and_bytes_agree(void **state)
     }
 }
 
+/* Too many different stages for tables in bytes: what is claimed is chain-exact's claim, while its schedule is the answer. */
+static void in_slots_the_claim_is_that_of_the_schedule(void **state)
+{
+    test_random random = test_random_seeded(46);
+    test_chain_shape shape = {.stages_min = 90, .stages_max = 90, .positive = true, .bytes_max = 1 << 20};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    int64_t least = limits(problem, "chain-exact").least_bytes;
+    int64_t span = limits(problem, "chain-exact").store_all_bytes - least;
+    int persistent = 0;
+    (void)state;
+    for (int i = 1; i <= 3; i++) {
+        int64_t budget = least + span * i / 4;
+        cairn_info exact = solve(problem, "chain-exact", budget), weak = solve(problem, "chain-weak", budget);
+        assert_string_equal(exact.optimal_in, "persistent");
+        assert_true(weak.makespan_ns <= exact.makespan_ns);
+        assert_string_equal(weak.optimal_in, weak.makespan_ns == exact.makespan_ns ? "persistent" : "");
+        persistent += weak.makespan_ns == exact.makespan_ns;
+    }
+    assert_true(persistent > 0);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +259,7 @@ int main(void)
         cmocka_unit_test(plain_chains_are_solved_to_optimality),
         cmocka_unit_test(others_nearly_always),
         cmocka_unit_test(slots_and_bytes_agree),
+        cmocka_unit_test(in_slots_the_claim_is_that_of_the_schedule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -194,6 +194,7 @@ static cairn_status consider_least(const session *p, const crn_task *task, crn_a
         cairn_builder_truncate(answer->builder, 0);
         status = crn_weak_least_emit(&p->least, task, answer->builder, error);
         answer->found = true;
+        answer->optimal_in_class = false;
     }
     cairn_builder_free(builder);
     return status;
@@ -214,6 +215,14 @@ static cairn_status is_best(const crn_task *task, int64_t budget_bytes, const cr
     return CAIRN_OK;
 }
 
+/* Among weakly persistent schedules; what chain-exact claims is less. */
+static void claim_class(crn_answer *answer)
+{
+    answer->optimal_in_class = true;
+    answer->optimal_in = NULL;
+}
+
+/* What chain-exact claims for its schedule stays true while that is the answer. */
 static cairn_status improve(session *p, const crn_task *task, int64_t available, crn_answer *answer, cairn_error *error)
 {
     int64_t ns;
@@ -228,7 +237,10 @@ static cairn_status improve(session *p, const crn_task *task, int64_t available,
     else
         CRN_TRY(crn_weak_slots_solve(&p->least, task, available, p->slots, ns, answer->builder, &found, error));
     answer->found |= found;
-    answer->optimal_in_class = p->in_bytes;
+    if (p->in_bytes)
+        claim_class(answer);
+    else if (found)
+        answer->optimal_in_class = false;
     return CAIRN_OK;
 }
 
@@ -239,8 +251,10 @@ static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t 
     bool best = false;
     CRN_TRY(crn_chain_exact_solver.solve(task, p->exact, budget_bytes, answer, error));
     answer->stopped_early |= p->stopped_early;
+    answer->optimal_in = crn_chain_exact_solver.info.optimal_in;
     cairn_status status = is_best(task, budget_bytes, answer, &best, error);
-    answer->optimal_in_class = best;
+    if (best)
+        claim_class(answer);
     if (best || !p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
         return status;
     if (status == CAIRN_OK)

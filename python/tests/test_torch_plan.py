@@ -577,6 +577,33 @@ def test_the_callback_of_a_trainer() -> None:
         callback.on_train_begin(both, None, None, **given)
 
 
+@pytest.mark.parametrize("how", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
+def test_a_trainer_trains_to_the_same_bits_and_leaves_its_report(how: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=3, n_embd=32, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    plain = transformers.GPT2LMHeadModel(config)
+    planned = copy.deepcopy(plain)
+    tokens = [{"input_ids": row, "labels": row} for row in torch.randint(64, (10, 16))]
+
+    def train(model: nn.Module, *callbacks: Any) -> float:
+        settings = transformers.TrainingArguments(
+            str(tmp_path), max_steps=3, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_strategy="no",
+            disable_tqdm=True, **how,
+        )  # fmt: skip
+        return float(transformers.Trainer(model, settings, train_dataset=tokens, callbacks=[*callbacks]).train()[1])
+
+    callback = ct.trainer_callback("4MiB", passes=1)
+    assert callback.report is None
+    assert train(planned, callback) == train(plain)
+    assert all(map(torch.equal, planned.parameters(), plain.parameters()))
+    assert ct.handle(planned) is None
+    assert callback.report.measured is not None and callback.report.measured.peak_bytes <= 4 * 2**20
+    assert len(callback.report.shapes) == 1  # the number of tokens that the Trainer passes along changes nothing
+
+
 def test_gradients_that_every_step_creates_take_less() -> None:
     step = torch_models.resnet()
     profile = profiled(step)

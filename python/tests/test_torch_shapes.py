@@ -217,11 +217,11 @@ def test_other_policies() -> None:
         ct.apply(model, handle.plan, on_shape_change="whatever")
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_what_can_be_neither_compared_nor_measured_is_refused() -> None:
     model = chain()
-    ct.checkpoint(model, torch.randn(64, 64), loss_fn=total, budget="1GiB", passes=1)
-    with pytest.raises(ct.PlanMismatch, match="cannot be estimated"):
-        model(torch.randn(2, 64, 64))
+    ct.checkpoint(model, torch.randn(64, 64), loss_fn=total, budget="16MiB", passes=1)
+    with pytest.raises(ct.PlanMismatch, match="neither estimated nor measured"):
+        model(torch.randn(200, 64, 64))
 
 
 def test_a_step_by_a_new_plan_is_measured() -> None:
@@ -253,3 +253,49 @@ def test_a_step_by_a_new_plan_is_measured() -> None:
     hook.remove()
     handle.remove()
     assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+# -- other arguments than the sample's ------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Takes a mask and a scale, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = chain(4)
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = self.body(x)
+        x = x if mask is None else x * mask
+        return x if scale is None else x * scale
+
+
+def test_single_numbers_change_no_plan() -> None:
+    model, x = Scaled(), torch.randn(64, 64)
+    plain = copy.deepcopy(model)
+    scale = torch.tensor(2.0)
+    budget = between(ct.profile(model, x, loss_fn=total, passes=1), 0.5)
+    ct.checkpoint(model, x, budget=budget, loss_fn=total, passes=1, on_shape_change="error")
+    for args, kwargs in (((x,), {}), ((x,), {"scale": scale}), ((x, None, scale), {})):
+        assert all(map(torch.equal, trained(model, *args, **kwargs), trained(plain, *args, **kwargs)))
+    assert len(ct.handle(model).plans) == 1
+
+
+def test_a_step_with_other_arguments_is_measured_or_the_argument_is_named() -> None:
+    model, x = Scaled(), torch.randn(64, 64)
+    plain = copy.deepcopy(model)
+    budget = between(ct.profile(model, x, loss_fn=total, passes=1), 0.7)
+    ct.checkpoint(model, x, budget=budget, loss_fn=total, passes=1)
+    mask = torch.ones(64, 64)
+    for args, kwargs in (((x[:40],), {"mask": mask[:40]}), ((x[:30].unsqueeze(0),), {})):
+        assert all(map(torch.equal, trained(model, *args, **kwargs), trained(plain, *args, **kwargs)))
+    assert [entry.made for entry in ct.handle(model).plans] == ["given", "measurement", "measurement"]
+    ct.checkpoint(model, (x, mask), budget=budget, loss_fn=total, passes=1, on_shape_change="error")
+    with pytest.raises(ct.PlanMismatch, match=r"without mask that the sample had"):
+        model(x)
+    ct.checkpoint(model, x, budget=budget, loss_fn=total, passes=1, on_shape_change="error")
+    with pytest.raises(ct.PlanMismatch, match=r"with mask that the sample had not"):
+        model(x, mask)

@@ -10,7 +10,8 @@ from torch import nn
 
 from .errors import Unsupported
 from .front import checkpoint
-from .handle import handle
+from .handle import Handle, handle
+from .report import Report
 from .untouched import RandomState
 
 
@@ -18,7 +19,8 @@ def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
     """A TrainerCallback under which a Hugging Face Trainer trains within a budget.
 
     The first batch of its data is the sample: give the largest that there will be, or pad to a fixed length. Options as
-    for `cairn.torch.checkpoint`. The plan is removed when training ends.
+    for `cairn.torch.checkpoint`. The plan is removed when training ends; `callback.report` stays: what was planned and
+    measured (None before training).
     """
     try:
         from transformers import TrainerCallback
@@ -28,13 +30,24 @@ def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
     class Budgeted(TrainerCallback):
         """Plans when training begins."""
 
+        def __init__(self) -> None:
+            self._handle: Handle | None = None
+            self._report: Report | None = None
+
+        @property
+        def report(self) -> Report | None:
+            """As `cairn.torch.report`: of now while training goes on, of the end afterwards; None before it."""
+            if self._handle is not None and self._handle.is_applied:
+                self._report = self._handle.report()
+            return self._report
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             _begin(args, given["model"], given["train_dataloader"], given.get("optimizer"), budget, options)
+            self._handle = handle(given["model"])
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            applied = handle(given["model"])
-            if applied is not None:
-                applied.remove()
+            if self._handle is not None and self.report is not None:
+                self._handle.remove()
 
     return Budgeted()
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import discovery, measure, memory, option_measure, timing
+from . import discovery, measure, memory, option_measure, shapes, timing
 from .blocks import Block, resolve
 from .errors import Unsupported
 from .handle import set_aside
@@ -391,7 +391,6 @@ def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]
 
 def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan holds for: versions, device, types and shapes."""
-    shapes = [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in((args, dict(kwargs)))]
     described = [(name, str(p.dtype), list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
     tensor = next(iter(model.parameters()), torch.empty(0))
     return {
@@ -404,5 +403,6 @@ def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         "autocast": str(torch.get_autocast_dtype(tensor.device.type)).removeprefix("torch.")
         if torch.is_autocast_enabled(tensor.device.type)
         else "",
-        "inputs": shapes,
+        "inputs": shapes.described(args, kwargs),
+        "input_names": shapes.names_of(model, args, kwargs),
     }

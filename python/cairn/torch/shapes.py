@@ -9,7 +9,8 @@ covers, a new one is made, in this order:
    pair of positions). Shapes are rounded up to an eighth of a power of two first, so that slowly growing inputs do not
    need a plan each. The plan is taken if it fits the budget and is hardly slower.
 2. *By measuring* the step's own inputs, in about the time of three steps, if that itself fits the budget. Not in
-   distributed training, where a backward of its own would disturb the others.
+   distributed training, where a backward of its own would disturb the others. Inputs with one tensor more or fewer than
+   the sample's, or one of another type or rank, cannot be estimated and are always measured.
 3. *By the estimate*, if it fits the budget at all.
 4. Else the step is refused before it runs: InfeasibleBudget.
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import threading
 import weakref
@@ -56,9 +58,24 @@ SLOWER_BY_AT_MOST = 0.05  # may a plan by estimate be than the one before, else 
 Shape = tuple[str, tuple[int, ...]]  # type and sizes of a tensor
 
 
+def _sized(value: Any) -> list[torch.Tensor]:
+    """The tensors that a plan is made for: single numbers, such as a divisor of the loss, do not change it."""
+    return [t for t in tensors_in(value) if t.dim() > 0]
+
+
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
     """Type and shape of every tensor in a model's arguments, as in a plan's fingerprint: "float32[8, 3, 32, 32]"."""
-    return [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_in((args, dict(kwargs)))]
+    return [f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _sized((args, dict(kwargs)))]
+
+
+def names_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """The parameters of a model's forward that are given such tensors, in alphabetical order."""
+    parameters = [p for p in inspect.signature(type(model).forward).parameters.values() if p.kind in _POSITIONAL][1:]
+    names = [parameter.name for parameter in parameters] + [f"argument {i}" for i in range(len(parameters), len(args))]
+    return sorted(name for name, value in (*zip(names, args, strict=False), *kwargs.items()) if _sized(value))
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _parsed(text: str) -> Shape:
@@ -139,6 +156,10 @@ def _on_grid(size: int) -> int:
 
 def _size(shapes: Sequence[str]) -> int:
     return sum(math.prod(_parsed(text)[1]) for text in shapes)
+
+
+def _largest(shapes: Sequence[str]) -> int:
+    return max((_size([text]) for text in shapes), default=0)
 
 
 # -- plans by shape ------------------------------------------------------------------------------------------
@@ -226,7 +247,7 @@ class ShapePlans:
 
     def choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShapePlan:
         """The plan for a step. Raises InfeasibleBudget or PlanMismatch where there is none."""
-        key = tuple((t.dtype, t.shape) for t in tensors_in((args, kwargs)))
+        key = tuple((t.dtype, t.shape) for t in _sized((args, kwargs)))
         with self._lock:
             chosen, count = self._chosen.pop(key, (None, 0))
             if chosen is None:
@@ -259,7 +280,7 @@ class ShapePlans:
         if covering:
             return min(covering, key=lambda entry: _size(entry.shapes))
         if self._policy == "error":
-            raise self._mismatch(actual, "")
+            raise self._mismatch(actual, args, kwargs)
         if self._policy == "nearest":
             return dataclasses.replace(self._nearest(actual), made="nearest")
         return self._kept(self._made(actual, args, kwargs))
@@ -283,12 +304,25 @@ class ShapePlans:
     def _nearest(self, actual: list[str]) -> ShapePlan:
         return min(self._plans.values(), key=lambda entry: abs(_size(entry.shapes) - _size(actual)))
 
-    def _mismatch(self, actual: Sequence[str], why: str) -> PlanMismatch:
-        expected = ", ".join(self.current.shapes)
+    def _mismatch(
+        self, actual: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], why: str = ""
+    ) -> PlanMismatch:
         return PlanMismatch(
-            f"the plan was made for inputs {expected}; this step has {', '.join(actual)}, which may need more "
-            f"memory{why}: plan for the largest step that you train with"
+            f"the plan was made for inputs {', '.join(self.current.shapes)}; this step has {', '.join(actual)}"
+            f"{self._other_arguments(args, kwargs)}, which may need more memory{why}: plan for the largest step that "
+            "you train with"
         )
+
+    def _other_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Which arguments the step has and the sample had not, or the other way round, in words."""
+        model, sample = self._model(), self.current.plan.fingerprint.get("input_names")
+        if model is None or sample is None:
+            return ""
+        actual = names_of(model, args, kwargs)
+        new, missing = [n for n in actual if n not in sample], [n for n in sample if n not in actual]
+        words = [f"with {', '.join(new)} that the sample had not"] if new else []
+        words += [f"without {', '.join(missing)} that the sample had"] if missing else []
+        return f" ({' and '.join(words)})" if words else ""
 
     # -- new plans -------------------------------------------------------------------------------------------
 
@@ -306,7 +340,7 @@ class ShapePlans:
         error = measured if isinstance(measured, InfeasibleBudget) else estimated
         if isinstance(error, InfeasibleBudget):
             raise error.for_shapes(actual, estimated=error is estimated)
-        raise self._mismatch(actual, ", and cannot be estimated")
+        raise self._mismatch(actual, args, kwargs, ", and could be neither estimated nor measured within the budget")
 
     def _base(self, actual: Sequence[str]) -> tuple[str, ...]:
         """The shapes of the profile from which the least growth leads to the actual ones."""
@@ -333,9 +367,11 @@ class ShapePlans:
         """By profiling the step's own inputs; None where that cannot be done, or would take more than the budget."""
         base = self._base(actual)
         model, source, by = self._model(), self._source, growth(actual, base)
-        if model is None or source is None or by is None or _is_distributed():
+        if model is None or source is None or _is_distributed():
             return None
-        if is_covered(actual, base):
+        if by is None:  # tensors have no counterparts
+            by = Growth(_largest(actual) / max(1, _largest(base)), 1.0)
+        elif is_covered(actual, base):
             by = Growth(_size(actual) / max(1, _size(base)), 1.0)
         if profiling_bytes(self._profiles[base], by) > self.current.plan.budget_bytes:
             return None

@@ -630,3 +630,24 @@ def test_checkpoint_sequential_offloads() -> None:
     ct.checkpoint_sequential(layers, input=x, budget=budget, host_budget="1GiB", link=FAST).sum().backward()
     nn.Sequential(*plain)(x).sum().backward()
     assert torch.equal(layers[0][0].weight.grad, plain[0][0].weight.grad)
+
+
+def test_steps_of_other_shapes_have_their_own_transfers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(4)))
+    plain = copy.deepcopy(model)
+
+    def loss_fn(output: Tensor) -> Tensor:
+        return output.square().mean()
+
+    ct.checkpoint(
+        model, torch.randn(64, 64), budget="3500KiB", loss_fn=loss_fn, host_budget="1GiB", link=FAST, inside=False
+    )
+    for rows in (64, 512, 100, 512):
+        x = torch.randn(rows, 64)
+        loss_fn(model(x)).backward()
+        loss_fn(plain(x)).backward()
+        assert not ct.handle(model).executor.notes
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert any(entry.plan.offloads for entry in ct.handle(model).plans)
+    ct.handle(model).remove()

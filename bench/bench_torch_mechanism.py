@@ -1,16 +1,22 @@
-"""What carrying out a schedule costs beside the work itself: time per block, for blocks that do next to nothing.
+"""What carrying out a schedule costs beside the work itself: time per block, for blocks that do next to nothing (the
+least of many runs), and for small transformer layers of which a part is kept (medians, in processor time).
 
-Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward and backward, the least of many runs.
+Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward and backward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
+import cairn.torch as ct
 import torch
 from cairn.torch.executor import Executor
+from cairn.torch.opened import Inside
 from cairn.torch.stages import StageRef
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -70,6 +76,68 @@ def measure(saves: int) -> dict[str, float]:
     return found
 
 
+# -- layers that compute ---------------------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """GPT-2's, so small that their operations hardly count: 64 wide, 32 tokens."""
+
+    def __init__(self, count: int = 8) -> None:
+        from transformers import GPT2Config
+        from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+        super().__init__()
+        config = GPT2Config(n_embd=64, n_head=4, attn_implementation="eager")
+        self.layers = nn.ModuleList(GPT2Block(config, layer_idx=i) for i in range(count))
+
+    def forward(self, x: Tensor, around: Callable[..., Any] = lambda layer, x: layer(x)) -> Tensor:
+        for layer in self.layers:
+            x = around(layer, x)
+        return x
+
+
+def layers_us() -> dict[str, float]:
+    """CPU microseconds a layer, beyond a plain step; medians of steps in turns."""
+    model, x = Layers().train(), torch.randn(1, 32, 64)
+    profile = ct.profile(model, x, loss_fn=Tensor.sum, blocks="layers.*")
+    found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
+    inside = Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
+    opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
+    last = len(profile.stages)
+
+    def executor(option: int) -> Executor:
+        ops = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
+        ops += [("backward", s) for s in range(last, 0, -1)]
+        return Executor(model, profile.refs, ops, inside=dict.fromkeys(opened, inside))
+
+    def hooked() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            model(x).sum().backward()
+
+    def checkpointed() -> None:
+        model(x, lambda layer, x: checkpoint(layer, x, use_reentrant=False)).sum().backward()
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    first, least = executor(1), executor(len(inside.options) - 1)
+    methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "kept but for one tensor": (step, first)}
+    methods |= {"as little kept as possible": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
+    taken: dict[str, list[int]] = {name: [] for name in methods}
+    for _ in range(RUNS // 6):
+        for name, (run, planned) in methods.items():
+            with contextlib.ExitStack() as attached:
+                if planned is not None:
+                    planned.attach()
+                    attached.callback(planned.detach)
+                run()
+                began = time.thread_time_ns()
+                run()
+                taken[name].append(time.thread_time_ns() - began)
+    medians = {name: statistics.median(times) / len(model.layers) / 1000 for name, times in taken.items()}
+    return {name: us - (medians["plain"] if name != "plain" else 0) for name, us in medians.items()}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -81,6 +149,9 @@ def main() -> None:
         again, torchs = found["run again, planned"], found["torch.utils.checkpoint"]
         print(f"{saves:14} {plain:8.1f} {found['kept, planned'] - plain:14.1f} {again - plain - forward:19.1f} "
               f"{torchs - plain - forward:11.1f}")  # fmt: skip
+    print("GPT-2 layers 64 wide, 32 tokens, 30 saved tensors; CPU microseconds a layer, beyond plain")
+    for name, us in layers_us().items():
+        print(f"{name:<28} {us:8.0f}")
 
 
 if __name__ == "__main__":

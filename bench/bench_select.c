@@ -1,12 +1,13 @@
 /*
  * How the checkpoint selection solvers scale with the number of layers, on random sizes and on a network whose outputs
- * shrink as a convolutional one's do. Prints one line per case, best of several runs: the time of the whole call but
- * for storing everything (choice, schedule, simulation), the same per layer, and the solver's memory per layer.
+ * shrink as a convolutional one's do. Prints one line per case, best of several runs: the processor's time of the whole
+ * call (storing everything once, choice, schedule, simulation), the same per layer, and the solver's memory per layer.
  */
 #include <cairn/solve.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum { RUNS = 3 };
 
@@ -69,8 +70,10 @@ static void measure(const char *solver, int32_t n, bool is_random)
     for (int run = 0; run < RUNS; run++) {
         cairn_info info;
         cairn_error error;
+        clock_t begin = clock();
         must(cairn_solve(NULL, problem, options, NULL, &info, &error), &error);
-        best_ns = info.solve_ns < best_ns ? info.solve_ns : best_ns;
+        int64_t ns = (int64_t)(clock() - begin) * (1000000000 / CLOCKS_PER_SEC);
+        best_ns = ns < best_ns ? ns : best_ns;
         peak_bytes = info.solver_peak_bytes;
         objective_bytes = info.objective_bytes;
         cairn_info_clear(&info);

@@ -8,6 +8,7 @@ import copy
 import json
 import math
 import pickle
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -550,6 +551,40 @@ def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:
         ct.checkpoint_sequential([split, join], input=x)
     with pytest.raises(ValueError, match="between 1 and"):
         ct.checkpoint_sequential([split, join], 3, x)
+
+
+# -- threads --------------------------------------------------------------------------------------------------
+
+
+def test_steps_of_several_threads_are_measured_soundly() -> None:
+    """One at a time, and a measurement that a thread began is ended by no other."""
+    step = made("vgg")
+    plain = copy.deepcopy(step.model)
+    ct.checkpoint(step.model, budget=least_of(step), passes=1, check_steps=3, **step.sample)
+    together, failures = threading.Barrier(3, timeout=60), []
+
+    def train(alone: bool = False) -> None:
+        try:
+            for _ in range(3):
+                output = step.model(*step.args)
+                if not alone:
+                    together.wait()  # all forwards have run, and no backward has
+                step.loss_fn(output).backward()
+        except Exception as error:
+            failures.append(error)
+
+    for threads in ([threading.Thread(target=train) for _ in range(3)], [threading.Thread(target=train, args=(True,))]):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    train(alone=True)
+    assert failures == []
+    measured = ct.report(step.model).measured
+    assert measured is not None and measured.peak_bytes <= ct.handle(step.model).plan.budget_bytes
+    assert not torch.autograd._profiler_enabled()
+    ct.handle(step.model).remove()
+    ct.profile(plain, passes=1, **step.sample)  # the process can still measure
 
 
 # -- loops of others -----------------------------------------------------------------------------------------

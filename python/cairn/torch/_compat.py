@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,9 @@ class AllocatorEvents:
     def __init__(self) -> None:
         self.events: list[int | str] = []  # bytes allocated (positive) or released (negative); a string is a mark
         self._kineto: Any = None
-        self._log_level: int | None = None
 
     def start(self) -> None:
-        self._log_level = _set_log_level(LOG_ERRORS)  # else it warns of each release of what was there before
+        _quiet.begin()  # else it warns of each release of what was there before
         enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
         if enable is None:
             self._kineto = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
@@ -100,8 +100,7 @@ class AllocatorEvents:
 
     def stop(self, prefix: str) -> None:
         """Ends the recording; marks are the events whose name begins with `prefix`."""
-        if self._log_level is not None:
-            _set_log_level(self._log_level)
+        _quiet.end()
         if self._kineto is None:
             self.events = _legacy_events(torch._C._autograd._disable_profiler_legacy(), prefix)
             return
@@ -122,6 +121,30 @@ def _set_log_level(level: int) -> int | None:
         return None
     before, current.value = current.value, level
     return before
+
+
+class _Quiet:
+    """While recordings go on, in whatever threads, torch's C++ side logs errors only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recordings = 0
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._recordings == 0:
+                self._before = _set_log_level(LOG_ERRORS)
+            self._recordings += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._recordings -= 1
+            if self._recordings == 0 and self._before is not None:
+                _set_log_level(self._before)
+
+
+_quiet = _Quiet()
 
 
 def _legacy_events(threads: list[list[Any]], prefix: str) -> list[int | str]:

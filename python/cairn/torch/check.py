@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import warnings
 import weakref
@@ -236,6 +237,9 @@ class Watch:
 
     A step begins with the model's forward and ends with the backward; it is judged when the optimizer steps or the next
     forward begins. A peak over the budget warns, or raises BudgetExceeded if strict.
+
+    Only one thread is measured at a time, for a meter belongs to the thread that entered it. A step during which
+    another thread begins one does not count.
     """
 
     def __init__(self, steps: int, strict: bool = False, on_miss: Callable[[Plan, int], None] | None = None) -> None:
@@ -244,13 +248,16 @@ class Watch:
         self._miss: tuple[Plan, int] | None = None
         self._counts: dict[int, tuple[Plan, int]] = {}  # by id of a plan: the plan, and its measured steps
         self._worst: Measured | None = None
+        self._lock = threading.RLock()
         self._meter: memory.Meter | None = None
+        self._thread: threading.Thread | None = None  # that the meter belongs to
+        self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
         watch = weakref.ref(self)
 
         def judge(*_: Any) -> None:
             watching = watch()
-            if watching is not None:
+            if watching is not None and watching._is_mine():
                 watching._finish()
                 watching._correct()
 
@@ -259,21 +266,34 @@ class Watch:
     @property
     def measured(self) -> Measured | None:
         """The worst step so far."""
-        self._finish()
+        if self._is_mine():
+            self._finish()
         return self._worst
 
     def remove(self) -> None:
         """Stops watching."""
         self._hook.remove()
-        self._stop()
+        if self._is_mine():
+            self._stop()
 
     def begin(self, module: nn.Module, plan: Plan) -> None:
         """A step begins that follows this plan."""
-        self._finish()
-        _, count = self._counts.get(id(plan), (plan, 0))
-        if count >= self._steps or _compat.profiler_is_active():
-            return
-        self._plan = plan
+        with self._lock:
+            if not self._is_mine():
+                self._disturbed = True
+                return
+            self._finish()
+            _, count = self._counts.get(id(plan), (plan, 0))
+            if count < self._steps and not _compat.profiler_is_active():
+                self._start(module, plan)
+
+    def _is_mine(self) -> bool:
+        """Whether no other thread that lives is measured."""
+        thread = self._thread
+        return self._meter is None or thread is threading.current_thread() or thread is None or not thread.is_alive()
+
+    def _start(self, module: nn.Module, plan: Plan) -> None:
+        self._plan, self._thread, self._disturbed = plan, threading.current_thread(), False
         self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
         self._existed = self._gradient_bytes > 0
         self._resident = resident_of(plan, self._gradient_bytes)
@@ -284,7 +304,7 @@ class Watch:
 
     def forward_ended(self, output: Any) -> None:
         """The step's forward has returned this."""
-        if self._meter is None:
+        if self._meter is None or self._thread is not threading.current_thread():
             return
         roots = [t for t in tensors_in(output) if t.requires_grad]
         waiting = [True]  # one of the roots' gradients comes first
@@ -298,7 +318,9 @@ class Watch:
             root.register_hook(backward_begins)
 
     def _backward_done(self) -> None:
-        if self._meter is not None:
+        if self._meter is not None and not self._meter.is_here():
+            self._disturbed = True
+        elif self._meter is not None:
             self._took = time.perf_counter_ns() - self._began
             self._last = self._meter.mark()
             module = self._module()
@@ -315,7 +337,7 @@ class Watch:
     def _finish(self) -> None:
         """Judges the step that was measured, if its backward has ended."""
         meter, last = self._stop(), self._last
-        if meter is None or last is None or meter.was_interrupted:
+        if meter is None or last is None or meter.was_interrupted or self._disturbed:
             return
         plan = self._plan
         peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)

@@ -6,6 +6,7 @@ All sizes are bytes.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -96,15 +97,19 @@ class Meter:
 
     was_interrupted = False
 
+    def is_here(self) -> bool:
+        """Whether this thread may mark moments."""
+        return True
+
     _levels: list[int]
     _peaks: list[int]  # from each mark to the next
     _fresh_peaks: list[int]
 
 
 class CpuMeter(Meter):
-    """Adds up the events of the CPU's allocator, scratch of kernels included."""
+    """Adds up the events of the CPU's allocator in the thread that entered it, scratch of kernels included."""
 
-    _running: ClassVar[CpuMeter | None] = None  # there can be but one
+    _in_thread: ClassVar[threading.local] = threading.local()  # its meter that runs: there can be but one in each
 
     def __init__(self, interruptible: bool = False) -> None:
         self._recorder = _compat.AllocatorEvents()
@@ -112,15 +117,18 @@ class CpuMeter(Meter):
         self._interruptible = interruptible
 
     def __enter__(self) -> CpuMeter:
-        running = CpuMeter._running
+        running: CpuMeter | None = getattr(CpuMeter._in_thread, "running", None)
         if running is not None and running._interruptible:
             running.__exit__()
             running.was_interrupted = True
         if _compat.profiler_is_active():
             raise RuntimeError("memory cannot be measured while a profiler is active")
         self._recorder.start()
-        CpuMeter._running = self
+        CpuMeter._in_thread.running = self
         return self
+
+    def is_here(self) -> bool:
+        return getattr(CpuMeter._in_thread, "running", None) is self
 
     def mark(self) -> int:
         self._recorder.mark(f"{MARK_PREFIX}{self._marks}")
@@ -128,9 +136,10 @@ class CpuMeter(Meter):
         return self._marks - 1
 
     def __exit__(self, *exc: object) -> None:
-        if CpuMeter._running is not self:
+        if not self.is_here():
+            self.was_interrupted = True
             return
-        CpuMeter._running = None
+        CpuMeter._in_thread.running = None
         self._recorder.stop(MARK_PREFIX)
         self._levels, self._peaks, self._fresh_peaks = [], [], []
         level = 0

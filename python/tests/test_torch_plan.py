@@ -685,3 +685,154 @@ def test_a_planned_model_can_be_planned_again() -> None:
     assert ct.verify(step.model, second.plan, step.args, loss_fn=step.loss_fn).ok
     assert second.is_applied and ct.handle(step.model) is second
     second.remove()
+
+
+# -- what is given wrongly ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_run() -> nn.Module:
+    """A model that no check may run."""
+
+    class Untouchable(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it was run before its arguments were checked")
+
+    return Untouchable(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"budget": "12Mib"}, cairn.BadInput, "12Mib"),
+        ({"budget": "12 MiB"}, cairn.BadInput, "12 MiB"),
+        ({"budget": "80 %"}, ValueError, "80 %"),
+        ({"budget": None}, TypeError, "NoneType"),
+        ({"budget": 0}, ValueError, "positive"),
+        ({"budget": 0.5}, TypeError, "ratio"),
+        ({"budget": 10**30}, ValueError, "any device"),
+        ({"budget": ct.Budget("1GiB", reserve="1Gib")}, cairn.BadInput, "1Gib"),
+        ({"optimzer": None}, TypeError, "did you mean optimizer"),
+        ({"solver": "chain-wek"}, ValueError, "did you mean 'chain-weak'"),
+        ({"solver": "graph-search"}, ValueError, "solver must be one of"),
+        ({"scope": "activation"}, ValueError, "did you mean 'activations'"),
+        ({"gradients": "create"}, ValueError, "did you mean 'created'"),
+        ({"on_shape_change": "eror"}, ValueError, "did you mean 'error'"),
+        ({"determinism_check": "all"}, ValueError, "determinism_check must be"),
+        ({"allow": ("recompte",)}, ValueError, "recompte"),
+        ({"kwargs": "12MiB"}, TypeError, "budget is given by name"),
+        ({"loss_fn": "mse"}, TypeError, "loss_fn must be a function"),
+        ({"keep": "zz"}, ValueError, "keep='zz' names no module"),
+        ({"blocks": 3}, TypeError, "blocks must be"),
+        ({"optimizer": torch.optim.AdamW}, TypeError, "the class AdamW"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_named_before_anything_runs(
+    never_run: nn.Module, given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ct.checkpoint(never_run, torch.randn(2, 4), **given)
+
+
+def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:
+    with pytest.raises(TypeError, match="did you mean optimizer"):
+        ct.trainer_callback("8MiB", optimzer=None)
+    with pytest.raises(TypeError, match="takes the optimizer from the Trainer"):
+        ct.trainer_callback("8MiB", optimizer=None)
+    with pytest.raises(cairn.BadInput, match="8Mib"):
+        ct.trainer_callback("8Mib")
+    with pytest.raises(TypeError, match=r"nn\.Module, not a function"):
+        ct.profile(lambda x: x, torch.randn(2))
+    with pytest.raises(TypeError, match="not a dict"):
+        ct.apply(never_run, {})
+    with pytest.raises(TypeError, match="not a int"):
+        ct.explain(3)
+    with pytest.raises(TypeError, match="what cairn.torch.profile returns"):
+        ct.plan({}, "8MiB")
+    with pytest.raises(ct.Unsupported, match="LBFGS"):
+        ct.profile(never_run, torch.randn(2, 4), optimizer=torch.optim.LBFGS(never_run.parameters()))
+    assert ct.handle(never_run) is None
+    with pytest.raises(ValueError, match="no plan is applied"):
+        ct.report(never_run)
+
+
+def test_losses_that_are_none_and_optimizers_of_others() -> None:
+    step = made("vgg")
+    for loss_fn, message in (
+        (lambda output: output, "one number"),
+        (lambda output: None, "NoneType"),
+        (lambda output: output.detach().sum(), "without gradients"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ct.profile(step.model, step.args, loss_fn=loss_fn, passes=1)
+    other = torch.optim.SGD(copy.deepcopy(step.model).parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="none of the model's parameters"):
+        profile = ct.profile(step.model, passes=1, optimizer=other, **step.sample)
+    for wanted, error in ((0, ValueError), (-1, ValueError), ("14MiB", TypeError), (2.5, TypeError)):
+        with pytest.raises(error, match="sweep"):
+            ct.sweep(profile, wanted)
+    plan = ct.plan(profile, UNLIMITED, slots=100)
+    assert len(repr(plan)) < 200
+    assert len(str(ct.verify(step.model, plan, **step.sample))) < 200
+
+
+def test_files_that_are_no_plans_are_named(tmp_path: Path) -> None:
+    step = made("vgg")
+    plan = ct.plan(profiled(step), UNLIMITED)
+    with pytest.raises(IsADirectoryError, match="is a directory"):
+        plan.save(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        plan.save(tmp_path / "none" / "plan.json")
+    assert list(tmp_path.parent.glob("*.unfinished")) == []
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    whole = path.read_bytes()
+    without = json.dumps({key: value for key, value in json.loads(whole).items() if key != "solver"})
+    for content, message in (
+        (whole[:500], "line .*, column"),
+        (b"", "line 1, column 1"),
+        (b"\xff\xfe\x00", "no plan"),
+        (b"[]", "not a list"),
+        (without.encode(), "solver"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ct.PlanMismatch, match=message) as caught:
+            ct.Plan.load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_checkpointing_that_is_enabled_after_planning_is_warned_of_once() -> None:
+    step = made("gpt2")
+    ct.checkpoint(step.model, budget=least_of(step), passes=1, check_steps=0, **step.sample)
+    step.model.gradient_checkpointing_enable()
+    with pytest.warns(UserWarning, match="enabled after the model was planned"):
+        step.loss().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.loss().backward()
+
+
+def test_layers_that_the_sample_skipped_leave_nothing_in_the_cache_of_the_others() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.OPTConfig(
+        vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=6, num_attention_heads=2,
+        word_embed_proj_dim=32, max_position_embeddings=32, layerdrop=0.5, use_cache=True,
+    )  # fmt: skip
+    model = transformers.OPTForCausalLM(config).train()
+    plain = copy.deepcopy(model)
+    ids = torch.randint(5, 64, (2, 16))
+    given = {"input_ids": ids, "labels": ids}
+    low, high = (point.budget_bytes for point in ct.sweep(ct.profile(model, kwargs=given, passes=1), 2))
+    ct.checkpoint(model, kwargs=given, budget=(low + high) // 2, passes=1, check_steps=0)
+    for seed in range(6):
+        losses = []
+        for each in (model, plain):
+            torch.manual_seed(seed)
+            losses.append(each(**given).loss)
+            losses[-1].backward()
+        assert torch.equal(*losses)
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None) and (
+            ours.grad is None or torch.equal(ours.grad, theirs.grad)
+        )

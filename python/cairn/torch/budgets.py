@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from .._budget import Budget
 from .cgroups import memory_limits
 
+MOST_BYTES = 2**63 - 1
 AUTO_RESERVE = 0.05  # of the free memory: the allocator's fragments, and what else the process will want
 
 _RATIO_HINT = (
@@ -44,6 +46,8 @@ def size_bytes(value: Any, name: str) -> int:
         raise TypeError(f"{name} must be bytes or a size such as '8GiB', not {type(value).__name__}")
     if value <= 0:
         raise ValueError(f"{name} must be positive, not {value}")
+    if value > MOST_BYTES:
+        raise ValueError(f"{name}={value} is more than any device has: sizes end at 2**63 - 1 bytes")
     return int(value)
 
 
@@ -54,7 +58,7 @@ def _from_float(value: float, name: str) -> int:
         raise TypeError(f"{name}={value}: " + _RATIO_HINT.format(percent=100 * value))
     if math.isinf(value) or value != int(value):
         raise TypeError(f"{name}={value}: bytes are a whole number")
-    return int(value)
+    return size_bytes(int(value), name)
 
 
 def _from_text(text: str, device: torch.device, resident_bytes: int) -> int:
@@ -62,10 +66,9 @@ def _from_text(text: str, device: torch.device, resident_bytes: int) -> int:
         free = free_bytes(device)
         return int(free * (1 - AUTO_RESERVE)) + resident_bytes
     if text.endswith("%"):
-        try:
-            share = float(text[:-1])
-        except ValueError:
-            raise ValueError(f"budget {text!r} is no percentage") from None
+        if not re.fullmatch(r"\d+(\.\d*)?%", text):
+            raise ValueError(f"budget {text!r} is no share of the device's memory, such as '80%'")
+        share = float(text[:-1])
         if not 0 < share <= 100:
             raise ValueError(f"budget {text!r}: a share of the device's memory lies above 0% and up to 100%")
         return int(total_bytes(device) * share / 100)

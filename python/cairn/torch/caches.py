@@ -3,6 +3,8 @@
 A layer adds its keys and values to the cache that it is passed, so a second run would add them again. In training the
 cache is empty when a layer gets it, and nobody reads it afterwards. So every run of a block, the first one too, gets a
 copy of its own: attention computes what it computes plainly, to the bit, and no keys and values are held by a cache.
+Layers that lie in a list beside blocks and are none (layer drop) get copies as well, so that blocks are not passed what
+those have put there.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .errors import Unsupported
-from .front import checkpoint
+from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
 from .report import Report
 from .untouched import RandomState
@@ -22,6 +22,9 @@ def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
     for `cairn.torch.checkpoint`. The plan is removed when training ends; `callback.report` stays: what was planned and
     measured (None before training).
     """
+    check_checkpoint(budget, options)
+    if "optimizer" in options:
+        raise TypeError("trainer_callback takes the optimizer from the Trainer: leave optimizer= out")
     try:
         from transformers import TrainerCallback
     except ImportError:

@@ -16,10 +16,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _compat, memory
+from .arguments import ACCUMULATED, check_call, check_plan
 from .errors import BudgetExceeded, VerificationFailed
 from .handle import apply, set_aside
 from .plan import Plan
-from .profiler import ACCUMULATED, STATE
+from .profiler import STATE
 from .report import Measured
 from .sample import Sample, backward_of
 from .tree import tensors_in
@@ -66,6 +67,12 @@ class Verification:
         """Bit for bit the plain result, within the budget."""
         return not self.problems()
 
+    def __str__(self) -> str:
+        how = "the plain step's bits" if self.compared else "not compared with the plain step"
+        peaks = f"{format_bytes(self.created.peak_bytes)} ({format_bytes(self.accumulated.peak_bytes)} onto gradients)"
+        found = "; ".join(self.problems()) or f"{how}; peak {peaks} of {format_bytes(self.plan.budget_bytes)}"
+        return f"{'sound' if self.ok else 'NOT SOUND'}: {found}"
+
     def problems(self) -> list[str]:
         """What is wrong, in words."""
         found = list(self.differences)
@@ -97,6 +104,8 @@ def verify(
     left as it was. With compare=False only the planned step runs, for models that do not fit plainly.
     Raises VerificationFailed unless strict is false.
     """
+    check_call(model, kwargs, loss_fn)
+    check_plan(plan)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = torch.device(plan.device)

@@ -131,7 +131,7 @@ def find_blocks(model: nn.Module, observed: Trace, wanted: Any = "auto") -> list
     return _in_call_order(model, observed, modules)
 
 
-def named_by_user(model: nn.Module, wanted: Any) -> list[nn.Module]:
+def named_by_user(model: nn.Module, wanted: Any, option: str = "blocks") -> list[nn.Module]:
     """The modules that name patterns, classes, modules, or lists of these, stand for.
 
     In a pattern, `*` stays within one part of a name. A container given by itself stands for its children.
@@ -145,12 +145,11 @@ def named_by_user(model: nn.Module, wanted: Any) -> list[nn.Module]:
     elif isinstance(wanted, nn.Module):
         found = [wanted]
     elif isinstance(wanted, Iterable):
-        items = [[item] if isinstance(item, nn.Sequential) else named_by_user(model, item) for item in wanted]
+        items = [[item] if isinstance(item, nn.Sequential) else named_by_user(model, item, option) for item in wanted]
         found = [module for item in items for module in item]
     else:
         raise TypeError(
-            "blocks must be 'auto', a name pattern, a module class, modules or a list of these, "
-            f"not {type(wanted).__name__}"
+            f"{option} must be a name pattern, a module class, modules or a list of these, not {type(wanted).__name__}"
         )
     return [part for m in found for part in (m if isinstance(m, nn.ModuleList) else [m])]
 

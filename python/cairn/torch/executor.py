@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Executor:
         self._thread = threading.local()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
+        self._has_warned = False
 
     def prepare(
         self,
@@ -181,12 +183,36 @@ class Executor:
         for container, blocks in parts.values():
             bounds = {block.start: (block.stop, block.name) for block in blocks}
             yield container, functools.partial(self._run_sequential, weakref.ref(container), bounds)
+        for module in self._skipped(model):
+            yield module, self._run_skipped
         yield model, self._run_model
+
+    def _warn_of_own_checkpointing(self) -> None:
+        """Once, where layers were told to run themselves again after they were planned."""
+        first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
+        if first is not None and getattr(first.module, "gradient_checkpointing", False):
+            self._has_warned = True
+            warnings.warn(
+                "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
+                "the plan does, and steps take longer for nothing; call model.gradient_checkpointing_disable()",
+                stacklevel=2,
+            )
+
+    def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
+        """What lies in a list beside blocks and is none: layers that were skipped at random in the sample step."""
+        names = dict.fromkeys(name for name, _ in self.first.stage_of)
+        for prefix in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            container = model.get_submodule(prefix)
+            if isinstance(container, nn.ModuleList):
+                for key, child in container.named_children():
+                    if not any(f"{name}.".startswith(f"{prefix}.{key}.".lstrip(".")) for name in names):
+                        yield child
 
     def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._is_active():
             return forward(*args, **kwargs)
         self._refuse_surroundings()
+        self._warn_of_own_checkpointing()
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
         travel = self._travel(prepared)
@@ -232,6 +258,13 @@ class Executor:
             return forward(*args, **kwargs)
         with self._replaced.during_block():
             return run.block(stage, forward, args, kwargs)
+
+    def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
+        run: Run | None = getattr(self._thread, "run", None)
+        if run is not None and not run.is_inside_block:
+            forward = with_own_caches(forward, args, kwargs)
+        return forward(*args, **kwargs)
 
     def _run_sequential(
         self,

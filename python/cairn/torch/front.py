@@ -15,6 +15,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from .._budget import Budget
+from .arguments import (
+    APPLY_OPTIONS,
+    PLAN_OPTIONS,
+    PROFILE_OPTIONS,
+    check_apply_options,
+    check_budget,
+    check_call,
+    check_names,
+    check_plan_options,
+    solver_options,
+)
 from .check import Watch
 from .errors import InfeasibleBudget
 from .handle import Handle, apply, apply_by_shape, handle
@@ -22,9 +33,6 @@ from .plan import Plan, plan
 from .profiler import profile
 from .report import Report, explain
 from .shapes import Source
-
-_PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside")
-_PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients", "time_limit")
 
 
 def checkpoint(
@@ -44,9 +52,9 @@ def checkpoint(
     check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
         again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
     options: loss_fn, optimizer, blocks, keep, passes, inside, outside as for `profile`; host_budget, tier, link,
-        solver, scope, gradients, allow as for `plan`; preserve_rng_state, determinism_check, on_shape_change as for
-        `apply`; here on_shape_change is "replan": for a step whose inputs are larger than all that were planned for, a
-        plan is made when it begins.
+        solver, scope, gradients, allow, and those of solvers, as for `plan`; preserve_rng_state, determinism_check,
+        on_shape_change as for `apply`; here on_shape_change is "replan": for a step whose inputs are larger than all
+        that were planned for, a plan is made when it begins.
 
     A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
     of, and then leaves the model, and the old plan, alone.
@@ -64,6 +72,8 @@ def _applied(
     strict: bool,
     options: Mapping[str, Any],
 ) -> Handle:
+    check_call(model, kwargs, options.get("loss_fn"))
+    check_checkpoint(budget, options)
     to_profile, to_plan, left = _sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
@@ -90,10 +100,21 @@ def _applied(
     return applied
 
 
+def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
+    """Raises for a budget, or for options, that `checkpoint` does not take."""
+    known = [*PROFILE_OPTIONS, *PLAN_OPTIONS, *APPLY_OPTIONS, "check_steps", "strict", *solver_options()]
+    check_names(options, known, "checkpoint")
+    check_budget(budget)
+    _, to_plan, left = _sorted_options(options)
+    check_plan_options(to_plan)
+    check_apply_options(left)
+
+
 def _sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Those of `profile`, of `plan`, and the rest."""
-    to_profile = {name: value for name, value in options.items() if name in _PROFILE_OPTIONS}
-    to_plan = {name: value for name, value in options.items() if name in _PLAN_OPTIONS}
+    of_plan = (*PLAN_OPTIONS, *solver_options())
+    to_profile = {name: value for name, value in options.items() if name in PROFILE_OPTIONS}
+    to_plan = {name: value for name, value in options.items() if name in of_plan}
     return to_profile, to_plan, {n: v for n, v in options.items() if n not in to_profile and n not in to_plan}
 
 

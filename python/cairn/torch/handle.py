@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from .arguments import check_call, check_plan
 from .executor import Executor
 from .outside import Outside
 from .shapes import ShapePlan, ShapePlans, Source
@@ -111,6 +112,8 @@ def apply_by_shape(
     determinism_check: str = "default",
 ) -> Handle:
     """`apply`, with something to make further plans from."""
+    check_call(model, None)
+    check_plan(plan)
     if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
     plan.check_fits(model)
@@ -143,7 +146,7 @@ def _depot_of(plan: Plan) -> Depot | None:
 
 
 def handle(model: nn.Module) -> Handle | None:
-    """The handle of the plan that is at work on a model; None if there is none."""
+    """The handle of the plan that is at work on a model; None if there is none (for which `report` raises)."""
     found = _handles.get(model)
     return None if found is None else found()
 

@@ -15,18 +15,17 @@ import cairn
 import torch
 
 from .._budget import Budget
-from . import budgets
+from . import arguments, budgets
+from .arguments import ACCUMULATED, ALLOWED, CREATED
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
 from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
 from .opened import Inside
-from .profiler import ACCUMULATED, CREATED, Profile, fingerprint_of
+from .profiler import Profile, fingerprint_of
 from .stages import StageRef
 
 PLAN_VERSION = 2
-SCOPES = ("step", "activations")
-ALLOWED = ("recompute", "inside")
 
 #: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
 UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.02, 2 * 1024 * 1024)}
@@ -145,6 +144,10 @@ class Plan:
             return None
         return peak_moment(self.problem, solution.schedule.ops, self.resident, self.held)
 
+    def __repr__(self) -> str:
+        peak, budget = cairn.format_bytes(self.peak_bytes), cairn.format_bytes(self.budget_bytes)
+        return f"<Plan for {self.model_name}: {peak} of {budget}, {100 * self.overhead:+.1f} % time, {self.hash[:15]}>"
+
     @property
     def hash(self) -> str:
         """SHA-256 over the plan's content: equal on every rank that runs the same plan."""
@@ -163,11 +166,16 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Reads what `to_json` wrote; refuses another version and changed content."""
+        if not isinstance(data, Mapping):
+            raise PlanMismatch(f"a plan is an object, not a {type(data).__name__}")
         if data.get("format") != "cairn-torch-plan" or data.get("version") != PLAN_VERSION:
             raise PlanMismatch(f"this is not a cairn-torch-plan of version {PLAN_VERSION}; make the plan again")
         fields = {key: value for key, value in data.items() if key not in ("format", "version", "hash")}
-        fields["stages"] = tuple(StageRef.from_json(ref) for ref in fields["stages"])
-        plan = cls(**fields)
+        try:
+            fields["stages"] = tuple(StageRef.from_json(ref) for ref in fields["stages"])
+            plan = cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise PlanMismatch(f"the plan has not the fields of version {PLAN_VERSION}: {error}") from None
         if plan.hash != data.get("hash"):
             raise PlanMismatch("the plan's content does not match its hash: it was changed after it was written")
         return plan
@@ -175,14 +183,30 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Writes the plan as JSON."""
         target = Path(path)
+        if target.is_dir():
+            raise IsADirectoryError(
+                f"{target} is a directory; a plan is saved to a file, such as {target / 'plan.json'}"
+            )
         unfinished = target.with_name(target.name + ".unfinished")
-        unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-        unfinished.replace(target)
+        try:
+            unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+            unfinished.replace(target)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Reads a plan that `save` wrote. Raises PlanMismatch if it is another version, or was changed."""
-        return cls.from_json(json.loads(Path(path).read_text()))
+        """Reads a plan that `save` wrote. Raises PlanMismatch if it is another version, was changed, or is no plan."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_bytes()))
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}, column {error.colno}"
+            raise PlanMismatch(f"{path} is no plan, or not a whole one: {error.msg} at {where}") from None
+        except UnicodeDecodeError as error:
+            raise PlanMismatch(f"{path} is no plan: byte {error.start} is not text") from None
+        except PlanMismatch as error:
+            raise PlanMismatch(f"{path}: {error.message}") from None
 
     def check_fits(self, model: torch.nn.Module, args: Any = None, kwargs: Mapping[str, Any] | None = None) -> None:
         """Raises PlanMismatch if the plan is of another model or other input shapes; warns of other versions."""
@@ -240,7 +264,8 @@ def plan(
 
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
-    _check_options(allow, scope, gradients)
+    _check(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    arguments.check_budget(budget)
     profile = profile if "inside" in allow else profile.without_options()
     to = destination(_host_budget(budget, host_budget), tier, link, torch.device(profile.device))
     [made] = _Task(profile, scope, gradients, solver, options, to).plans([budget])
@@ -260,14 +285,10 @@ def _host_budget(budget: Any, host_budget: Any) -> Any:
     return host_budget
 
 
-def _check_options(allow: Iterable[str], scope: str, gradients: str) -> None:
-    unknown = set(allow) - set(ALLOWED)
-    if unknown or "recompute" not in allow:
-        raise ValueError(f"allow={tuple(allow)}: it contains 'recompute', and may contain 'inside'")
-    if scope not in SCOPES:
-        raise ValueError(f"scope must be one of {SCOPES}, not {scope!r}")
-    if gradients not in (ACCUMULATED, CREATED):
-        raise ValueError(f"gradients must be {ACCUMULATED!r} or {CREATED!r}, not {gradients!r}")
+def _check(profile: Profile, options: Mapping[str, Any]) -> None:
+    if not isinstance(profile, Profile):
+        raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")
+    arguments.check_plan_options(options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -547,7 +568,11 @@ def sweep(
 
     plot: path of a picture to draw (needs matplotlib). The others are as for `plan`.
     """
-    _check_options(allow, scope, gradients)
+    _check(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    if isinstance(budgets_or_count, str) or not isinstance(budgets_or_count, (int, Iterable)):
+        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets_or_count!r}")
+    if isinstance(budgets_or_count, int) and budgets_or_count < 1:
+        raise ValueError(f"a sweep has at least one point, not {budgets_or_count}")
     profile = profile if "inside" in allow else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
     task = _Task(profile, scope, gradients, solver, options, to)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import discovery, measure, memory, option_measure, shapes, timing
+from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer
 from .blocks import Block, resolve
 from .errors import Unsupported
 from .handle import set_aside
@@ -29,7 +30,6 @@ PROFILE_VERSION = 1
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
 MEASURED_AGAIN = 3  # at most, until gradients lie as was assumed
-CREATED, ACCUMULATED = "created", "accumulated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +207,9 @@ def profile(
 
     Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
     """
+    check_call(model, kwargs, loss_fn)
+    check_optimizer(model, optimizer)
+    _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)
@@ -239,6 +242,16 @@ def profile(
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
     )
+
+
+def _check_named(model: nn.Module, **named: Any) -> None:
+    """Raises ValueError where what a user names is not in the model; () names nothing, "auto" leaves it open."""
+    for option, wanted in named.items():
+        is_none = isinstance(wanted, (tuple, list)) and not wanted
+        if not is_none and not (option == "blocks" and isinstance(wanted, str) and wanted == "auto"):
+            found = discovery.named_by_user(model, wanted, option)
+            if not found:
+                raise ValueError(f"{option}={wanted!r} names no module of this {type(model).__name__}")
 
 
 def device_of(sample: Sample) -> torch.device:
@@ -329,7 +342,7 @@ def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measu
 def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> None:
     if not keep:
         return
-    kept = {id(part) for module in discovery.named_by_user(model, keep) for part in module.modules()}
+    kept = {id(part) for module in discovery.named_by_user(model, keep, "keep") for part in module.modules()}
     for stage in measured.blocks:
         if any(id(module) in kept for module in resolve(model, stage.name).modules):
             stage.keep_reason = stage.keep_reason or "is listed in keep="

@@ -421,9 +421,10 @@ class Run:
         found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
         for name, tensor, _ in found:
             if tensor.requires_grad:
+                cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in name else ""
                 raise Unsupported(
                     f"'{self.name(stage)}' is passed an object that holds a tensor with gradients, {name}: it cannot "
-                    "be run again from that; keep this block, or pass the tensor itself"
+                    f"be run again from that; keep this block, or pass the tensor itself{cache}"
                 )
         return found
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cairn import format_bytes, format_ns
 
+from .arguments import check_plan
 from .composition import Replay, grouped
 from .plan import Plan
 from .shapes import ShapePlan
@@ -211,7 +212,8 @@ class Report:
         if bound is None or not self.plan.step_ns:
             return f" ({self.plan.solver})"
         gap = 100 * (1 - bound / self.plan.step_ns)
-        text = "proved optimal" if gap <= 0 else f"at most {gap:.1f} % from the optimum"
+        text = f"at most {gap:.1f} % from the optimum" if gap >= 0.05 else "less than 0.1 % from the optimum"
+        text = "proved optimal" if gap <= 0 else text
         return f", {text} ({self.plan.solver})"
 
     def _peak(self) -> list[str]:
@@ -255,6 +257,7 @@ def _shape_data(entry: ShapePlan) -> dict[str, Any]:
 
 def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[ShapePlan] = ()) -> Report:
     """The report of a plan, without a model."""
+    check_plan(plan)
     blocks = [str(ref) for ref in plan.stages if ref.is_block]
     moment = plan.peak_moment()
     if plan.optimizer_peak_bytes >= moment.bytes:

@@ -83,11 +83,25 @@ class Sample:
 
     def loss(self, output: Any) -> torch.Tensor | None:
         if self.loss_fn is not None:
-            return self.loss_fn(output)
+            return self._checked(output, self.loss_fn(output))
         if isinstance(output, torch.Tensor):
             return output if output.numel() == 1 else None
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         return loss if isinstance(loss, torch.Tensor) else None
+
+    def _checked(self, output: Any, loss: Any) -> torch.Tensor:
+        """What loss_fn made, if a backward can begin with it."""
+        if not isinstance(loss, torch.Tensor):
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned a {type(loss).__name__}"
+            )
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned one of {list(loss.shape)}"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad and any(t.requires_grad for t in tensors_in(output)):
+            raise ValueError("loss_fn returned a tensor without gradients: is there a detach() or no_grad() in it?")
+        return loss
 
     def static_tensors(self) -> list[torch.Tensor]:
         """What the caller brings: the arguments, and tensors that the loss function has closed over."""

@@ -50,6 +50,11 @@ class Takeover:
             return forward(*args, **kwargs)
         return self._handler(forward, args, kwargs)
 
+    @property
+    def module(self) -> nn.Module | None:
+        """Whose forward it stands for."""
+        return self._module()
+
     def original(self) -> Callable[..., Any]:
         """The forward that would run without this."""
         module = self._module()

@@ -1,0 +1,117 @@
+"""What the public calls are given: checked before anything is measured, each mistake named in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cairn
+import torch
+from torch import nn
+
+from .._budget import Budget
+from . import budgets
+from .errors import Unsupported
+from .replay import DETERMINISM_CHECKS
+from .shapes import POLICIES
+
+ACCUMULATED, CREATED = "accumulated", "created"
+SCOPES = ("step", "activations")
+ALLOWED = ("recompute", "inside")
+
+PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside")
+PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients")
+APPLY_OPTIONS = ("preserve_rng_state", "determinism_check", "on_shape_change")
+
+_OF_THE_BUDGET = ("budget", "solver", "host_budget", "to_host", "to_device", "shared_link", "latency")
+
+
+def solver_options() -> list[str]:
+    """The options of solvers that a plan passes on."""
+    return [option.name for option in cairn.options() if option.name not in _OF_THE_BUDGET]
+
+
+def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
+    """Raises TypeError for an option that there is not, with the nearest that there is."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
+            raise TypeError(f"{call} has no option {name!r}{hint}")
+
+
+def check_budget(budget: Any) -> None:
+    """Raises TypeError or ValueError for what is no budget on any device."""
+    budgets.resolve(budget, torch.device("cpu"))
+    if isinstance(budget, Budget) and budget.reserve is not None and budget.reserve != 0:
+        budgets.size_bytes(budget.reserve, "reserve")
+
+
+def check_plan_options(options: Mapping[str, Any]) -> None:
+    """Raises for values that `plan` does not take, and for names that neither it nor a solver has."""
+    check_names(options, [*PLAN_OPTIONS, *solver_options()], "a plan")
+    allow = options.get("allow", ALLOWED)
+    if set(allow) - set(ALLOWED) or "recompute" not in allow:
+        raise ValueError(f"allow={tuple(allow)}: it contains 'recompute', and may contain 'inside'")
+    _check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
+    _check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
+    chains = [info.name for info in cairn.solvers() if info.takes_chains]
+    _check_choice("solver", options.get("solver", "auto"), chains)
+
+
+def check_apply_options(options: Mapping[str, Any]) -> None:
+    """The same of `apply`."""
+    _check_choice("on_shape_change", options.get("on_shape_change", POLICIES[0]), POLICIES)
+    _check_choice("determinism_check", options.get("determinism_check", "default"), DETERMINISM_CHECKS)
+
+
+def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    choices = list(choices)
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value), choices, 1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
+
+
+def check_call(model: Any, kwargs: Any, loss_fn: Any = None) -> None:
+    """Raises TypeError where a model and its sample are not what their places say."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model must be an nn.Module, not {_kind(model)}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"kwargs must map names to the model's keyword arguments, not be {_kind(kwargs)}; several positional "
+            "arguments are a tuple, and a budget is given by name: budget='8GiB'"
+        )
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of the model's output, not {_kind(loss_fn)}")
+
+
+def check_plan(plan: Any) -> None:
+    """Raises TypeError for what is no plan."""
+    if not hasattr(plan, "schedule"):
+        raise TypeError(f"a plan is what cairn.torch.plan or Plan.load returns, not {_kind(plan)}")
+
+
+def check_optimizer(model: nn.Module, optimizer: Any) -> None:
+    """Raises where an optimizer's step cannot be measured; warns where it is of something else than the model."""
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Unsupported(
+            f"a step of {type(optimizer).__name__} runs the model again and again by a closure, so it cannot be "
+            "measured apart: leave optimizer= out, and leave room for its state by cairn.Budget(reserve=)"
+        )
+    own = {id(p) for p in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        warnings.warn("the optimizer has none of the model's parameters: is it the one of another model?", stacklevel=4)
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

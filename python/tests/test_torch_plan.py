@@ -836,3 +836,65 @@ def test_layers_that_the_sample_skipped_leave_nothing_in_the_cache_of_the_others
         assert (ours.grad is None) == (theirs.grad is None) and (
             ours.grad is None or torch.equal(ours.grad, theirs.grad)
         )
+
+
+# -- torch.compile --------------------------------------------------------------------------------------------
+
+
+def test_compiled_blocks_are_planned_to_the_same_bits() -> None:
+    from torch._dynamo.backends.debugging import aot_eager
+
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(4))
+            self.layers = nn.ModuleList(torch.compile(layer, backend=backend) for layer in layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return x.square().mean()
+
+    torch._dynamo.reset()
+    model, plain, x = Compiled(), Compiled(), torch.randn(64, 32)
+    plain.load_state_dict(model.state_dict())
+    profile = ct.profile(model, x, passes=1)
+    assert [stage.name for stage in profile.stages if stage.kind == "block"] == [f"layers.{i}" for i in range(4)]
+    assert any("is compiled" in note for note in profile.notes)
+    low, high = (point.budget_bytes for point in ct.sweep(profile, 2))
+    handle = ct.apply(model, ct.plan(profile, (low + high) // 2))
+    assert not handle.plan.is_plain
+    for seed in range(3):
+        losses = []
+        for each in (model, plain):
+            torch.manual_seed(seed)
+            losses.append(each(x))
+            losses[-1].backward()
+        assert torch.equal(*losses)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    forwards = [vars(layer)["forward"] for layer in plain.layers]
+    handle.remove()
+    assert all(type(vars(a)["forward"]) is type(b) for a, b in zip(model.layers, forwards, strict=True))
+    assert ct.verify(model, handle.plan, x).ok
+    assert (
+        len(torch._dynamo.utils.counters["recompile_limit"]) == 0 and not torch._dynamo.utils.counters["unimplemented"]
+    )
+
+
+def test_models_that_are_compiled_as_wholes_are_refused_before_they_run(never_run: nn.Module) -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(ct.Unsupported, match="compiled as a whole"):
+        ct.checkpoint(torch.compile(never_run, backend="eager"), x)
+    with pytest.raises(ct.Unsupported, match="0 was compiled in place"):
+        inside = nn.Sequential(nn.Linear(4, 4))
+        inside[0].compile(backend="eager")
+        ct.checkpoint(inside, x)
+    never_run.compile(backend="eager")
+    with pytest.raises(ct.Unsupported, match="compiled as a whole"):
+        ct.checkpoint(never_run, x)

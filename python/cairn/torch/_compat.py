@@ -173,6 +173,20 @@ def _kineto_events(profiler: Any, prefix: str) -> list[int | str]:
     return [what for _, what in timed]
 
 
+# -- torch.compile -------------------------------------------------------------------------------------------
+
+
+def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The module that `torch.compile` made this one of; None for every other module."""
+    inside = module._modules.get("_orig_mod")
+    return inside if inside is not None and type(module).__name__ == "OptimizedModule" else None
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether `Module.compile` was called on it."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 # -- the executor's --------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from . import _compat
 from .errors import Unsupported
 
 
@@ -29,6 +30,12 @@ class Block:
     @property
     def stop(self) -> int:
         return self.start + len(self.modules)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile made it, or something in it: such a block is only called, and not looked into."""
+        parts = (part for module in self.modules for part in module.modules())
+        return any(_compat.compiled_inside(part) is not None for part in parts)
 
     @property
     def class_name(self) -> str:
@@ -64,20 +71,23 @@ def intercepted(
         with around():
             return handler(*call)
 
-    patched: list[nn.Module] = []
+    patched: list[tuple[nn.Module, Any]] = []
     try:
         for module, forward in _replacements(blocks, handled):
-            if "forward" in vars(module):
+            before = vars(module).get("forward")
+            if before is not None and _compat.compiled_inside(module) is None:
                 raise Unsupported(
                     f"the forward of a {type(module).__name__} is replaced on the instance: "
                     "if a plan is at work on the model, remove it first"
                 )
-            module.forward = forward
-            patched.append(module)
+            vars(module)["forward"] = forward
+            patched.append((module, before))
         yield
     finally:
-        for module in patched:
-            del module.forward
+        for module, before in patched:
+            del vars(module)["forward"]
+            if before is not None:
+                vars(module)["forward"] = before
 
 
 def _replacements(blocks: Sequence[Block], handler: Handler) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:

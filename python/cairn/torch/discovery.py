@@ -51,7 +51,7 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     """Runs a forward and records its module calls; saves nothing for the backward."""
     recorder = _Recorder()
     handles = []
-    for name, module in model.named_modules():
+    for name, module in _seen(model):
         handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
@@ -61,6 +61,12 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
         for handle in handles:
             handle.remove()
     return Trace(recorder.calls, recorder.storages)
+
+
+def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules whose calls can be observed: none inside a compiled one, which is called as a whole."""
+    hidden = {id(p) for m in model.modules() if (c := _compat.compiled_inside(m)) is not None for p in c.modules()}
+    return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
 
 
 def _never_unpacked(packed: Any) -> torch.Tensor:
@@ -173,7 +179,11 @@ def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
     if layer_class is None:
         return []
     called = {id(call.module) for call in observed.calls}
-    return [m for m in model.modules() if isinstance(m, layer_class) and id(m) in called]
+    return [
+        module
+        for module in model.modules()
+        if id(module) in called and isinstance(_compat.compiled_inside(module) or module, layer_class)
+    ]
 
 
 def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
@@ -190,6 +200,8 @@ def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
                 found.append(child)
 
     def search(module: nn.Module) -> None:
+        if _compat.compiled_inside(module) is not None:
+            return
         if _is_container(module) or _repeats_its_child(module, observed):
             open_container(module)
             return
@@ -223,6 +235,8 @@ def _all_but(module: nn.Module, observed: Trace) -> nn.Module | None:
     """The container that a module is little else than: it has nearly all of the parameters, and what its last child
     returns is what the module returns.
     """
+    if _compat.compiled_inside(module) is not None:
+        return None
     total = sum(p.numel() for p in module.parameters())
     for part in module.modules():
         if part is not module and _is_container(part):

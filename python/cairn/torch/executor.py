@@ -152,7 +152,7 @@ class Executor:
             raise RuntimeError("the executor's model is gone")
         handlers = list(self._handlers(model))
         for module, _ in handlers:
-            if getattr(module, "_compiled_call_impl", None) is not None:
+            if _compat.is_compiled_in_place(module):
                 raise Unsupported(
                     f"a {type(module).__name__} of the plan was compiled in place (Module.compile), around what the "
                     "plan has to do; put torch.compile(module) in the module's place instead, and plan then"

@@ -67,7 +67,9 @@ class OptionPass:
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
         arguments = isolate.Arguments(args, kwargs)
-        if not stage.keep_reason:
+        if block.is_compiled:
+            stage.closed = "is compiled"
+        elif not stage.keep_reason:
             with isolate.capturing_nothing():
                 self._open(stage, block, call, function, arguments)
         with isolate.saving_nothing():

@@ -61,16 +61,12 @@ def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) 
     inside = {id(p) for block in blocks for part in block.modules for p in part.parameters()}
     weights = {name: p for name, p in model.named_parameters() if id(p) not in inside and p.requires_grad and p.is_leaf}
     usage = _Usage(list(weights.values()))
-    with isolate.saving_nothing(), usage, intercepted(blocks, _run, usage.within_block):
+    with isolate.saving_nothing(), usage, intercepted(blocks, usage.run_block, usage.within_block):
         forward()
     shared = [name for name, weight in weights.items() if usage.is_tied(weight)]
     if any(torch.is_autocast_enabled(weight.device.type) for weight in weights.values()):
         shared = []
     return Outside(tuple(shared), bool(usage.losses) and all(usage.losses))
-
-
-def _run(block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return function(*args, **kwargs)
 
 
 @dataclasses.dataclass
@@ -95,6 +91,16 @@ class _Usage(TorchFunctionMode):
         """Whether it is looked up and multiplied by, and no more."""
         uses = self._uses[id(weight)]
         return uses.others == 0 and uses.products > 0 and bool(uses.lookups) and all(uses.lookups)
+
+    def run_block(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Unseen if it is compiled, for it would be compiled again; then a weight that it is passed is used by it."""
+        if not block.is_compiled:
+            return function(*args, **kwargs)
+        for tensor in tensors_in((args, kwargs)):
+            if id(tensor) in self._uses:
+                self._uses[id(tensor)].others += 1
+        with _compat.function_mode_set_aside(self):
+            return function(*args, **kwargs)
 
     @contextlib.contextmanager
     def within_block(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import discovery, measure, memory, option_measure, shapes, timing
+from . import _compat, discovery, measure, memory, option_measure, shapes, timing
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer
 from .blocks import Block, resolve
 from .errors import Unsupported
@@ -211,9 +211,9 @@ def profile(
     check_optimizer(model, optimizer)
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    check_model(model)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)
-    check_model(model)
     with set_aside(model), untouched(model, device):
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
@@ -274,6 +274,17 @@ def check_model(model: nn.Module) -> None:
     name = type(model).__name__
     if name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
         raise Unsupported(f"profile the module inside {name}, before it is wrapped")
+    if _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model):
+        raise Unsupported(
+            f"this {name} is compiled as a whole, and a plan works between its blocks: plan the model itself, with "
+            "torch.compile(block) in the place of each block"
+        )
+    for part_name, part in model.named_modules():
+        if _compat.is_compiled_in_place(part):
+            raise Unsupported(
+                f"{part_name} was compiled in place (Module.compile), around what a plan has to do; put "
+                "torch.compile(module) in its place instead"
+            )
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise Unsupported(
             "gradient checkpointing is enabled in the model, which recomputes every layer by itself; call "

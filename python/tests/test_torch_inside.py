@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import random
 import weakref
@@ -213,10 +214,14 @@ def test_every_option_is_the_plain_step(layer: Callable[[], nn.Module]) -> None:
 def test_options_trade_bytes_for_time(layer: Callable[[], nn.Module]) -> None:
     [stage, *_] = [stage for stage in profile_of(layer).stages if stage.options]
     sizes = [option.saved_bytes for option in stage.options]
-    assert sizes == sorted(set(sizes), reverse=True) and len(sizes) <= 12
+    assert sizes == sorted(sizes, reverse=True) and len(sizes) <= 12
     assert sizes[0] == stage.saved_bytes and sizes[-1] < sizes[0] // 2
-    times = [option.time_ns for option in stage.options[1:]]
-    assert times == sorted(times)
+    for larger, smaller in itertools.pairwise(stage.options[1:]):  # what is slower and saves more peaks lower
+        is_lower = any(
+            getattr(larger, f"{when}_rise_bytes") < getattr(smaller, f"{when}_rise_bytes")
+            for when in ("forward", "backward", "accumulated_backward")
+        )
+        assert larger.time_ns <= smaller.time_ns or is_lower
 
 
 def test_in_place_chains_and_batch_statistics_are_rebuilt() -> None:

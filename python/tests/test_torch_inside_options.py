@@ -13,8 +13,20 @@ import torch
 from cairn.torch import bits
 from cairn.torch.ambient import RandomState
 from cairn.torch.block_graph import BlockGraph, Recorder
-from cairn.torch.block_options import DROP, KEEP, MASK, STEP_NS, Choice, choices
+from cairn.torch.block_options import (
+    DROP,
+    KEEP,
+    MASK,
+    MAX_OPTIONS,
+    STEADY_OPTIONS,
+    STEP_NS,
+    Choice,
+    candidates,
+    choices,
+)
+from cairn.torch.option_measure import _pareto
 from cairn.torch.rebuild import Rebuild, compile_program, mask_of
+from cairn.torch.stage_measure import OptionMeasure
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -149,6 +161,32 @@ def test_thinning_keeps_the_ends() -> None:
     assert len(few) == 4 and few[0] == everything[0] and few[-1] == everything[-1]
     assert set(few) <= set(everything)
     assert few[0] == Choice(KEEP * len(graph.packs), few[0].kept_bytes, 0)
+
+
+def test_candidates_by_steady_times_are_there_whatever_was_measured() -> None:
+    """What the least memory takes must not depend on measured times."""
+    graph = Recorded(gelu, leaf(8, 8)).graph
+    choose, always, found = random.Random(2), None, []
+    for _ in range(20):
+        for op in graph.operations:
+            op.nanoseconds = choose.randrange(1, 40000)
+        found = [choice.decisions for choice in candidates(graph)]
+        assert found[0] == KEEP * len(graph.packs) and 2 < len(found) == len(set(found)) <= MAX_OPTIONS
+        always = set(found) if always is None else always & set(found)
+    assert always is not None and len(always) >= STEADY_OPTIONS
+
+
+def test_what_is_slower_but_peaks_lower_is_kept() -> None:
+    def option(saved: int, rise: int, took: int) -> OptionMeasure:
+        return OptionMeasure("k", saved, saved, rise, rise, 0, took, "")
+
+    everything, small, slow, beaten = (
+        option(10**6, 0, 1),
+        option(10**5, 900, 2),
+        option(10**5 + 1, 800, 9),
+        option(10**5 + 2, 901, 3),
+    )
+    assert _pareto([everything, beaten, slow, small]) == [everything, slow, small]
 
 
 # -- programs -------------------------------------------------------------------------------------------------

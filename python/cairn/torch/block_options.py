@@ -28,11 +28,16 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from torch.utils.flop_counter import flop_registry
+
 from . import bits
 from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
 
 KEEP, DROP, MASK = "k", "d", "m"  # what is done with a saved tensor
 MAX_OPTIONS = 12  # keep everything among them
+STEADY_OPTIONS = 6  # of these, by times that do not vary
+STEADY_BYTES_PER_NS = 4  # about what a core reads and writes
+OF_PRODUCTS = 20  # so much longer do products take than what only reads and writes as much
 STEP_NS = 3000  # what replaying an operation costs beside the operation itself
 _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
 
@@ -54,6 +59,29 @@ def choices(graph: BlockGraph, at_most: int = MAX_OPTIONS) -> list[Choice]:
         return [everything]
     points = [everything, *_between(model, everything, least), least]
     return _thinned(points, at_most)
+
+
+def candidates(graph: BlockGraph) -> list[Choice]:
+    """The choices that are worth measuring: by the times that were measured, and some by times that never vary.
+
+    Measured times differ from run to run, and so do the choices along their hull. What the least memory takes must not
+    depend on that, so the second ones are always among them. The first keeps everything.
+    """
+    steady = choices(_with_steady_times(graph), STEADY_OPTIONS)
+    found = {choice.decisions: choice for choice in (*steady, *choices(graph, MAX_OPTIONS - STEADY_OPTIONS + 2))}
+    return sorted(found.values(), key=lambda choice: (KEEP * len(graph.packs) != choice.decisions, -choice.kept_bytes))
+
+
+def _with_steady_times(graph: BlockGraph) -> BlockGraph:
+    """The same block with times that follow from what operations read and write, and are longer for products."""
+
+    def steady(op: Operation) -> Operation:
+        values = (*(use.value for use in op.operands if use.value >= 0), *op.values)
+        nbytes = sum(graph.values[value].nbytes for value in values)
+        is_product = getattr(op.function, "overloadpacket", None) in flop_registry
+        return dataclasses.replace(op, nanoseconds=nbytes // STEADY_BYTES_PER_NS * (OF_PRODUCTS if is_product else 1))
+
+    return dataclasses.replace(graph, operations=[steady(op) for op in graph.operations])
 
 
 def _between(model: _Model, first: Choice, last: Choice) -> Iterator[Choice]:

@@ -24,7 +24,7 @@ from . import clock, isolate, mechanism, memory
 from .ambient import RandomState, no_autocast, with_generator
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
-from .block_options import KEEP, Choice, choices
+from .block_options import KEEP, Choice, candidates
 from .blocks import Block, intercepted
 from .measure import Owners, StepMeasure
 from .opened import Constants
@@ -245,13 +245,18 @@ def _described(program: Program) -> str:
 
 def _pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
     """Without the options that another one beats in bytes and time; the first, which keeps everything, stays."""
-    kept = options[:1]
-    fastest: int | None = None
-    for option in sorted(options[1:], key=lambda o: (o.saved_bytes, o.time_ns)):
-        if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes and (fastest is None or option.time_ns < fastest):
-            fastest = option.time_ns
-            kept.append(option)
-    return [kept[0], *reversed(kept[1:])]
+    less = [option for option in options[1:] if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes]
+    kept = [option for option in less if not any(_beats(other, option) for other in less)]
+    return [options[0], *sorted(kept, key=lambda option: (-option.saved_bytes, option.time_ns))]
+
+
+def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
+    """Whether it takes no more of anything, and less of something: what is slower may still peak lower."""
+    ours, theirs = (
+        (o.saved_bytes, o.forward_rise_bytes, o.backward_rise_bytes, o.accumulated_backward_rise_bytes, o.time_ns)
+        for o in (option, other)
+    )
+    return ours != theirs and all(a <= b for a, b in zip(theirs, ours, strict=True))
 
 
 # -- proving -------------------------------------------------------------------------------------------------
@@ -312,7 +317,7 @@ class _Proofs:
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
             return []
-        return [(p, self._proved(p, saved, states, where)) for p in self._programs(choices(self._graph))]
+        return [(p, self._proved(p, saved, states, where)) for p in self._programs(candidates(self._graph))]
 
     def _programs(self, found: Sequence[Choice]) -> list[Program]:
         return [compile_program(self._graph, choice.decisions, self._asked) for choice in found]

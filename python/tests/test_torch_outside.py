@@ -422,3 +422,43 @@ def test_memory_stays_flat() -> None:
             assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+# -- models of transformers -----------------------------------------------------------------------------------
+
+
+def _transformer(kind: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    common = {"vocab_size": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    layers = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special: dict[str, tuple[str, dict[str, Any]]] = {
+        "Qwen2": ("ForCausalLM", {**layers, "intermediate_size": 64, "num_key_value_heads": 1, "use_cache": False}),
+        "Gemma2": (
+            "ForCausalLM",
+            {**layers, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16, "use_cache": False},
+        ),
+        "OPT": (
+            "ForCausalLM",
+            {**layers, "ffn_dim": 64, "max_position_embeddings": 32, "word_embed_proj_dim": 32, "use_cache": False},
+        ),
+        "Falcon": ("ForCausalLM", {**layers, "hidden_dropout": 0.1, "attention_dropout": 0.1, "use_cache": False}),
+        "DistilBert": ("ForMaskedLM", {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2}),
+    }
+    head, options = special[kind]
+    config = getattr(transformers, f"{kind}Config")(**common, **options)
+    tokens = torch.randint(3, CLASSES, (2, 24))
+    return getattr(transformers, f"{kind}{head}")(config).train(), {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Gemma2", "OPT", "Falcon", "DistilBert"])
+def test_transformers_at_several_budgets(kind: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = _transformer(kind)
+    profile = ct.profile(model, kwargs=inputs)
+    assert profile.outside.loss
+    everything = ct.plan(profile, "1GiB")
+    low, high = everything.least_budget_bytes, everything.plain_peak_bytes
+    for budget in (low, (low + high) // 2):
+        plan = ct.plan(profile, budget)
+        assert ct.verify(model, plan, kwargs=inputs).ok
+    assert plan.inside

@@ -566,7 +566,8 @@ def sweep(
 
     Many budgets take little more time than one: the solver's tables serve all of them.
 
-    plot: path of a picture to draw (needs matplotlib). The others are as for `plan`.
+    plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
+        beside it. The others are as for `plan`.
     """
     _check(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
     if isinstance(budgets_or_count, str) or not isinstance(budgets_or_count, (int, Iterable)):
@@ -581,7 +582,11 @@ def sweep(
         wanted = task.even_budgets(wanted)
     points = [_point(made) for made in task.plans(list(wanted))]
     if plot is not None:
-        _draw(points, Path(plot), profile.model_name)
+        curves = {"as planned": points}
+        if any(stage.options for stage in profile.stages):
+            whole = _Task(profile.without_options(), scope, gradients, solver, options, to)
+            curves = {"parts of blocks": points, "whole blocks": [_point(made) for made in whole.plans(list(wanted))]}
+        _draw(curves, Path(plot), profile.model_name)
     return points
 
 
@@ -591,15 +596,19 @@ def _point(made: Plan | InfeasibleBudget) -> Point:
     return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
 
 
-def _draw(points: Sequence[Point], path: Path, title: str) -> None:
+def _draw(curves: Mapping[str, Sequence[Point]], path: Path, title: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
-    axes.plot([peak / 2**20 for peak, _ in found], [100 * overhead for _, overhead in found], marker="o")
+    for label, points in curves.items():
+        found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
+        axes.plot(
+            [peak / 2**20 for peak, _ in found], [100 * overhead for _, overhead in found], marker="o", label=label
+        )
+    axes.legend()
     axes.set(xlabel="peak memory of the step, MiB", ylabel="extra time, %", title=title)
     axes.grid(alpha=0.3)
     figure.savefig(path)

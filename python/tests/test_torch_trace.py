@@ -526,7 +526,7 @@ def test_a_mask_that_a_model_looks_at(name: str) -> None:
 def test_a_step_without_a_loss() -> None:
     with pytest.raises(ValueError, match="loss_fn"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4))
-    with pytest.raises(ValueError, match="does not depend"):
+    with pytest.raises(ValueError, match="without gradients"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4), lambda y: y.detach().sum())
     with pytest.raises(TypeError, match="loss_fn must make"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4), {"labels": 1})

@@ -54,13 +54,19 @@ crn_task crn_task_part(const crn_task *task, int64_t parts)
     return part;
 }
 
+/* Of the time limit, what is kept for judging the answer. */
+static int64_t judging_share(const crn_session *session)
+{
+    return crn_min(session->settings.time_limit_ns / 2, session->judging_ns);
+}
+
 static void set_deadline(crn_session *session)
 {
     int64_t limit_ns = session->settings.time_limit_ns;
     session->task.deadline_ns = CAIRN_NONE;
     if (limit_ns == CAIRN_NONE)
         return;
-    limit_ns -= crn_min(limit_ns / 2, session->judging_ns);
+    limit_ns -= judging_share(session);
     if (!crn_add(crn_clock_ns(), limit_ns, &session->task.deadline_ns))
         session->task.deadline_ns = CAIRN_NONE;
 }
@@ -141,7 +147,7 @@ static cairn_status store_all(crn_session *session, cairn_error *error)
     CRN_TRY(crn_store_all(&session->task, &session->store_all_bytes, &session->store_all_ns, error));
     session->judging_ns = JUDGING_REPLAYS * (crn_clock_ns() - began_ns);
     if (session->task.deadline_ns != CAIRN_NONE)
-        session->task.deadline_ns -= crn_min(session->settings.time_limit_ns / 2, session->judging_ns);
+        session->task.deadline_ns -= judging_share(session);
     return CAIRN_OK;
 }
 

@@ -13,35 +13,9 @@
 #include <string.h>
 #include <time.h>
 
-static double processor_seconds(void)
-{
-    return (double)clock() / CLOCKS_PER_SEC;
-}
-
-static void must(cairn_status status, const cairn_error *error)
-{
-    if (status == CAIRN_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", cairn_status_name(status), error->message);
-    exit(3);
-}
-
-static void *must_allocate(size_t count, size_t size)
-{
-    void *block = calloc(count, size);
-    if (!block)
-        exit(3);
-    return block;
-}
+#include "support.h"
 
 /* ---- chains ---- */
-
-/* Numbers of a linear congruential generator, so that all machines measure the same chains. */
-static int64_t next_number(uint64_t *state, int64_t low, int64_t high)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return low + (int64_t)((*state >> 33) % (uint64_t)(high - low + 1));
-}
 
 /* n stages of which so many are different; measured: each takes its time by up to 3 % more or less. */
 static cairn_problem *chain_of(int32_t n, int32_t distinct, bool measured)

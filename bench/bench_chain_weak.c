@@ -12,22 +12,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "support.h"
+
 enum { STAGES_MAX = 160, OPTIONS = 3, TINY_STAGES = 5, BUDGETS = 6 };
-
-static void must(cairn_status status, const cairn_error *error)
-{
-    if (status == CAIRN_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", cairn_status_name(status), error->message);
-    exit(3);
-}
-
-/* Numbers of a linear congruential generator, so that all machines measure the same chains. */
-static int64_t next_number(uint64_t *state, int64_t low, int64_t high)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return low + (int64_t)((*state >> 33) % (uint64_t)(high - low + 1));
-}
 
 /* What chains are like: the largest size and time; forwards that save nothing differ; workspaces; options. */
 typedef struct kind {
@@ -107,9 +94,9 @@ static cairn_limits limits_of(const cairn_problem *problem, const char *solver)
 static cairn_info timed(const cairn_problem *problem, const char *solver, int64_t budget, int64_t slots,
                         double *seconds)
 {
-    clock_t before = clock();
+    double before = processor_seconds();
     cairn_info info = solve(problem, solver, budget, slots);
-    *seconds = (double)(clock() - before) / CLOCKS_PER_SEC;
+    *seconds = processor_seconds() - before;
     return info;
 }
 

@@ -9,22 +9,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "support.h"
+
 enum { RUNS = 3 };
-
-static void must(cairn_status status, const cairn_error *error)
-{
-    if (status == CAIRN_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", cairn_status_name(status), error->message);
-    exit(3);
-}
-
-/* A linear congruential generator: the same sizes everywhere. */
-static int64_t draw(uint64_t *state, int64_t high)
-{
-    *state = *state * 6364136223846793005u + 1442695040888963407u;
-    return 1 + (int64_t)((*state >> 33) % (uint64_t)high);
-}
 
 static int64_t shrinking(int32_t l, int32_t n)
 {
@@ -33,13 +20,11 @@ static int64_t shrinking(int32_t l, int32_t n)
 
 static cairn_problem *chain_of(int32_t n, bool is_random)
 {
-    cairn_stage *stages = calloc((size_t)n, sizeof(*stages));
-    cairn_stage_option *options = calloc((size_t)n, sizeof(*options));
+    cairn_stage *stages = must_allocate((size_t)n, sizeof(*stages));
+    cairn_stage_option *options = must_allocate((size_t)n, sizeof(*options));
     uint64_t state = 1;
-    if (!stages || !options)
-        exit(3);
     for (int32_t l = 1; l <= n; l++) {
-        int64_t bytes = is_random ? draw(&state, 1 << 30) : shrinking(l, n);
+        int64_t bytes = is_random ? next_number(&state, 1, 1 << 30) : shrinking(l, n);
         options[l - 1] = (cairn_stage_option){"keep", bytes, 1000, 2000, 0, 0};
         stages[l - 1] = (cairn_stage){"", bytes, bytes, 0, 1000, 0, false, 1, &options[l - 1]};
     }

@@ -8,30 +8,9 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "support.h"
+
 enum { RUNS = 5 };
-
-static double seconds_now(void)
-{
-    struct timespec now;
-    timespec_get(&now, TIME_UTC);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-static void must(cairn_status status, const cairn_error *error)
-{
-    if (status == CAIRN_OK)
-        return;
-    fprintf(stderr, "%s: %s\n", cairn_status_name(status), error->message);
-    exit(3);
-}
-
-static void *must_allocate(size_t count, size_t size)
-{
-    void *block = calloc(count, size);
-    if (!block)
-        exit(3);
-    return block;
-}
 
 static const cairn_machine link = {(int64_t)1 << 40, 12000000000, 12000000000, 10000, false};
 
@@ -115,10 +94,10 @@ static double best_simulation(const cairn_problem *problem, const cairn_schedule
     for (int run = 0; run < RUNS; run++) {
         cairn_replay replay;
         cairn_error error;
-        double begin = seconds_now();
+        double begin = clock_seconds();
         for (int i = 0; i < repeats; i++)
             must(cairn_simulate(NULL, problem, schedule, budget_bytes, NULL, &replay, &error), &error);
-        double took = seconds_now() - begin;
+        double took = clock_seconds() - begin;
         if (!replay.valid) {
             fprintf(stderr, "%s\n", replay.violation.message);
             exit(1);
@@ -135,11 +114,11 @@ static void measure(const char *name, cairn_problem *problem, int32_t size, int6
     cairn_schedule *schedule;
     cairn_error error;
     must(cairn_builder_new(NULL, problem, &builder, &error), &error);
-    double begin = seconds_now();
+    double begin = clock_seconds();
     fill(builder, size);
-    double added = seconds_now();
+    double added = clock_seconds();
     must(cairn_builder_finish(builder, NULL, &schedule, &error), &error);
-    double finished = seconds_now();
+    double finished = clock_seconds();
     double simulated = best_simulation(problem, schedule, budget_bytes, repeats);
     double total = (double)cairn_schedule_count(schedule) * repeats;
     printf("%-24s %8" PRId64 " ops  add %6.3f s  finish %6.3f s  simulate %6.3f s  %5.1f M ops/s\n", name,

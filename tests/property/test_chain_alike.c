@@ -12,6 +12,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_source.h"
 #include "support/rounds.h"
@@ -61,12 +62,7 @@ static cairn_problem *problem_of(const network *net)
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, budget_bytes, "threads=1");
 }
 
 static cairn_status solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes, cairn_info *info,

@@ -13,41 +13,26 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes, int64_t slots)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
+    cairn_options *options = test_options(solver, budget_bytes, "threads=1");
     if (slots > 0)
         assert_int_equal(cairn_options_set_int(options, "slots", slots, NULL), CAIRN_OK);
-    if (budget_bytes >= 0)
-        assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
     return options;
 }
 
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes, int64_t slots)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver, budget_bytes, slots);
-    cairn_status status = cairn_solve(NULL, problem, options, NULL, &info, &error);
-    if (status != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options_for(solver, budget_bytes, slots), NULL);
 }
 
 static cairn_limits limits(const cairn_problem *problem, const char *solver)
 {
-    cairn_limits found;
-    cairn_options *options = options_for(solver, -1, 0);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return found;
+    return test_limits(problem, options_for(solver, -1, 0));
 }
 
 /* Bytes that are not always there: as many slots make every slot a byte. */

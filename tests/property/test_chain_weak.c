@@ -15,40 +15,25 @@
 #include <cairn/cairn.h>
 
 #include "solve/chain/weak_slots.h"
+#include "support/ask.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    if (budget_bytes >= 0)
-        assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, budget_bytes, "threads=1");
 }
 
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver, budget_bytes);
-    cairn_status status = cairn_solve(NULL, problem, options, NULL, &info, &error);
-    if (status != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
+    cairn_info info = test_solve(problem, options_for(solver, budget_bytes), NULL);
     assert_true(info.makespan_ns < 0 || info.peak_bytes <= budget_bytes);
-    cairn_options_free(options);
     return info;
 }
 
 static cairn_limits limits(const cairn_problem *problem, const char *solver)
 {
-    cairn_limits found;
-    cairn_options *options = options_for(solver, -1);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return found;
+    return test_limits(problem, options_for(solver, -1));
 }
 
 /* ---- an instance: a = 0, 1, 2, 3, ..., 3, 4; A[2] = 5, other A = a; d = 0; forwards n - 1, 2, 0, ...; budget 8 ---- */

@@ -13,6 +13,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -187,28 +188,12 @@ static cairn_replay replay_on_graph(const cairn_problem *chain, const cairn_prob
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes,
                         cairn_schedule **schedule)
 {
-    cairn_options *options;
-    cairn_info info;
-    cairn_error error;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    if (cairn_solve(NULL, problem, options, schedule, &info, &error) != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, test_options(solver, budget_bytes, "threads=1"), schedule);
 }
 
 static cairn_limits limits(const cairn_problem *problem, const char *solver)
 {
-    cairn_options *options;
-    cairn_limits found;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return found;
+    return test_limits(problem, test_options(solver, -1, ""));
 }
 
 static void chain_schedules_are_graph_schedules(void **state)

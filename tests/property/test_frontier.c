@@ -17,6 +17,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/random_problem.h"
 
 /* ---- enumeration ---- */
@@ -154,24 +155,12 @@ static int64_t enumerate(const cairn_problem *problem, int64_t budget_bytes)
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "iterations", "50", NULL), CAIRN_OK);
-    if (budget_bytes >= 0)
-        assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, budget_bytes, "iterations=50");
 }
 
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver, budget_bytes);
-    if (cairn_solve(NULL, problem, options, NULL, &info, &error) != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options_for(solver, budget_bytes), NULL);
 }
 
 static bool has_highs(void)

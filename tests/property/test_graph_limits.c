@@ -12,25 +12,18 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
 static cairn_options *options_for(const char *solver)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, -1, "threads=1");
 }
 
 static cairn_limits limits(const cairn_problem *problem, const char *solver)
 {
-    cairn_limits found;
-    cairn_options *options = options_for(solver);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return found;
+    return test_limits(problem, options_for(solver));
 }
 
 typedef struct tally {

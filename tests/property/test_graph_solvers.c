@@ -13,6 +13,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/random_problem.h"
 
 static const char *const heuristics[] = {"store-all",     "ap-sqrt",      "ap-greedy",    "linear-sqrt",
@@ -21,35 +22,17 @@ enum { HEURISTICS = sizeof(heuristics) / sizeof(heuristics[0]) };
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "iterations", "200", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    if (budget_bytes >= 0)
-        assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, budget_bytes, "iterations=200 threads=1");
 }
 
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget_bytes)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver, budget_bytes);
-    cairn_status status = cairn_solve(NULL, problem, options, NULL, &info, &error);
-    if (status != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options_for(solver, budget_bytes), NULL);
 }
 
 static cairn_limits limits(const cairn_problem *problem, const char *solver)
 {
-    cairn_limits found;
-    cairn_options *options = options_for(solver, -1);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return found;
+    return test_limits(problem, options_for(solver, -1));
 }
 
 typedef struct tally {

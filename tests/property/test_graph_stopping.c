@@ -13,6 +13,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/random_source.h"
 #include "support/rounds.h"
 
@@ -67,10 +68,7 @@ static cairn_status solve_until(const cairn_problem *problem, const char *solver
                                 cairn_info *info)
 {
     const cairn_env env = {.poll = poll_until, .poll_context = p};
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    cairn_options_set(options, "solver", solver, NULL);
-    cairn_options_set(options, "threads", "1", NULL);
+    cairn_options *options = test_options(solver, -1, "threads=1");
     p->last = clock();
     cairn_status status = cairn_solve_many(&env, problem, options, &budget_bytes, 1, NULL, info, NULL);
     clock_t now = clock();
@@ -81,13 +79,7 @@ static cairn_status solve_until(const cairn_problem *problem, const char *solver
 
 static int64_t quarter_of_all(const cairn_problem *problem)
 {
-    cairn_limits limits;
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    cairn_options_set(options, "solver", "store-all", NULL);
-    assert_int_equal(cairn_limits_of(NULL, problem, options, &limits, NULL), CAIRN_OK);
-    cairn_options_free(options);
-    return limits.store_all_bytes / 4;
+    return test_limits(problem, test_options("store-all", -1, "")).store_all_bytes / 4;
 }
 
 static const char *const solvers[] = {"ap-sqrt",      "ap-greedy",    "linear-sqrt",  "linear-greedy",

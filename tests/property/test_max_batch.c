@@ -12,6 +12,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -19,13 +20,7 @@ enum { BATCHES_MAX = 40 };
 
 static cairn_options *options_for(const char *solver, int64_t budget_bytes)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "iterations", "200", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, budget_bytes, "iterations=200 threads=1");
 }
 
 static cairn_status find(const cairn_problem *problem, const char *solver, int64_t budget_bytes, int64_t measured,

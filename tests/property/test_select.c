@@ -15,6 +15,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -22,10 +23,7 @@ enum { LAYERS_MAX = 2048 };
 
 static cairn_options *options_for(const char *solver, const char *objective)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "minimize", "memory", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    cairn_options *options = test_options(solver, -1, "minimize=memory");
     if (objective)
         assert_int_equal(cairn_options_set(options, "objective", objective, NULL), CAIRN_OK);
     return options;
@@ -34,14 +32,7 @@ static cairn_options *options_for(const char *solver, const char *objective)
 static cairn_info solve(const cairn_problem *problem, const char *solver, const char *objective,
                         cairn_schedule **schedule)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver, objective);
-    cairn_status status = cairn_solve(NULL, problem, options, schedule, &info, &error);
-    if (status != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options_for(solver, objective), schedule);
 }
 
 /* A chain of outputs size[0..n] where everything else follows from them, as the papers have it. */

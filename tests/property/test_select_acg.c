@@ -15,6 +15,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -131,22 +132,12 @@ static int64_t best_of_all(const network *net)
 
 static cairn_options *options_for(const char *solver)
 {
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "minimize", "memory", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
-    return options;
+    return test_options(solver, -1, "minimize=memory");
 }
 
 static cairn_info solve(const cairn_problem *problem, const char *solver)
 {
-    cairn_info info;
-    cairn_error error;
-    cairn_options *options = options_for(solver);
-    if (cairn_solve(NULL, problem, options, NULL, &info, &error) != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options_for(solver), NULL);
 }
 
 /* The objective, after the set was checked. */

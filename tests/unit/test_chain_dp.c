@@ -15,6 +15,7 @@
 #include <cairn/io.h>
 #include <cairn/solve.h>
 
+#include "support/ask.h"
 #include "support/random_problem.h"
 
 typedef struct reply {
@@ -25,15 +26,9 @@ typedef struct reply {
 static reply solve_with(const cairn_problem *problem, const char *solver, int64_t budget, int64_t slots)
 {
     reply r;
-    cairn_options *options;
-    cairn_error error;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", solver, NULL), CAIRN_OK);
+    cairn_options *options = test_options(solver, budget, "");
     assert_int_equal(cairn_options_set_int(options, "slots", slots, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set_int(options, "budget", budget, NULL), CAIRN_OK);
-    if (cairn_solve(NULL, problem, options, &r.schedule, &r.info, &error) != CAIRN_OK)
-        fail_msg("%s", error.message);
-    cairn_options_free(options);
+    r.info = test_solve(problem, options, &r.schedule);
     return r;
 }
 

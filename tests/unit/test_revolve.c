@@ -11,6 +11,7 @@
 
 #include "solve/chain/revolve.h"
 #include "solve/solver.h"
+#include "support/ask.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
@@ -82,17 +83,10 @@ static cairn_problem *alike(int32_t n, int64_t saved_bytes)
 
 static cairn_info solve(const cairn_problem *problem, const char *solver, int64_t budget, cairn_schedule **schedule)
 {
-    cairn_options *options;
-    cairn_info info;
-    cairn_error error;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    cairn_options_set(options, "solver", solver, NULL);
+    cairn_options *options = test_options(solver, budget, "");
+    /* A slot for every byte; where that is refused, as many as usual. */
     cairn_options_set_int(options, "slots", budget > 1 ? budget - 1 : 1, NULL);
-    cairn_options_set_int(options, "budget", budget, NULL);
-    if (cairn_solve(NULL, problem, options, schedule, &info, &error) != CAIRN_OK)
-        fail_msg("%s: %s", solver, error.message);
-    cairn_options_free(options);
-    return info;
+    return test_solve(problem, options, schedule);
 }
 
 static int64_t count_forwards(const cairn_schedule *schedule, bool saving)

@@ -1,0 +1,19 @@
+/*
+ * Asking the library, for tests that expect an answer: what is refused fails the test, with what the library said.
+ *
+ * Include it after cmocka.h: its checks are cmocka assertions.
+ */
+#ifndef TEST_ASK_H
+#define TEST_ASK_H
+
+#include <cairn/cairn.h>
+
+/** Options from "name=value name=value ..." beside solver and budget; none is set where that is negative. The caller's to free. */
+cairn_options *test_options(const char *solver, int64_t budget_bytes, const char *settings);
+
+/** Solves, and frees the options. schedule may be NULL. */
+cairn_info test_solve(const cairn_problem *problem, cairn_options *options, cairn_schedule **schedule);
+/** Asks for the limits, and frees the options. */
+cairn_limits test_limits(const cairn_problem *problem, cairn_options *options);
+
+#endif

@@ -9,8 +9,9 @@
  *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
  *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
  * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. With
- * a time limit the cheapest come first, so that there is an answer when time ends. Heuristics may take half of their even
- * share of the time that is left, but for the last.
+ * a time limit exhaustive search comes next, where it needs a small part of it; then those that improve their answer until
+ * time ends, with nearly all of it; then the cheapest, so that there is an answer when time ends. Other heuristics may take half
+ * of their even share of the time that is left, but for the last.
  */
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,9 @@
 #include "solve/solver.h"
 
 enum { SOLVERS_MAX = 64 };
+
+/* Of the time left: what exhaustive search must fit to be asked first, and what an anytime solver leaves for the others. */
+enum { EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
 
 /* Half a minute of one core, or so. */
 #define WORK_MAX ((int64_t)30000000000)
@@ -27,6 +31,7 @@ typedef struct candidate {
     void *state;
     bool is_open;
     int64_t work;
+    int turn; /* those of a lower one are asked before */
 } candidate;
 
 typedef struct auto_session {
@@ -52,13 +57,25 @@ static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
 
 /* ---- order ---- */
 
+/* With a time limit, which solvers come before others; what exhaustive search takes is known well. */
+static int turn_of(const crn_task *task, const crn_solver *solver, int64_t work)
+{
+    if (strcmp(solver->info.name, "store-all") == 0)
+        return 0;
+    if (task->deadline_ns == CAIRN_NONE)
+        return 1;
+    if (solver->info.exhaustive && work < (task->deadline_ns - crn_clock_ns()) / EXHAUSTIVE_SHARE)
+        return 1;
+    return solver->is_anytime ? 2 : 3;
+}
+
 static bool comes_before(const candidate *a, const candidate *b, bool cheapest_first)
 {
-    bool a_first = strcmp(a->solver->info.name, "store-all") == 0;
-    bool b_first = strcmp(b->solver->info.name, "store-all") == 0;
-    if (a_first || b_first)
-        return a_first && !b_first;
-    return cheapest_first ? a->work < b->work : a->solver->rank > b->solver->rank;
+    if (a->turn != b->turn)
+        return a->turn < b->turn;
+    if (cheapest_first && a->work != b->work)
+        return a->work < b->work;
+    return a->solver->rank > b->solver->rank;
 }
 
 /* Insertion keeps the order of the registry among equals. */
@@ -80,7 +97,8 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
     for (const crn_solver *const *solver = crn_solvers; *solver && session->count < SOLVERS_MAX; solver++)
         if (is_candidate(*solver, task)) {
             int64_t work = (*solver)->work ? (*solver)->work(task) : 0;
-            insert(session, (candidate){.solver = *solver, .work = work}, task->deadline_ns != CAIRN_NONE);
+            candidate made = {.solver = *solver, .work = work, .turn = turn_of(task, *solver, work)};
+            insert(session, made, task->deadline_ns != CAIRN_NONE);
         }
     *state = session;
     return CAIRN_OK;
@@ -230,15 +248,13 @@ static void free_answer(const crn_task *task, crn_answer *answer)
         crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
 }
 
-/* parts: how many shares of the time this one's is to be. */
-static cairn_status ask(search *s, candidate *c, int parts, cairn_error *error)
+static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_error *error)
 {
-    const crn_task part = crn_task_part(s->task, parts);
     crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
     CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &own.builder, error));
-    cairn_status status = open_candidate(&part, c, error);
+    cairn_status status = open_candidate(part, c, error);
     if (status == CAIRN_OK)
-        status = c->solver->solve(&part, c->state, s->budget_bytes, &own, error);
+        status = c->solver->solve(part, c->state, s->budget_bytes, &own, error);
     if (status == CAIRN_OK && !own.stopped_early)
         s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
     s->best->stopped_early |= own.stopped_early;
@@ -251,9 +267,9 @@ static cairn_status ask(search *s, candidate *c, int parts, cairn_error *error)
 }
 
 /* A candidate that fails for want of memory or is stopped does not spoil the answers of the others. */
-static cairn_status ask_and_forgive(search *s, candidate *c, int parts, cairn_error *error)
+static cairn_status ask_and_forgive(search *s, const crn_task *part, candidate *c, cairn_error *error)
 {
-    cairn_status status = ask(s, c, parts, error);
+    cairn_status status = ask(s, part, c, error);
     add_name(s->asked, c->solver->info.name);
     if (status == CAIRN_CANCELLED)
         s->best->stopped_early = true;
@@ -277,12 +293,21 @@ static bool should_stop(const search *s, int asked, int count)
     return crn_should_stop(s->task, &progress);
 }
 
-/* Those that know their work, and those that ask the others themselves, may have all the time. */
-static int parts_for(const auto_session *session, int i)
+/*
+ * The task with what this one may have of the time that is left: all of it those that know their work, and those that
+ * ask the others themselves; nearly all of it those that use it well.
+ */
+static crn_task part_for(const crn_task *task, const auto_session *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
     int left = session->count - i;
-    return left == 1 || solver->work || solver->rank == CRN_RANK_ALL ? 1 : 2 * left;
+    if (left == 1 || solver->work || solver->rank == CRN_RANK_ALL)
+        return *task;
+    if (!solver->is_anytime || task->deadline_ns == CAIRN_NONE)
+        return crn_task_part(task, 2 * left);
+    crn_task part = *task;
+    part.deadline_ns -= crn_max(0, task->deadline_ns - crn_clock_ns()) / OTHERS_SHARE;
+    return part;
 }
 
 static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
@@ -297,10 +322,12 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         }
         if (s->rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < s->rank))
             continue;
-        if (!fits_memory(s->task, c) || (dear && s->best->found))
+        if (!fits_memory(s->task, c) || (dear && s->best->found)) {
             add_name(s->left_out, c->solver->info.name);
-        else
-            CRN_TRY(ask_and_forgive(s, c, parts_for(session, i), error));
+            continue;
+        }
+        const crn_task part = part_for(s->task, session, i);
+        CRN_TRY(ask_and_forgive(s, &part, c, error));
     }
     return CAIRN_OK;
 }
@@ -317,12 +344,23 @@ static void explain(const search *s)
         snprintf(reason + length, (size_t)(CAIRN_REASON_MAX - length), "; too costly: %s", s->left_out);
 }
 
+/* Where time is short, one that uses it well bounds its answer itself, after it has one. */
+static cairn_status find_bound(const crn_task *task, const auto_session *session, int64_t budget_bytes,
+                               int64_t *bound_ns, cairn_error *error)
+{
+    const char *method;
+    bool waits = false;
+    for (int i = 0; i < session->count; i++)
+        waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->is_anytime);
+    *bound_ns = crn_work_ns(task->problem);
+    return waits ? CAIRN_OK : crn_raise_bound(task, budget_bytes, bound_ns, &method, error);
+}
+
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
-    const char *method;
     search s = {.task = task, .budget_bytes = budget_bytes, .best = answer};
-    CRN_TRY(crn_lower_bound(task, budget_bytes, &s.bound_ns, &method, error));
+    CRN_TRY(find_bound(task, state, budget_bytes, &s.bound_ns, error));
     CRN_TRY(ask_all(&s, state, false, error));
     CRN_TRY(ask_all(&s, state, true, error));
     if (!answer->found && s.failed != CAIRN_OK && s.failed != CAIRN_CANCELLED)

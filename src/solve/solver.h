@@ -98,6 +98,8 @@ typedef struct crn_solver {
      * solver that auto would ask, for it asks them all itself.
      */
     int rank;
+    /** Improves its answer until time ends, and bounds it: with a time limit auto asks it before others. */
+    bool is_anytime;
     /**
      * Makes a session; NULL = the solver needs none. On failure *session is NULL. open, least and solve return
      * CANCELLED when crn_should_stop told them to stop and they have nothing to show for it.

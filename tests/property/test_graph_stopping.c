@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -127,11 +128,39 @@ static void a_stopped_search_has_an_answer(void **state)
     cairn_problem_free(problem);
 }
 
+static cairn_info solve_in_time(const cairn_problem *problem, const char *solver, int64_t budget_bytes)
+{
+    cairn_options *options;
+    cairn_info info;
+    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+    cairn_options_set(options, "solver", solver, NULL);
+    cairn_options_set(options, "time-limit", "1000s", NULL);
+    cairn_options_set(options, "iterations", "8", NULL);
+    assert_int_equal(cairn_solve_many(NULL, problem, options, &budget_bytes, 1, NULL, &info, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return info;
+}
+
+/* With a time limit auto gives it to the search first, and so is no worse: others wait, and none spends what it needs. */
+static void time_goes_to_the_search_first(void **state)
+{
+    cairn_problem *problem = network(1000);
+    int64_t budget_bytes = quarter_of_all(problem);
+    cairn_info search = solve_in_time(problem, "graph-search", budget_bytes);
+    cairn_info best = solve_in_time(problem, "auto", budget_bytes);
+    (void)state;
+    assert_non_null(strstr(best.reason, "asked: store-all, graph-search, "));
+    assert_true(best.makespan_ns <= search.makespan_ns);
+    assert_true(best.lower_bound_ns >= search.lower_bound_ns);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_solver_hears_soon),
         cmocka_unit_test(a_stopped_search_has_an_answer),
+        cmocka_unit_test(time_goes_to_the_search_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

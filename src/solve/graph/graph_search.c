@@ -417,6 +417,7 @@ const crn_solver crn_graph_search_solver = {
             .cost = "seconds at T = 400; memory O(T + E)",
         },
     .memory = search_memory,
+    .is_anytime = true,
     .open = search_open,
     .close = search_close,
     .least = search_least,

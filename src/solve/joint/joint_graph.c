@@ -203,6 +203,7 @@ const crn_solver crn_joint_graph_solver = {
              .cost = "seconds at T = 400"},
     .memory = joint_memory,
     .rank = CRN_RANK_ALL,
+    .is_anytime = true,
     .open = joint_open,
     .close = joint_close,
     .least = joint_least,

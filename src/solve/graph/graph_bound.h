@@ -17,7 +17,7 @@
 #ifndef CRN_GRAPH_BOUND_H
 #define CRN_GRAPH_BOUND_H
 
-#include "solve/graph/graph_model.h"
+#include "solve/graph_model.h"
 
 typedef struct crn_graph_bounder crn_graph_bounder;
 

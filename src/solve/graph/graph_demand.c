@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "solve/graph/graph_model.h"
+#include "solve/graph_model.h"
 
 enum { WIDTH = 8, STATES_MAX = 512, TABLE_SIZE = 4 * STATES_MAX, TARGETS_MAX = 512, TIME_PARTS = 8 };
 

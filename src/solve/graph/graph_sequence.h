@@ -12,7 +12,7 @@
 #ifndef CRN_GRAPH_SEQUENCE_H
 #define CRN_GRAPH_SEQUENCE_H
 
-#include "solve/graph/graph_model.h"
+#include "solve/graph_model.h"
 
 typedef struct crn_sequence {
     int32_t *node; /* events */

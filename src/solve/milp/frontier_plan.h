@@ -25,7 +25,7 @@ cairn_status crn_frontier_plan_new(const crn_frontier_graph *graph, crn_arena *a
                                    cairn_error *error);
 static inline bool *crn_plan_row(const crn_frontier_plan *plan, bool *table, int32_t t)
 {
-    return table + (ptrdiff_t)t * plan->graph->count;
+    return table + (ptrdiff_t)t * plan->graph->model->node_count;
 }
 
 /**

@@ -33,23 +33,24 @@ typedef struct making {
 
 static int32_t compute_of(const making *m, int32_t t, int32_t v)
 {
-    return v == t ? CRN_REF_ONE : m->program->compute[(ptrdiff_t)t * m->graph->count + v];
+    return v == t ? CRN_REF_ONE : m->program->compute[(ptrdiff_t)t * m->graph->model->node_count + v];
 }
 
 static int32_t hold_of(const making *m, int32_t t, int32_t v)
 {
-    return m->program->hold[(ptrdiff_t)t * m->graph->count + v];
+    return m->program->hold[(ptrdiff_t)t * m->graph->model->node_count + v];
 }
 
 static void number_decisions(making *m)
 {
     const crn_frontier_graph *graph = m->graph;
-    for (int32_t t = 0; t <= graph->count; t++)
-        for (int32_t v = 0; v < graph->count; v++) {
-            ptrdiff_t at = (ptrdiff_t)t * graph->count + v;
+    const crn_graph_model *model = graph->model;
+    for (int32_t t = 0; t <= model->node_count; t++)
+        for (int32_t v = 0; v < model->node_count; v++) {
+            ptrdiff_t at = (ptrdiff_t)t * model->node_count + v;
             bool always = t >= graph->always_from[v];
             m->program->hold[at] = always ? CRN_REF_ONE : crn_may_hold(graph, t, v) ? m->columns++ : CRN_REF_ZERO;
-            if (t < graph->count)
+            if (t < model->node_count)
                 m->program->compute[at] = crn_may_recompute(graph, t, v) ? m->columns++ : CRN_REF_ZERO;
         }
     m->program->decisions = m->columns;
@@ -58,11 +59,11 @@ static void number_decisions(making *m)
 static void write_decisions(const making *m)
 {
     crn_frontier_program *program = m->program;
-    for (int32_t t = 0; t < m->graph->count; t++)
+    for (int32_t t = 0; t < m->graph->model->node_count; t++)
         for (int32_t v = 0; v < t; v++) {
             int32_t column = compute_of(m, t, v);
             if (column >= 0 && !m->goal->minimize_peak)
-                program->linear.cost[column] = (double)m->graph->cost[v] / program->objective_unit;
+                program->linear.cost[column] = (double)m->graph->model->cost[v] / program->objective_unit;
         }
     for (int32_t column = 0; column < program->decisions; column++)
         program->linear.is_integer[column] = 1;
@@ -149,15 +150,15 @@ static void add_cover(making *m, int32_t first, int32_t second, int32_t third)
 
 static void add_decision_rows(making *m, int32_t t)
 {
-    const crn_frontier_graph *graph = m->graph;
+    const crn_graph_model *model = m->graph->model;
     for (int32_t v = 0; v <= t; v++) {
         int32_t compute = compute_of(m, t, v), hold = hold_of(m, t, v);
         if (compute != CRN_REF_ZERO)
-            for (int32_t i = graph->dep_begin[v]; i < graph->dep_begin[v + 1]; i++)
-                add_cover(m, compute_of(m, t, graph->dep[i]), hold_of(m, t, graph->dep[i]), compute);
+            for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++)
+                add_cover(m, compute_of(m, t, model->dep[i]), hold_of(m, t, model->dep[i]), compute);
         add_cover(m, compute, hold, hold_of(m, t + 1, v));
-        if (graph->root[v] != v)
-            add_cover(m, hold_of(m, t, graph->root[v]), CRN_REF_ZERO, hold);
+        if (model->root[v] != v)
+            add_cover(m, hold_of(m, t, model->root[v]), CRN_REF_ZERO, hold);
         if (compute >= 0 && hold >= 0) {
             add(m, 1, compute);
             add(m, 1, hold);
@@ -169,14 +170,14 @@ static void add_decision_rows(making *m, int32_t t)
 /* How long storage s stays in stage t, from the end backwards. */
 static void add_residency(making *m, int32_t t, int32_t s)
 {
-    const crn_frontier_graph *graph = m->graph;
+    const crn_graph_model *model = m->graph->model;
     int32_t next = hold_of(m, t + 1, s);
-    for (int32_t i = graph->reader_begin[s + 1] - 1; i >= graph->reader_begin[s]; i--) {
-        if (graph->reader[i] > t) {
+    for (int32_t i = model->use_begin[s + 1] - 1; i >= model->use_begin[s]; i--) {
+        if (model->use[i] > t) {
             m->resident[i] = CRN_REF_ZERO;
             continue;
         }
-        int32_t compute = compute_of(m, t, graph->reader[i]), before = m->columns;
+        int32_t compute = compute_of(m, t, model->use[i]), before = m->columns;
         m->resident[i] = add_maximum(m, next, compute);
         if (m->columns > before) {
             add_cover(m, m->resident[i], CRN_REF_ZERO, next);
@@ -189,11 +190,11 @@ static void add_residency(making *m, int32_t t, int32_t s)
 /* Whether storage s stays until node k > s of stage t has run. */
 static int32_t resident_at(making *m, int32_t t, int32_t s, int32_t k)
 {
-    const crn_frontier_graph *graph = m->graph;
+    const crn_graph_model *model = m->graph->model;
     int32_t *at = &m->position[s];
-    while (*at < graph->reader_begin[s + 1] && graph->reader[*at] < k)
+    while (*at < model->use_begin[s + 1] && model->use[*at] < k)
         ++*at;
-    bool read = *at < graph->reader_begin[s + 1] && graph->reader[*at] <= t;
+    bool read = *at < model->use_begin[s + 1] && model->use[*at] <= t;
     return read ? m->resident[*at] : hold_of(m, t + 1, s);
 }
 
@@ -206,23 +207,23 @@ static double in_rows(const making *m, int64_t bytes)
 /* Memory while node k runs in stage t; storage k itself is either there or being made. */
 static void add_memory_row(making *m, int32_t t, int32_t k)
 {
-    const crn_frontier_graph *graph = m->graph;
+    const crn_graph_model *model = m->graph->model;
     for (int32_t s = 0; s < t; s++)
-        if (graph->bytes[s] > 0 && s != k)
-            add(m, in_rows(m, graph->bytes[s]), s < k ? resident_at(m, t, s, k) : hold_of(m, t, s));
-    add(m, in_rows(m, graph->bytes[k]) + in_rows(m, graph->extra[k]), compute_of(m, t, k));
-    add(m, in_rows(m, graph->bytes[k]), hold_of(m, t, k));
+        if (model->bytes[s] > 0 && s != k)
+            add(m, in_rows(m, model->bytes[s]), s < k ? resident_at(m, t, s, k) : hold_of(m, t, s));
+    add(m, in_rows(m, model->bytes[k]) + in_rows(m, model->extra[k]), compute_of(m, t, k));
+    add(m, in_rows(m, model->bytes[k]), hold_of(m, t, k));
     add(m, -1, m->program->peak);
     end_row(m, -INFINITY, m->program->row_limit);
 }
 
 static void add_stage(making *m, int32_t t)
 {
-    const crn_frontier_graph *graph = m->graph;
+    const crn_graph_model *model = m->graph->model;
     add_decision_rows(m, t);
     for (int32_t s = 0; s <= t; s++) {
-        m->position[s] = graph->reader_begin[s];
-        if (graph->bytes[s] > 0)
+        m->position[s] = model->use_begin[s];
+        if (model->bytes[s] > 0)
             add_residency(m, t, s);
     }
     for (int32_t k = 0; k <= t; k++)
@@ -239,7 +240,7 @@ static void add_peak(making *m)
     program->peak = m->columns++;
     if (!m->writing)
         return;
-    int64_t unit = m->graph->bytes_unit, least = crn_max(0, m->goal->lower_bytes - m->graph->fixed_bytes) / unit;
+    int64_t unit = m->graph->bytes_unit, least = crn_max(0, m->goal->lower_bytes - m->graph->model->fixed_bytes) / unit;
     program->linear.cost[program->peak] = (double)unit * program->row_unit / program->objective_unit;
     program->linear.lower[program->peak] = fmin(1, (double)least / program->row_unit);
 }
@@ -252,7 +253,7 @@ static void visit(making *m, bool writing)
     m->entries = 0;
     add_peak(m);
     m->program->maxima_begin = m->columns;
-    for (int32_t t = 0; t < m->graph->count; t++)
+    for (int32_t t = 0; t < m->graph->model->node_count; t++)
         add_stage(m, t);
 }
 
@@ -262,9 +263,9 @@ static void choose_units(making *m)
 {
     crn_frontier_program *program = m->program;
     const crn_frontier_graph *graph = m->graph;
-    int64_t room = crn_max(0, m->goal->budget_bytes - graph->fixed_bytes) / graph->bytes_unit;
+    int64_t room = crn_max(0, m->goal->budget_bytes - graph->model->fixed_bytes) / graph->bytes_unit;
     bool by_peak = m->goal->minimize_peak;
-    int64_t costs = graph->total_cost / graph->cost_unit;
+    int64_t costs = graph->model->total_cost / graph->cost_unit;
     double whole = (double)(by_peak ? room : costs);
     program->row_unit = fmax(1, (double)room);
     program->row_limit = by_peak || room == 0 ? 0 : 1 - m->goal->margin;
@@ -276,7 +277,7 @@ static void choose_units(making *m)
 static bool reserve_tables(making *m, crn_arena *arena)
 {
     crn_frontier_program *program = m->program;
-    size_t n = (size_t)m->graph->count, readers = (size_t)m->graph->reader_begin[n];
+    size_t n = (size_t)m->graph->model->node_count, readers = (size_t)m->graph->model->use_begin[n];
     return (program->compute = crn_arena_alloc(arena, n * n, sizeof(int32_t))) &&
            (program->hold = crn_arena_alloc(arena, (n + 1) * n, sizeof(int32_t))) &&
            (m->resident = crn_arena_alloc(arena, readers, sizeof(int32_t))) &&
@@ -378,10 +379,11 @@ void crn_frontier_program_point(const crn_frontier_program *program, const crn_f
                                 double *values)
 {
     const crn_frontier_graph *graph = program->graph;
-    int64_t peak = (peak_bytes - graph->fixed_bytes) / graph->bytes_unit;
-    for (int32_t t = 0; t < graph->count; t++)
-        for (int32_t v = 0; v < graph->count; v++) {
-            ptrdiff_t at = (ptrdiff_t)t * graph->count + v;
+    const crn_graph_model *model = graph->model;
+    int64_t peak = (peak_bytes - model->fixed_bytes) / graph->bytes_unit;
+    for (int32_t t = 0; t < model->node_count; t++)
+        for (int32_t v = 0; v < model->node_count; v++) {
+            ptrdiff_t at = (ptrdiff_t)t * model->node_count + v;
             if (program->hold[at] >= 0)
                 values[program->hold[at]] = plan->held[at];
             if (program->compute[at] >= 0)
@@ -398,7 +400,7 @@ void crn_frontier_program_point(const crn_frontier_program *program, const crn_f
 void crn_frontier_program_plan(const crn_frontier_program *program, const double *values, double threshold,
                                crn_frontier_plan *plan)
 {
-    ptrdiff_t n = program->graph->count;
+    ptrdiff_t n = program->graph->model->node_count;
     for (ptrdiff_t at = 0; at < n * (n + 1); at++)
         plan->held[at] = value_of(values, program->hold[at]) >= threshold;
 }

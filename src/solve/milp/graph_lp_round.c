@@ -91,7 +91,7 @@ static cairn_status store_all(const crn_task *task, rounding *r, int64_t budget_
                               crn_frontier_best *best, cairn_error *error)
 {
     crn_frontier_trial trial;
-    size_t n = (size_t)r->graph->count;
+    size_t n = (size_t)r->graph->model->node_count;
     for (size_t at = 0; at < n * (n + 1); at++)
         r->plan.held[at] = true;
     return crn_frontier_best_try(task, &r->plan, budget_bytes, by_peak, best, &trial, error);

@@ -185,9 +185,9 @@ static cairn_status ask_relaxation(attempt *a, cairn_error *error)
 static bool is_closed(const attempt *a)
 {
     const cairn_replay *replay = &a->best->replay;
-    const crn_frontier_graph *graph = a->session->graph;
+    const crn_graph_model *model = a->session->graph->model;
     int64_t reached =
-        a->goal->minimize_peak ? replay->peak_bytes - graph->fixed_bytes : replay->makespan_ns - graph->total_cost;
+        a->goal->minimize_peak ? replay->peak_bytes - model->fixed_bytes : replay->makespan_ns - model->total_cost;
     return a->best->found ? crn_frontier_program_closes(a->program, reached, a->reply.bound)
                           : a->reply.closed && !a->reply.found;
 }
@@ -310,7 +310,7 @@ static cairn_status start(const crn_task *task, milp *s, int64_t budget_bytes, c
 static void say_how_open(const crn_frontier_graph *graph, const crn_frontier_best *best, const proof *proved,
                          char reason[CAIRN_REASON_MAX])
 {
-    int64_t makespan_ns = best->replay.makespan_ns, bound_ns = graph->total_cost + proved->bound;
+    int64_t makespan_ns = best->replay.makespan_ns, bound_ns = graph->model->total_cost + proved->bound;
     if (proved->bound == CAIRN_NONE)
         snprintf(reason, CAIRN_REASON_MAX, "not closed, and nothing known of frontier schedules alone");
     else
@@ -322,7 +322,7 @@ static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget
                                    crn_answer *answer, cairn_error *error)
 {
     proof proved = {.closed = true};
-    crn_program_goal goal = {.budget_bytes = budget_bytes, .lower_bytes = s->graph->fixed_bytes};
+    crn_program_goal goal = {.budget_bytes = budget_bytes, .lower_bytes = s->graph->model->fixed_bytes};
     if (best->replay.makespan_ns > answer->lower_bound_ns && crn_should_stop(task, NULL))
         proved = (proof){.stopped_early = true, .bound = CAIRN_NONE};
     else if (best->replay.makespan_ns > answer->lower_bound_ns)

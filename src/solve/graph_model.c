@@ -1,4 +1,4 @@
-#include "solve/graph/graph_model.h"
+#include "solve/graph_model.h"
 
 #include "problem/problem.h"
 

@@ -147,6 +147,8 @@ static cli_exit set_option(cli_call *call, const flag *found, const char *value)
         return set_solver(call, value);
     if (found->group == CLI_BUDGET)
         call->budget = value;
+    if (strcmp(found->name, "time-limit") == 0)
+        call->time_limit = value;
     call->has_machine_flag |= found->group == CLI_MACHINE;
     if (strcmp(found->name, "minimize") == 0)
         call->minimizes_memory = strcmp(value, "memory") == 0;

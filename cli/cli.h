@@ -59,7 +59,7 @@ struct cli_call {
     const char *operands[CLI_OPERANDS_MAX];
     int operand_count;
     bool json, csv, wants_help;
-    const char *output, *trace, *budget, *budgets, *batch; /* NULL = not given */
+    const char *output, *trace, *budget, *budgets, *batch, *time_limit; /* NULL = not given */
     bool has_machine_flag, minimizes_memory;
     cairn_options *options;
     cairn_problem *problem;

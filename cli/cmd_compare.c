@@ -176,6 +176,20 @@ static void name_the_other_kind(const cli_call *call)
                  names);
 }
 
+/* A time limit is what `cairn solve` gives to the same solver at the same budget, so that what is compared is comparable. */
+static void tell_the_time(const cli_call *call, const budgets *at)
+{
+    const cairn_solver_info *solver;
+    int64_t each_ns;
+    int solvers = 0;
+    if (!call->time_limit || cairn_parse_duration(call->time_limit, &each_ns, NULL) != CAIRN_OK)
+        return;
+    for (int i = 0; (solver = cairn_solver_at(i)); i++)
+        solvers += cairn_solver_accepts(solver->name, call->problem, call->options, NULL) == CAIRN_OK;
+    cli_note("each of %d solvers may take %s at each of %d budgets, %.3g s in all", solvers, call->time_limit,
+             at->count, (double)each_ns / 1e9 * solvers * at->count);
+}
+
 static cli_exit ask_all(cli_call *call, const budgets *at)
 {
     const cairn_solver_info *solver;
@@ -186,6 +200,7 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
         return cli_fail(call, NULL, &error);
     }
     name_the_other_kind(call);
+    tell_the_time(call, at);
     for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
         if (takes_kind(call, solver))
             result = ask(call, solver, at, &out);
@@ -218,6 +233,6 @@ const cli_command cli_compare = {
     .details =
         "Asks every available solver that takes the problem, brute force only where it is small enough, and prints a\n"
         "line for each answer, with its time over that of store-all; solvers that are left out are named on standard\n"
-        "error with the reason.",
+        "error with the reason. --time-limit holds for each answer, as in `cairn solve`: every solver at every budget.",
     .run = run,
 };

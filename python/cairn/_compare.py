@@ -110,7 +110,7 @@ def compare(
         only: names of solvers; None: all that take the problem, brute force where it is small enough.
         machine: replaces the problem's.
         progress: as in ``solve``.
-        options: those of ``options()``, such as ``time_limit="2s"`` for each budget.
+        options: those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget.
     """
     names = [solver.name for solver in solvers()]
     wanted = names if only is None else listed(only, "only", "names of solvers")

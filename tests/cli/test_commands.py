@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -246,6 +247,9 @@ def test_compare(cairn):
     named = {solver["name"] for solver in cairn.json("solvers")["solvers"]}
     asked = {answer["solver"] for answer in answers}
     assert all(name in table.err for name in named - asked - {"auto"})
+    timed = cairn("compare", "p", "--budgets", "2", "--time-limit", "1500ms", "--json")
+    told = re.search(r"each of (\d+) solvers may take 1500ms at each of 2 budgets, (\S+) s in all", timed.err)
+    assert told and float(told[2]) == 3 * int(told[1]) and int(told[1]) == len(timed.out.splitlines()) / 2
     csv = cairn("compare", "p", "--budgets", "2", "--csv").out.splitlines()
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
 

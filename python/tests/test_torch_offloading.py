@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import gc
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +16,26 @@ import pytest
 import torch
 from cairn.torch.errors import TierUnavailable, TransferFailed
 from cairn.torch.executor import Executor
-from cairn.torch.itinerary import Itinerary, itinerary_of, peak_with_transfers
+from cairn.torch.itinerary import itinerary_of, peak_with_transfers
 from cairn.torch.offloading import without_transfers_of
-from cairn.torch.stages import StageRef
 from cairn.torch.tiers import FileTier, HostTier
-from cairn.torch.travel import Depot
-from executor_support import Op, backward, blocks, differing, drop, drop_input, expected_runs, keep, save, train
+from executor_support import backward, blocks, differing, drop, expected_runs, save, train
+from offloading_support import (
+    FAST,
+    MIB,
+    by_chance,
+    carried_out,
+    copies,
+    discard,
+    inputs_travelling,
+    offload,
+    prefetch,
+    sized,
+    trace_of,
+    travelling,
+)
 from torch import Tensor, nn
 from torch_models import ALL, ODD, Step
-
-CPU = torch.device("cpu")
-FAST = cairn.Machine("1GiB", "20GB/s", "20GB/s", shared_link=True)
-MIB = 1 << 20
 
 
 @pytest.fixture(params=["host", "file"])
@@ -38,130 +43,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "host" if request.param == "host" else f"file:{tmp_path}"
 
 
-def offload(kind: str, stage: int) -> Op:
-    return ("offload", kind, stage)
-
-
-def prefetch(kind: str, stage: int) -> Op:
-    return ("prefetch", kind, stage)
-
-
-def discard(kind: str, stage: int) -> Op:
-    return ("discard", kind, stage)
-
-
 # -- lists by hand and by chance -----------------------------------------------------------------------------
-
-
-def sized(stages: Sequence[StageRef], host_bytes: int = 1 << 40) -> dict[str, Any]:
-    """A chain whose values are larger than any tensor of these tests."""
-    options = [{"saved_bytes": 2 * MIB, "forward_ns": 100, "backward_ns": 200}]
-    options = [{**o, "forward_workspace_bytes": 0, "backward_workspace_bytes": 0} for o in options]
-    described = [
-        {
-            "name": str(ref),
-            "output_bytes": MIB,
-            "grad_bytes": MIB,
-            "weight_grad_bytes": 0,
-            "no_recompute": not ref.is_block,
-            "forward_only_ns": 100,
-            "forward_only_workspace_bytes": 0,
-            "options": options,
-        }
-        for ref in stages
-    ]
-    machine = {"host_bytes": host_bytes, "to_host_bytes_per_s": 10**11, "to_device_bytes_per_s": 10**11}
-    chain = {"format": "cairn-chain", "version": 1, "fixed_bytes": 0, "input_bytes": MIB, "input_grad_bytes": MIB}
-    return {**chain, "stages": described, "machine": {**machine, "shared_link": True, "latency_ns": 0}}
-
-
-def travelling(stages: Sequence[StageRef]) -> list[Op]:
-    """Every block's saved tensors leave after the next block ran, and come back one block before they are needed."""
-    n = len(stages)
-    ops: list[Op] = []
-    for stage in range(1, n + 1):
-        ops.append(save(stage))
-        if stage > 1:
-            ops.append(drop("saved", stage - 1))
-        if stage < n:
-            ops.append(offload("saved", stage))
-    if n > 1:
-        ops.append(prefetch("saved", n - 1))
-    for stage in range(n, 0, -1):
-        if stage > 2:
-            ops.append(prefetch("saved", stage - 2))
-        ops.append(backward(stage))
-        if stage < n:
-            ops.append(discard("saved", stage))
-    return ops
-
-
-def inputs_travelling(stages: Sequence[StageRef]) -> list[Op]:
-    """Only outputs are kept, on the host; each block is run again from its own."""
-    n = len(stages)
-    ops: list[Op] = []
-    for stage in range(1, n):
-        ops.append(keep(stage))
-        ops += [drop("output", stage - 1)] if stage > 1 else []
-        ops += [offload("output", stage)] if stage < n - 1 else []
-    ops.append(save(n))
-    for stage in range(n, 0, -1):
-        ops += [save(stage)] if stage < n else []
-        ops.append(backward(stage))
-        if stage > 2:
-            ops += [prefetch("output", stage - 2), discard("output", stage - 2)]
-    return ops
-
-
-@functools.cache
-def by_chance(seed: int, most: int = 50) -> list[Op]:
-    """A random list grown from whatever the simulator accepts next, transfers included, sensible or not."""
-    stages = STAGES
-    chain, choose, last = cairn.Chain.from_json(json.dumps(sized(stages))), random.Random(seed), len(stages)
-    numbers = range(1, last + 1)
-    every: list[Op] = [make(s) for s in numbers for make in (save, keep, drop_input)]
-    kinds = (drop, offload, prefetch, discard, offload, prefetch)
-    every += [make(value, s) for make in kinds for s in numbers for value in ("output", "saved")]
-    ops: list[Op] = []
-
-    def is_next(op: Op) -> bool:
-        replay = cairn.simulate(chain, cairn.Schedule.from_ops(chain, [*ops, op]))
-        return replay.violation is None or replay.violation.op is None
-
-    while last > 0:
-        if (len(ops) > most or choose.random() < 0.5) and is_next(backward(last)):
-            ops.append(backward(last))
-            last -= 1
-            continue
-        chances = {"drop": 0.4, "discard": 0.2}
-        found = [op for op in every if is_next(op) and choose.random() < chances.get(op[0], 1)]
-        if len(ops) > most:
-            found = [op for op in found if op[0] == "forward_save" and op[1] <= last] or found
-        ops += [choose.choice(found)] if found else []
-    return ops
-
-
-@contextlib.contextmanager
-def carried_out(
-    model: nn.Module, stages: Sequence[StageRef], ops: Sequence[Op], tier: str = "host", **options: Any
-) -> Iterator[tuple[Executor, Itinerary, Depot]]:
-    itinerary, depot = itinerary_of(sized(stages), ops, 1 << 50), Depot(tier, None, CPU)
-    executor = Executor(model, stages, itinerary.ops, itinerary=itinerary, depot=depot, **options)
-    executor.attach()
-    try:
-        yield executor, itinerary, depot
-    finally:
-        executor.detach()
-
-
-def copies(ops: Sequence[Any]) -> list[tuple[str, tuple[str, int]]]:
-    """The copies that a list starts, in order."""
-    return [(op[0], (op[1], op[2])) for op in ops if op[0] in ("offload", "prefetch")]
-
-
-def trace_of(depot: Depot) -> list[Any]:
-    assert depot.transfers is not None
-    return list(depot.transfers.trace)
 
 
 def network(depth: int = 5) -> nn.Sequential:
@@ -176,7 +58,7 @@ def loss_of(model: nn.Module) -> Tensor:
     return model(X).square().mean()
 
 
-STAGES = blocks(*"01234")
+STAGES = tuple(blocks(*"01234"))
 
 
 @pytest.mark.parametrize("make", [travelling, inputs_travelling])
@@ -193,7 +75,7 @@ def test_a_step_is_the_plain_one_and_copies_start_in_the_order_of_the_list(make:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_any_list_that_the_simulator_accepts(seed: int) -> None:
-    ops = by_chance(seed)
+    ops = by_chance(seed, STAGES)
     plain, other = network(), network()
     with carried_out(other, STAGES, ops) as (executor, itinerary, _):
         for step in range(2):
@@ -204,7 +86,7 @@ def test_any_list_that_the_simulator_accepts(seed: int) -> None:
 
 
 def test_the_lists_by_chance_travel() -> None:
-    lists = [by_chance(seed) for seed in range(24)]
+    lists = [by_chance(seed, STAGES) for seed in range(24)]
     assert sum(len(copies(ops)) > 3 for ops in lists) > 12
     assert any(op[0] == "prefetch" and op[1] == "output" for ops in lists for op in ops)
 
@@ -251,7 +133,7 @@ def test_places_do_not_overlap_while_copies_live(seed: int) -> None:
     for stage in chain["stages"]:
         stage["output_bytes"] = choose.randint(1, 50)
         stage["options"][0]["saved_bytes"] = choose.randint(50, 200)
-    ops = by_chance(seed)
+    ops = by_chance(seed, STAGES)
     itinerary = itinerary_of(chain, ops, 1 << 50)
     living: dict[Any, Any] = {}
     most = 0
@@ -272,7 +154,7 @@ def test_places_do_not_overlap_while_copies_live(seed: int) -> None:
 
 def test_what_must_stay_is_taken_out_of_a_list() -> None:
     ops = travelling(STAGES)
-    stays = without_transfers_of(frozenset({("saved", 2)}), ops)
+    stays = without_transfers_of(frozenset({("saved", 2, 0)}), ops)
     assert not any(op[1:] == ("saved", 2) for op in stays)
     problem = cairn.Chain.from_json(json.dumps(sized(STAGES)))
     assert cairn.simulate(problem, cairn.Schedule.from_ops(problem, stays), None).valid

@@ -102,8 +102,7 @@ class BlockMeter:
         self._saved_outputs = {
             i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in saved.storages
         }
-        if isinstance(saved, isolate.SavedTensors):
-            self._note_travelling(saved, arguments, tensors)
+        self._note_travelling(saved, arguments, tensors)
         prints = [fingerprint(t) for t in tensors]
         made = isolate.differentiable(result)
         del saved
@@ -128,7 +127,7 @@ class BlockMeter:
         return prints
 
     def _note_travelling(
-        self, saved: isolate.SavedTensors, arguments: isolate.Arguments, outputs: Sequence[torch.Tensor]
+        self, saved: isolate.Saved, arguments: isolate.Arguments, outputs: Sequence[torch.Tensor]
     ) -> None:
         """What the executor can send away of what the block saved, its output included, and of the output alone."""
         given = memory.storages(arguments.tensors)

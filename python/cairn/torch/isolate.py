@@ -245,6 +245,8 @@ class Saved(Protocol):
 
     count: int
     storages: set[int]
+    sizes: dict[int, int]  # bytes by storage, of what is kept
+    stays: bool  # some of it cannot travel
 
     def recording(self) -> contextlib.AbstractContextManager[Any]:
         """The hooks, in force."""
@@ -259,8 +261,8 @@ class SavedTensors:
     def __init__(self) -> None:
         self.count = 0
         self.storages: set[int] = set()
-        self.sizes: dict[int, int] = {}  # bytes by storage
-        self.stays = False  # some of it cannot travel
+        self.sizes: dict[int, int] = {}
+        self.stays = False
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)

@@ -1,7 +1,8 @@
 """Schedules in which values travel: asks the joint planner for what the executor can carry out.
 
-The problem is the step's chain with the machine that the link is; blocks are kept or run again as wholes. What cannot
-travel is kept out of the answer:
+The problem is the step's chain, with all options of its stages, and the machine that the link is: a block may be kept
+as a whole or in part, be run again, and what it saved or returned may travel. What cannot travel is kept out of the
+answer:
 
 * What lies outside of blocks belongs to autograd alone. It is there from its forward to its backward, which for what
   comes before the first block is nearly the whole step. The planner is told that it is there all the time.
@@ -37,6 +38,7 @@ from .profiler import Profile
 from .program import ON_VALUES, OUTPUT, SAVED, Value
 
 Op = Sequence[Any]
+Made = tuple[str, int, int]  # a value, and the option that its stage was run with (0 for an output)
 
 TRIES = 6  # at asking again
 
@@ -121,10 +123,12 @@ class Offloading:
         solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
         if solution is None or solution.schedule is None:
             return None
-        ops = without_transfers_of(self._staying, solution.schedule.ops)
+        ops = self._executable(solution.schedule)
+        if ops is None:
+            return None
         size = _peak_bytes(self.problem, ops)
         fits = itinerary_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
-        return (size, ops) if fits and has_transfers(ops) else None
+        return (size, ops) if fits else None
 
     @property
     def least_bytes(self) -> int | None:
@@ -148,8 +152,8 @@ class Offloading:
             solution = cairn.solve(self._asked, asked, solver=self._solver, machine=machine, **self._options)
             if solution.schedule is None:
                 return None
-            ops = without_transfers_of(self._staying, solution.schedule.ops)
-            if not has_transfers(ops):
+            ops = self._executable(solution.schedule)
+            if ops is None:
                 return None
             missing = _peak_bytes(self.problem, ops) - budget
             excess = itinerary_of(self.problem, ops, budget).slab_bytes - self._machine.host_bytes
@@ -157,6 +161,11 @@ class Offloading:
                 return self._judged(budget, ops, solution.solver)
             asked, host = asked - max(0, missing), host - max(0, excess)
         return None
+
+    def _executable(self, schedule: cairn.Schedule) -> list[Op] | None:
+        """The list without what cannot travel; None if nothing travels then, or the list does not hold without it."""
+        ops = without_transfers_of(self._staying, schedule.ops)
+        return ops if has_transfers(ops) and self._makespan(None, ops) is not None else None
 
     def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
         makespan = self._makespan(budget, ops)
@@ -168,7 +177,7 @@ class Offloading:
         bound = cairn.bound(self._chain, budget).lower_bound_ns
         return Journey(self.problem, schedule, itinerary_of(self.problem, ops, budget), makespan, bound, solver)
 
-    def _makespan(self, budget: int, ops: Sequence[Op]) -> int | None:
+    def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
         """By the simulator; None if it does not accept the list."""
         return cairn.simulate(self._chain, cairn.Schedule.from_ops(self._chain, ops), budget).makespan_ns
 
@@ -191,15 +200,16 @@ def held_outputs(profile: Profile) -> dict[int, int]:
 
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
-    """The step as a cairn-chain of blocks that are kept or run again as wholes, held outputs there all the time."""
-    problem = profile.without_options().chain(scope, gradients)
+    """The step as a cairn-chain, held outputs there all the time."""
+    problem = profile.chain(scope, gradients)
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
-        [option] = stage["options"]
         problem["fixed_bytes"] += size
-        stage["output_bytes"], option["saved_bytes"] = 0, option["saved_bytes"] - size
-        option["forward_workspace_bytes"] += size  # a later run makes another one
-        stage["forward_only_workspace_bytes"] += size
+        stage["output_bytes"] = 0
+        stage["forward_only_workspace_bytes"] += size  # a later run makes another one
+        for option in stage["options"]:
+            option["saved_bytes"] -= size
+            option["forward_workspace_bytes"] += size
     return problem
 
 
@@ -228,31 +238,36 @@ def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
     return [op for i, op in enumerate(ops) if i not in (position, dropped)]
 
 
-def _staying(profile: Profile) -> frozenset[Value]:
+def _staying(profile: Profile) -> frozenset[Made]:
     """What the executor cannot send away."""
-    found: set[Value] = set()
+    found: set[Made] = set()
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
-        if not (is_block and stage.saved_travels):
-            found.add((SAVED, number))
+        saving = [0, *(option for option, _ in stage.opened())]
+        found.update((SAVED, number, option) for option in saving if not (is_block and stage.saved_travels(option)))
         if not (is_block and stage.output_travels):
-            found.add((OUTPUT, number))
+            found.add((OUTPUT, number, 0))
     return frozenset(found)
 
 
-def without_transfers_of(values: frozenset[Value], ops: Sequence[Op]) -> list[Op]:
+def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op]:
     """The list in which these values stay on the device instead of travelling."""
     kept: list[Op] = []
-    on_host: set[Value] = set()
+    options: dict[int, int] = {}  # by stage: that of its latest run
+    on_host: dict[Value, bool] = {}  # whether the copy stays on the device instead
     for position, op in enumerate(ops):
-        value = (op[1], op[2]) if op[0] in ON_VALUES else None
-        if value not in values:
+        if op[0] not in ON_VALUES:
+            if op[0] == "forward_save":
+                options[op[1]] = op[2] if len(op) > 2 else 0
             kept.append(op)
-        elif op[0] == "offload":
-            on_host.add(value)
-        elif op[0] == "discard":
-            on_host.discard(value)
-        elif op[0] == "drop" and not (value in on_host and _comes_back(ops[position + 1 :], value)):
+            continue
+        value = (op[1], op[2])
+        if op[0] == "offload":
+            on_host[value] = (*value, options.get(op[2], 0) if op[1] == SAVED else 0) in staying
+        stays = on_host.get(value, False)
+        if op[0] == "discard":
+            del on_host[value]
+        if not stays or (op[0] == "drop" and not _comes_back(ops[position + 1 :], value)):
             kept.append(op)
     return kept
 

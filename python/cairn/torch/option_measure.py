@@ -228,6 +228,9 @@ def _option(
         - base.accumulated_backward_rise_bytes,
         forward_ns=stage.forward_ns + took.saving_ns,
         backward_ns=stage.backward_ns + took.rebuilding_ns,
+        travel_bytes=stage.travel_bytes + found.travel_bytes - base.travel_bytes
+        if min(stage.travel_bytes, found.travel_bytes, base.travel_bytes) > 0
+        else 0,
         rebuilds=_described(program),
     )
 
@@ -401,13 +404,14 @@ class _Metered:
         run.rewind()
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
+        static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
         created: Created = []
         handles = [
             p.register_post_accumulate_grad_hook(lambda p: created.append((meter.mark(), memory.storage_bytes(p.grad))))
             for p in parameters_of(run.block)
             if p.requires_grad and p.is_leaf and id(p) not in {id(w) for w in waiting}
         ]
-        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving)
+        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
                 alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, program))
@@ -423,6 +427,8 @@ class _Saved:
     def __init__(self, run: _BlockRuns, program: Program) -> None:
         self.count = 0
         self.storages: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self.stays = False
         self._run, self._program, self._rebuild = run, program, Rebuild(program)
         self._leaves: list[torch.Tensor] = []
         if 0 in program.states:
@@ -441,6 +447,10 @@ class _Saved:
         keep = self._rebuild.saved(index, tensor)
         if self.count in self._program.states:
             self._rebuild.take_state(self.count, RandomState(self._run.devices))
+        held = tensor if keep else self._rebuild.held().get(index)
+        if held is not None:
+            self.sizes.update(memory.storages([held]))
+            self.stays |= not memory.can_travel(held)
         return index, tensor.detach() if keep else None
 
     def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:

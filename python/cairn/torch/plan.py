@@ -252,8 +252,8 @@ def plan(
     gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
         loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
     host_budget: slower memory that values may travel to: bytes, a size, "auto" (most of what is free), or None for no
-        offloading. Then every block's saved tensors, or its output alone, may stay, be computed again or travel,
-        whatever is fastest; parts of blocks are considered only in plans in which nothing travels.
+        offloading. Then what every block saved, all of it or a part, or its output alone, may stay, be computed again
+        or travel, whatever is fastest.
     tier: which slower memory: "host", or "file:PATH" (beside that path, or in that folder).
     link: how fast the way there is: measured if None; a `Link`, a cairn.Machine, or a rate such as "8GB/s".
     allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they

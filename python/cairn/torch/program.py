@@ -179,8 +179,6 @@ def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef], option
         )
     if not stages[op.stage - 1].is_block and kind not in (FORWARD_SAVE, BACKWARD, DROP):
         raise ValueError(f"operation {position} is '{kind}' of '{stages[op.stage - 1]}', which is always kept")
-    if kind == OFFLOAD and options.get(op.stage, 1) > 1:
-        raise Unsupported(f"operation {position} offloads stage {op.stage}, of which parts may be kept: not both")
     return op
 
 

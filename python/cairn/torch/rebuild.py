@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -212,9 +212,23 @@ class Rebuild:
         """What the bytes of a tensor are that is not kept."""
         self._samples[index] = sample
 
-    def hold(self, index: int, tensor: torch.Tensor) -> None:
-        """Keeps a tensor, or a mask, that the code reads."""
-        self._kept[index] = tensor, _compat.version(tensor)
+    def hold(self, index: int, tensor: torch.Tensor, is_written: bool = False) -> None:
+        """Keeps a tensor, or a mask, that the code reads; one that was written since it was saved is of no use."""
+        self._kept[index] = tensor, -1 if is_written else _compat.version(tensor)
+
+    def held(self) -> dict[int, torch.Tensor]:
+        """What is kept for the code, by saved tensor."""
+        return {index: tensor for index, (tensor, _) in self._kept.items()}
+
+    def is_written(self, index: int) -> bool:
+        """Whether what is kept was modified in place since it was saved."""
+        tensor, version = self._kept[index]
+        return _compat.saved_version(tensor) != version
+
+    def let_go(self, indices: Iterable[int]) -> None:
+        """Of some of what is kept, until it is held again."""
+        for index in indices:
+            self._kept.pop(index, None)
 
     def tensor(self, index: int, where: Sources) -> torch.Tensor | None:
         """A tensor that was not kept; None if it cannot be had. Autocast must be off."""

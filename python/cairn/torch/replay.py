@@ -138,6 +138,7 @@ class BlockRun:
     found: Record | None = None
     first: FirstRun | None = None
     box: Box | None = None  # of an opened block
+    copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 
 
 class _Found:
@@ -167,13 +168,29 @@ class _Found:
 
 
 class _Cargo:
-    """What of a value is sent away: the tensors of holders, then those of outputs, and where they go back to."""
+    """What of a value is sent away, and where it goes back to: the tensors of holders, what is kept for rebuilding
+    others, and outputs.
 
-    def __init__(self, holders: Sequence[Holder], outputs: Outputs | None) -> None:
-        self._holders = [weakref.ref(holder) for holder in holders]
+    block: whose holders they are, if any. staying: storages that are there anyway.
+    """
+
+    def __init__(self, block: BlockRun | None, staying: Container[int], outputs: Outputs | None) -> None:
+        self._first = None if block is None else block.first
+        self._box = None if block is None else block.box
+        self._rebuild = None if self._box is None else self._box.rebuild
+        full = [] if self._first is None else [(h, h.tensor) for h in self._first.alive() if h.tensor is not None]
+        sent = [holder for holder, tensor in full if _compat.storage_key(tensor) not in staying]
+        self._holders = list(map(weakref.ref, sent))
+        self._staying = [weakref.ref(holder) for holder, tensor in full if _compat.storage_key(tensor) in staying]
+        tensors = [holder.tensor for holder in sent if holder.tensor is not None]
+        written = [holder.is_written for holder in sent]
+        self._held: list[int] = []
+        if self._rebuild is not None:
+            held = {i: t for i, t in self._rebuild.held().items() if _compat.storage_key(t) not in staying}
+            self._held = list(held)
+            tensors += held.values()
+            written += map(self._rebuild.is_written, held)
         self._outputs = [] if outputs is None else list(outputs.tensors)
-        tensors = [holder.tensor for holder in holders if holder.tensor is not None]
-        written = [holder.is_written for holder in holders]
         if outputs is not None:
             tensors += outputs.tensors.values()
             written += [not outputs.is_intact(index) for index in outputs.tensors]
@@ -184,23 +201,33 @@ class _Cargo:
         self.has_readers = True  # of the outputs
 
     def empty(self) -> None:
-        """Lets go of what the holders have on the device."""
-        for reference in self._holders:
-            holder = reference()
-            if holder is not None:
+        """Lets go of what the block saved, in its latest run, but for what did not travel."""
+        staying = {reference() for reference in self._staying}
+        for holder in self._first.alive() if self._first is not None else ():
+            if holder not in staying:
                 holder.empty()
+        if self._box is not None and self._box.rebuild is not self._rebuild:
+            self._box.rebuild = None
+        elif self._rebuild is not None:
+            self._rebuild.let_go(self._held)
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
-        """Fills the holders; returns the outputs."""
+        """Fills the holders, and what rebuilds others; returns the outputs."""
         written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
         for index, reference in enumerate(self._holders):
             holder = reference()
             if holder is not None:
                 holder.fill(tensors[index])
                 holder.version = -1 if written[index] else holder.version
+        count = len(self._holders)
+        if self._box is not None:
+            self._box.rebuild = self._rebuild
+        if self._rebuild is not None:
+            for position, index in enumerate(self._held, count):
+                self._rebuild.hold(index, tensors[position], written[position])
         if not self._outputs or not self.has_readers:
             return None
-        count = len(self._holders)
+        count += len(self._held)
         outputs = dict(zip(self._outputs, tensors[count:], strict=True))
         return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
 
@@ -579,14 +606,12 @@ class Run:
     def _cargo_of(self, value: Value) -> _Cargo:
         kind, stage = value
         block = self._blocks.get(stage) if kind == SAVED else None
-        if block is None or block.first is None:
-            return _Cargo((), self._outputs.get(value))
-        staying = self._resident | {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
-        before = self._outputs_before(stage)
-        staying |= {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
-        full = [(holder, holder.tensor) for holder in block.first.alive() if holder.tensor is not None]
-        holders = [holder for holder, tensor in full if _compat.storage_key(tensor) not in staying]
-        return _Cargo(holders, self._outputs.get(value))
+        if block is None:
+            return _Cargo(None, (), self._outputs.get(value))
+        given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
+        before = self._outputs_there(stage)
+        found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
+        return _Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value))
 
     @functools.cached_property
     def _resident(self) -> frozenset[int]:
@@ -796,7 +821,7 @@ class Run:
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
         with contextlib.ExitStack() as surroundings:
-            self._restore(block, surroundings)
+            self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             surroundings.enter_context(hooks(later))
             surroundings.enter_context(_running(saving, Tree.of((args, kwargs)).leaves if saving else ()))
@@ -806,13 +831,15 @@ class Run:
             self._note_saved(op.stage, block, saving, output)
         self._produce(op, output)
 
-    def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack) -> None:
+    def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
         """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
         if block.found is not None and block.found.writes_buffers:
-            surroundings.enter_context(block.found.buffers_in_force())
+            copies = surroundings.enter_context(block.found.buffers_in_force())
+            if saves:
+                block.copies = frozenset(map(_compat.storage_key, copies))
         if block.random_state is not None:
             surroundings.callback(block.random_state.exchange().restore)
 
@@ -857,6 +884,10 @@ class Run:
     def _outputs_before(self, stage: int) -> Outputs | None:
         for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
             self._take(value)
+        return self._outputs_there(stage)
+
+    def _outputs_there(self, stage: int) -> Outputs | None:
+        """The same without what is on its way back."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
 
 

@@ -22,6 +22,7 @@ class OptionMeasure:
     forward_ns: int
     backward_ns: int
     rebuilds: str
+    travel_bytes: int = 0  # what of the saved bytes can be sent to slower memory; 0 if not all can
 
     @property
     def time_ns(self) -> int:
@@ -68,11 +69,11 @@ class StageMeasure:
     draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
     options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
 
-    @property
-    def saved_travels(self) -> bool:
-        """Whether all of the saved bytes are what transfers move, and are gone from the device when it was dropped."""
-        saved = self.saved_bytes - (self.output_bytes if self.output_is_held else 0)
-        return 0 < self.travel_bytes <= saved <= self.travel_bytes + SLACK_BYTES
+    def saved_travels(self, number: int = 0) -> bool:
+        """Whether all that an option saves is what transfers move, and is gone from the device when it was dropped."""
+        measured = self.options[number] if number else self
+        saved = measured.saved_bytes - (self.output_bytes if self.output_is_held else 0)
+        return 0 < measured.travel_bytes <= saved <= measured.travel_bytes + SLACK_BYTES
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options beside keeping everything, with their numbers."""

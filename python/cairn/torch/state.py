@@ -161,8 +161,8 @@ class Record:
         return bool(self._before.copies)
 
     @contextlib.contextmanager
-    def buffers_in_force(self) -> Iterator[None]:
-        """The body finds, and writes, the old values of the buffers that the block writes."""
+    def buffers_in_force(self) -> Iterator[list[torch.Tensor]]:
+        """The body finds, and writes, the old values of the buffers that the block writes, in tensors of their own."""
         current: list[tuple[_Registry, str, torch.Tensor | None]] = []
         shared: dict[int, torch.Tensor] = {}  # a buffer registered twice stays one tensor
         places = self._state.buffers()
@@ -173,7 +173,7 @@ class Record:
                 if id(buffer) not in shared:
                     shared[id(buffer)] = _fresh(copy)
                 registry[key] = shared[id(buffer)]
-            yield
+            yield list(shared.values())
         finally:
             for registry, key, tensor in current:
                 registry[key] = tensor

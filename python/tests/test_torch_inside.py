@@ -424,6 +424,24 @@ def test_a_block_that_does_something_else_is_run_again() -> None:
             assert again == (step % 2 == 1)
 
 
+class HiddenMore(Mlp):
+    """Saves more tensors, or fewer, in every other run."""
+
+    def act(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x * 2) * x.exp()
+        return (y, y.sin().cos(), x * 2)[_hidden["calls"] % 3]
+
+
+def test_a_block_that_saves_more_or_fewer_tensors_is_run_again() -> None:
+    _hidden["calls"] = 0
+    plain, other = net(HiddenMore), net(HiddenMore)
+    with opened(other, layer=HiddenMore) as executor:
+        for step in range(6):
+            _hidden["calls"] = step
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert bool(executor.notes) == (step % 3 != 0)
+
+
 def test_smaller_inputs() -> None:
     def loss(rows: int) -> Callable[[nn.Module], Tensor]:
         return lambda model: model(sample(rows)).square().mean()
@@ -611,18 +629,36 @@ def test_changes_in_place_after_the_block_ran(what: str) -> None:
                 model.zero_grad()
 
 
-def test_memory_is_flat_without_the_collector() -> None:
-    model = net(Attention)
-    counts = []
+class Outputs(Mlp):
+    """Saves outputs of operations, of a function in Python among them."""
+
+    def act(self, x: Tensor) -> Tensor:
+        y = torch.exp(x.sigmoid().neg().mul_(0.5))
+        return Square.apply(F.relu(y) + y.softmax(-1)) + x.exp().tanh()
+
+
+@pytest.mark.parametrize("option", [1, 99])
+@pytest.mark.parametrize("layer", [Mlp, InPlace, Batch, Custom, Views, Attention, Outputs])
+def test_memory_is_flat_without_the_collector(layer: Callable[[], nn.Module], option: int) -> None:
+    model = net(layer)
+    counts, alive = [], []
+    profile_of(layer)
     gc.collect()
     gc.disable()
     try:
-        with opened(model, layer=Attention):
+        with opened(model, option, layer):
             for step in range(50):
+                refs: list[StorageRef] = []
+                hook = model.layers[1].up.register_forward_hook(  # type: ignore[union-attr]
+                    lambda m, a, y, refs=refs: refs.append(StorageRef(y))
+                ) if layer is not Attention else None  # fmt: skip
                 train(model, loss_of, step)
+                alive += [ref.alive() for ref in refs]
+                if hook is not None:
+                    hook.remove()
                 if step in (9, 49):
                     counts.append(len(gc.get_objects()))
-        assert gc.collect() < 200
+        assert gc.collect() < 200 and not any(alive)
     finally:
         gc.enable()
     assert counts[1] - counts[0] < 50

@@ -134,16 +134,12 @@ _SWITCHES: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
 class Switches:
     """The backend switches as they are now."""
 
-    __slots__ = ("_device", "_values")
+    __slots__ = ("_device", "_values", "key")
 
     def __init__(self) -> None:
         self._values = tuple(read() for _, read, _ in _SWITCHES)
         self._device = torch.get_default_device()
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal where the same switches are set."""
-        return (*self._values, self._device)
+        self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
 
     def are_in_force(self) -> bool:
         """Whether nothing has to be switched."""

@@ -101,13 +101,17 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Pack:
-    """A tensor that autograd saves. `maker`: the kind of graph node that it came from; None: it was there before."""
+    """A tensor that autograd saves. `maker`: the kind of graph node that it came from; None: it was there before.
+
+    cyclic: it may come from the very node that saves it, so that the graph must not hold it with its history.
+    """
 
     use: Use | None  # None: not a plain tensor
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     maker: Any
+    cyclic: bool = True
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may be this one in another run."""
@@ -243,7 +247,8 @@ class _Notes:
             use = Use(value.index, geometry(tensor))
             if value.root is not None or getattr(maker, "__name__", "") in _RESHAPES:
                 maker = None
-        self._packs.append(Pack(use, tensor.shape, tensor.dtype, tensor.device, maker))
+        cyclic = not _compat.is_made_earlier(tensor)
+        self._packs.append(Pack(use, tensor.shape, tensor.dtype, tensor.device, maker, cyclic))
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:

@@ -19,7 +19,13 @@ _MODULE = "transformers.cache_utils"
 def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """A block's forward, or one that copies the caches among its arguments in every run, if there are any."""
     caches = sys.modules.get(_MODULE)
-    if caches is None or not any(isinstance(value, caches.Cache) for value in (*args, *kwargs.values())):
+    if caches is None:
+        return forward
+    cache_class = caches.Cache
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, cache_class):
+            break
+    else:
         return forward
 
     def run(*args: Any, **kwargs: Any) -> Any:

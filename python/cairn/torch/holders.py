@@ -13,7 +13,7 @@ freed, and what was kept for running the block again is freed with it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 Meta = tuple[torch.Size, torch.dtype, torch.device]
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
 
+#: Stands for a saved tensor that stays until its backward, whatever happens: with its version.
+Staying = tuple[torch.Tensor, int, "Lease"]
+
 
 class Lease:
     """Alive as long as autograd may still need what one run of a block saved."""
@@ -37,6 +40,24 @@ class Lease:
 
     def __init__(self, run: Run, stage: int) -> None:
         self.run, self.stage = run, stage
+
+    def argument(self, index: int) -> torch.Tensor:
+        """A tensor among the block's arguments, for rebuilding what it did not keep."""
+        return self.run.argument_of(self.stage, index, None)
+
+    def parameter(self, index: int) -> torch.Tensor:
+        """A parameter of the block."""
+        return self._unchanged(self.run.record_of(self.stage).parameter(index))
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """A buffer of the block."""
+        return self._unchanged(self.run.record_of(self.stage).buffer(index))
+
+    def _unchanged(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            self.run.refuse_changed(self.stage)
+        assert tensor is not None
+        return tensor
 
 
 class Holder:
@@ -67,10 +88,7 @@ class Holder:
         if tensor is None:
             tensor = self.lease.run.missing(self)
         if _compat.saved_version(tensor) != self.version:
-            raise RuntimeError(
-                f"one of the tensors that '{self.lease.run.name(self.lease.stage)}' saved for its backward "
-                f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"
-            )
+            raise _written(tensor, self.lease)
         return tensor
 
 
@@ -131,37 +149,49 @@ class FirstRun:
         box: Box | None = None,
         saving: Saving | None = None,
     ) -> None:
-        self.holders: list[weakref.ref[Holder]] = []
-        self.metas: list[Meta] = []
+        self.holders: list[Callable[[], Holder | None]] = []
+        self.metas: list[Meta | None] = []
         self.digests: list[Any] = []
         self.lease, self._keep, self.digest = lease, keep, digest
         self.box, self.saving = box, saving  # of an opened block
-        self._arguments = {key: i for i, t in reversed(list(enumerate(arguments))) if (key := _compat.storage_key(t))}
         self.leaves = list(arguments)
-        self._versions = _compat.versions(arguments)
+        self.versions = _compat.versions(arguments)
+        self._arguments: dict[int, int] | None = None  # by storage; made when it is asked for
 
     def pack(self, tensor: torch.Tensor) -> Holder:
         """Called by autograd with each tensor that it saves."""
         keep = self._keep if self.saving is None else self.saving.keeps(tensor)
+        index = len(self.holders)
+        self.expect([None])
+        holder = self.hold(index, tensor, keep)
+        if self.digest is not None:
+            self.digests.append(self.digest(tensor))
+        return holder
+
+    def expect(self, metas: Iterable[Meta | None]) -> None:
+        """Makes room for more saved tensors, which may look like this."""
+        self.metas.extend(metas)
+        self.holders += [_no_holder] * (len(self.metas) - len(self.holders))
+
+    def hold(self, index: int, tensor: torch.Tensor, keep: bool) -> Holder:
+        """Makes a holder for the saved tensor of this number."""
         holder = self.referring(tensor)
         if holder is None:
             kept, version = (tensor.detach(), _compat.saved_version(tensor)) if keep else (None, 0)
             if self.box is None:
                 holder = Holder(self.lease, kept, version)
             else:
-                holder = RebuiltHolder(self.lease, kept, version, self.box, len(self.holders))
-        self.holders.append(weakref.ref(holder))
-        self.metas.append((tensor.shape, tensor.dtype, tensor.device))
-        if self.digest is not None:
-            self.digests.append(self.digest(tensor))
+                holder = RebuiltHolder(self.lease, kept, version, self.box, index)
+        self.holders[index] = weakref.ref(holder)
+        self.metas[index] = _meta(tensor)
         return holder
 
     def close(self) -> bool:
         """To be called after the run: lets go of all but weak references. True if no holder is alive."""
-        self.leaves, self._arguments, self._versions = [], {}, []
+        self.leaves, self._arguments, self.versions = [], {}, []
         self.box = self.saving = None
         del self.lease
-        return not any(True for _ in self.alive())
+        return all(reference() is None for reference in reversed(self.holders))
 
     def alive(self) -> Iterator[Holder]:
         """The holders that the graph still has."""
@@ -172,6 +202,9 @@ class FirstRun:
 
     def referring(self, tensor: torch.Tensor) -> Holder | None:
         """A holder that refers to an argument, if the tensor can be made from one."""
+        if self._arguments is None:
+            numbered = reversed(list(enumerate(self.leaves)))
+            self._arguments = {key: i for i, t in numbered if (key := _compat.storage_key(t))}
         index = self._arguments.get(_compat.storage_key(tensor)) if self._arguments else None
         if index is None:
             return None
@@ -180,7 +213,7 @@ class FirstRun:
             tensor.dtype != argument.dtype
             or tensor.is_conj() != argument.is_conj()
             or tensor.is_neg() != argument.is_neg()
-            or _compat.version(tensor) != self._versions[index]
+            or _compat.version(tensor) != self.versions[index]
         ):
             return None
         view = geometry(tensor)
@@ -201,11 +234,12 @@ class LaterRun:
         self._count += 1
         if index >= len(self._first.holders):
             return None  # `finish` says so
-        if self._check and (tensor.shape, tensor.dtype, tensor.device) != self._first.metas[index]:
+        meta = self._first.metas[index]
+        if self._check and meta is not None and (tensor.shape, tensor.dtype, tensor.device) != meta:
             raise RecomputationError(
-                f"block '{self._name}' does not do the same twice: its saved tensor {index} was "
-                f"{_describe(self._first.metas[index])} and is {_describe(_meta(tensor))} when run again; keep this "
-                "block, or make what it depends on part of its arguments"
+                f"block '{self._name}' does not do the same twice: its saved tensor {index} was {_describe(meta)} and "
+                f"is {_describe(_meta(tensor))} when run again; keep this block, or make what it depends on part of "
+                "its arguments"
             )
         if self._first.digest is not None and self._first.digest(tensor) != self._first.digests[index]:
             raise RecomputationError(
@@ -236,7 +270,16 @@ def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_h
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
 
 
-def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
+def _no_holder() -> None:
+    """In place of a reference, for a tensor that has no holder."""
+
+
+def _unpack_any(holder: Staying | Holder | _Passing | None) -> torch.Tensor:
+    if isinstance(holder, tuple):
+        staying, version, lease = holder
+        if _compat.saved_version(staying) != version:
+            raise _written(staying, lease)
+        return staying
     if holder is None:
         raise Unsupported("a block computes gradients inside its own forward; keep this block")
     tensor = holder.tensor
@@ -261,6 +304,13 @@ class _Passing:
 def geometry(tensor: torch.Tensor) -> View:
     """How a tensor lies in its storage."""
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _written(tensor: torch.Tensor, lease: Lease) -> RuntimeError:
+    return RuntimeError(
+        f"one of the tensors that '{lease.run.name(lease.stage)}' saved for its backward "
+        f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"
+    )
 
 
 def _meta(tensor: torch.Tensor) -> Meta:

@@ -18,7 +18,7 @@ import dataclasses
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ from . import _compat
 from .ambient import Modes, RandomState
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
-from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder
-from .rebuild import Program, Quick, Rebuild, compile_program, fingerprint, mask_of
+from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder, Staying
+from .rebuild import Item, Program, Rebuild, compile_program, fingerprint, mask_of
 from .state import Before, BlockState
 from .tree import Slot, Tree
 
@@ -90,22 +90,26 @@ class OpenedBlock:
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
         grads = [p is not None and p.requires_grad for p in before.parameters]
-        rest = _leaves_key(tree.leaves), grads, modes, switches
+        rest = modes, switches, grads, _leaves_key(tree.leaves)
         if self._last is not None and not tree.opaque and tree.shape == self._last[0] and rest == self._last[1]:
             return self._last[2]
-        key = _Key((_frozen(tree.shape), rest[0], tuple(grads), modes, switches))
+        key = _Key((_frozen(tree.shape), modes, switches, tuple(grads), rest[3]))
         self._last = None if tree.opaque else (tree.shape, rest, key)
         return key
 
-    def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
-        """Prepares a run that saves by an option."""
+    def saving(
+        self, option: int, key: Any, modules: Sequence[nn.Module], devices: Sequence[torch.device], is_lasting: bool
+    ) -> Saving:
+        """Prepares a run of the block, whose modules these are, that saves by an option; `is_lasting`: what it keeps
+        stays until its backward.
+        """
         entry = self._entries.get(key)
-        if entry is not None and not entry.constants.hold():
+        if entry is not None and not entry.constants.hold(modules):
             entry = None
         if entry is None:
             return _Recording(self, option, key, devices)
         program = self._program(entry, option)
-        return _Following(self, option, devices, program, entry.reason)
+        return _Following(self, option, devices, program, entry.reason, is_lasting)
 
     def _program(self, entry: _Entry, option: int) -> Program | None:
         if entry.graph is None:
@@ -118,7 +122,7 @@ class OpenedBlock:
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
         """Takes in a recorded run."""
         reason = graph.closed
-        if not reason and not constants.hold():
+        if not reason and not constants.hold(self.state.modules()):
             reason = "changes an attribute of its own in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
@@ -186,49 +190,68 @@ class _Following(Saving):
         devices: Sequence[torch.device],
         program: Program | None,
         reason: str,
+        is_lasting: bool,
     ) -> None:
         super().__init__(block, option, devices)
         self.reason = reason
         self._rebuild = Rebuild(program) if program is not None else None
+        self._is_lasting = is_lasting
+        self._coming: Iterator[Any] | None = None
 
     def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
-        if self._rebuild is None or isinstance(recorder, LaterRun) or recorder.digest is not None:
-            return recorder.pack
-        return self._quick_pack(recorder, self._rebuild.program.quick)
+        if self._rebuild is not None and self._is_lasting and isinstance(recorder, FirstRun) and not recorder.digest:
+            return self._pack_by_items(recorder, self._rebuild.program)
+        return recorder.pack
 
-    def _quick_pack(self, first: FirstRun, quick: Sequence[Quick | None]) -> Callable[[torch.Tensor], Any]:
-        """`first.pack`, in short for a tensor that is as it was and kept or dropped without ado: called for every one,
-        this is most of what a block costs of which a part is kept. Autograd's graph keeps it, so it holds no tensor.
+    def _pack_by_items(self, first: FirstRun, program: Program) -> Callable[[torch.Tensor], Any]:
+        """`first.pack`, in short where nothing that is kept is ever taken away: called for every saved tensor, this is
+        most of what a block costs of which a part is kept. Autograd's graph keeps it, so it holds no tensor.
         """
-        lease, box, holders, metas = first.lease, first.box, first.holders, first.metas
-        count, version = len(quick), _compat.saved_version
-        assert box is not None
+        lease, version, take = first.lease, _compat.saved_version, self._take
+        coming = self._coming = iter(program.items)
+        first.expect(program.metas)
 
-        def pack(tensor: torch.Tensor) -> Holder:
-            index = len(holders)
-            expected = quick[index] if index < count else None
-            if expected is None or self._rebuild is None:
-                return first.pack(tensor)
-            meta, maker, is_kept, sample, argument = expected
-            if tensor.shape != meta[0] or tensor.dtype is not meta[1] or maker not in (None, type(tensor.grad_fn)):
-                return first.pack(tensor)
-            holder: Holder
-            if argument >= 0:
-                if tensor is not first.leaves[argument]:
-                    return first.pack(tensor)
-                holder = ArgumentHolder(lease, argument, None)
-            elif is_kept:
-                holder = RebuiltHolder(lease, tensor.detach(), version(tensor), box, index)
-            else:
-                holder = RebuiltHolder(lease, None, 0, box, index)
-                if sample is not None:
-                    self._rebuild.note(index, sample.of(tensor))
-            self._count = index + 1
-            holders.append(weakref.ref(holder))
-            metas.append(meta)
-            return holder
+        def pack(tensor: torch.Tensor) -> Staying | Holder:
+            item = next(coming, None)
+            if item is True:
+                return tensor, version(tensor), lease
+            if item is False:
+                return tensor.detach(), version(tensor), lease
+            return take(first, item, tensor)
 
         return pack
+
+    def _take(self, first: FirstRun, item: Item | None, tensor: torch.Tensor) -> Staying | Holder:
+        """Saves a tensor that is not just kept, or (without an item) that was not expected."""
+        rebuild, box = self._rebuild, first.box
+        if item is None or rebuild is None or not item.pack.matches(tensor):
+            return self._take_other(first, item, tensor)
+        assert box is not None
+        if item.takes_state:
+            rebuild.take_state(item.index + 1, RandomState(self._devices))
+        if item.argument >= 0:
+            if tensor is first.leaves[item.argument]:
+                return ArgumentHolder(first.lease, item.argument, None)
+            return first.hold(item.index, tensor, keep=True)
+        if item.decision == KEEP:
+            kept, version = tensor.detach(), _compat.saved_version(tensor)
+            if item.is_held:
+                rebuild.hold(item.index, kept)
+            return kept, version, first.lease
+        if item.is_held:
+            rebuild.hold(item.index, mask_of(tensor))
+        if item.sample is not None:
+            rebuild.note(item.index, item.sample.of(tensor))
+        holder = RebuiltHolder(first.lease, None, 0, box, item.index)
+        first.holders[item.index] = weakref.ref(holder)
+        return holder
+
+    def _take_other(self, first: FirstRun, item: Item | None, tensor: torch.Tensor) -> Holder:
+        """From here on, all is kept, and the block will be run again for what was not."""
+        self._rebuild, self.reason = None, "did something else than before"
+        if item is None:
+            first.expect([None])
+        return first.hold(len(first.holders) - 1 if item is None else item.index, tensor, keep=True)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         index = self._count
@@ -249,6 +272,8 @@ class _Following(Saving):
         rebuild, self._rebuild = self._rebuild, None  # what it keeps can be dropped from now on
         if rebuild is None:
             return None
+        if self._coming is not None:
+            self._count = len(self._decisions) - operator.length_hint(self._coming)
         if self._count != len(self._decisions):
             self.reason = "saved another number of tensors than before"
             return None
@@ -328,70 +353,55 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 class Constants:
     """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, parts.
 
-    Refers to modules and functions weakly, so that a model is freed as ever.
+    Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
+    it is noted when one goes. All are referred to weakly, so that a model is freed as ever.
     """
 
-    __slots__ = ("_owners", "_references", "_values")
+    __slots__ = ("_gone", "_ids", "_objects", "_of_modules", "_of_objects", "_referring", "_references", "_with_parts")
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        owners: dict[int, Any] = {id(module): module for module in modules}
-        for module in modules:
-            owners.update({id(value): value for value in vars(module).values() if _is_plain_object(value)})
-        self._values: list[tuple[weakref.ref[Any], Callable[[Any], Any], Any]] = []  # of owner: numbers, names
-        self._references = list(filter(None, map(_References, owners.values())))
-        for owner in owners.values():
-            attributes = vars(owner)
-            values_of = _getter([name for name, value in attributes.items() if _is_constant(value)])
-            self._values.append((weakref.ref(owner), values_of, values_of(attributes)))
-
-    def hold(self) -> bool:
-        """Whether all are as they were."""
-        try:
-            for where, values_of, values in self._values:
-                owner = where()
-                if owner is None or values_of(owner.__dict__) != values:
-                    return False
-        except KeyError:
-            return False
-        return all(map(_References.hold, self._references))
-
-
-class _References:
-    """The functions, plain objects and parts that a module or a plain object refers to.
-
-    They are compared by identity. That of one which is gone may be given to another, so it is noted when one goes.
-    """
-
-    __slots__ = ("_gone", "_ids", "_objects_of", "_parts", "_parts_of", "_references", "_where")
-
-    def __init__(self, owner: Any) -> None:
-        self._where, attributes = weakref.ref(owner), vars(owner)
-        names = [name for name, value in attributes.items() if _is_referred_to(value)]
-        self._parts = list(owner._modules) if isinstance(owner, nn.Module) else []
-        self._objects_of, self._parts_of = _getter(names), _getter(self._parts)
-        referred = (*self._objects_of(attributes), *(self._parts_of(owner._modules) if self._parts else ()))
+        objects = {id(value): value for m in modules for value in vars(m).values() if _is_plain_object(value)}
+        self._of_modules = [_constants_of(module) for module in modules]
+        self._objects = [weakref.ref(value) for value in objects.values()]
+        self._of_objects = [_constants_of(value) for value in objects.values()]
+        referred = [[n for n, v in vars(o).items() if _is_referred_to(v)] for o in (*modules, *objects.values())]
+        self._referring = [(index, _getter(names)) for index, names in enumerate(referred) if names]
+        self._with_parts = [index for index, module in enumerate(modules) if module._modules]
+        found = self._referred([*modules, *objects.values()])
         self._gone: list[weakref.ref[Any]] = []
-        self._references = [weakref.ref(value, self._gone.append) for value in referred if value is not None]
-        self._ids = _ids(referred)
+        self._references = [weakref.ref(value, self._gone.append) for value in found if value is not None]
+        self._ids = list(map(id, found))
 
-    def __bool__(self) -> bool:
-        return bool(self._references)
-
-    def hold(self) -> bool:
-        """Whether all are the ones of then."""
-        owner = self._where()
-        if owner is None or self._gone:
+    def hold(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether all are as they were, in what are the modules now."""
+        objects = [owner for reference in self._objects if (owner := reference()) is not None]
+        if len(modules) != len(self._of_modules) or len(objects) != len(self._objects) or self._gone:
             return False
         try:
-            found = self._objects_of(owner.__dict__)
-            if self._parts:
-                parts = owner._modules
-                if len(parts) != len(self._parts):
+            for owner, (values_of, values) in zip(modules, self._of_modules, strict=True):
+                if values_of(owner.__dict__) != values:
                     return False
-                found = (*found, *self._parts_of(parts))
+            for owner, (values_of, values) in zip(objects, self._of_objects, strict=True):
+                if values_of(owner.__dict__) != values:
+                    return False
+            return list(map(id, self._referred([*modules, *objects]))) == self._ids
         except KeyError:
             return False
-        return _ids(found) == self._ids
+
+    def _referred(self, owners: Sequence[Any]) -> list[Any]:
+        """The functions, plain objects and parts that modules and plain objects refer to, in a fixed order."""
+        found: list[Any] = []
+        for index, objects_of in self._referring:
+            found += objects_of(owners[index].__dict__)
+        for index in self._with_parts:
+            found += owners[index]._modules.values()
+        return found
+
+
+def _constants_of(owner: Any) -> tuple[Callable[[Any], Any], Any]:
+    """What reads the constants among the attributes of an object, and what they are."""
+    values_of = _getter([name for name, value in vars(owner).items() if _is_constant(value)])
+    return values_of, values_of(vars(owner))
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -401,10 +411,6 @@ def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _nothing(_: Any) -> tuple[()]:
     return ()
-
-
-def _ids(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(id, values))
 
 
 def _is_constant(value: Any) -> bool:
@@ -443,7 +449,7 @@ def _leaves_key(leaves: Sequence[torch.Tensor]) -> Any:
     storages: dict[int, int] = {}
     found = []
     for index, leaf in enumerate(leaves):
-        where = storages.setdefault(_compat.storage_key(leaf), index)
+        where = storages.setdefault(_compat.storage_key(leaf), index) if len(leaves) > 1 else 0
         layout = (leaf.stride(), leaf.storage_offset()) if leaf.layout is torch.strided else ()
         found.append((leaf.shape, layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.grad_fn is None, where))
     return tuple(found)

@@ -147,7 +147,7 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        if not constants.hold():
+        if not constants.hold(self.modules()):
             graph.closed = graph.closed or "changes an attribute of its own in every run"
         if saving and not graph.closed:
             self.backward(result)

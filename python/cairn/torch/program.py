@@ -84,6 +84,7 @@ class Program:
     native: list[bool]
     replayed: list[bool]  # blocks that are not native; one entry more, for the stage after the last
     opened: list[bool]  # blocks that are saved by an option other than keeping everything
+    lasting: list[bool]  # blocks whose only forward saves, and of which nothing is removed before the backward
     watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
 
@@ -156,7 +157,8 @@ def compile_program(
     watched = _watched_stages(refs, compiled, first_forward, native, waiting)
     replayed = [False, *(ref.is_block and not native[i] for i, ref in enumerate(refs, 1)), False]
     opened = [any(op.stage == i and op.option for op in compiled) for i in range(len(refs) + 1)]
-    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, opened, watched)
+    lasting = _lasting_stages(refs, compiled)
+    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, opened, lasting, watched)
     program.releases = _last_reads(program)
     return program
 
@@ -299,6 +301,14 @@ def _native_stages(
             made.pop((SAVED, op.stage), None)
             made.pop((OUTPUT, op.stage - 1), None)
     return native
+
+
+def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
+    forwards, saved_elsewhere = [0] * (len(stages) + 1), [False] * (len(stages) + 1)
+    for op in ops:
+        forwards[op.stage] += op.is_forward
+        saved_elsewhere[op.stage] |= op.kind in ON_VALUES and op.value == SAVED
+    return [count == 1 and not moved for count, moved in zip(forwards, saved_elsewhere, strict=True)]
 
 
 def _copy(value: Value | None, made: dict[Value, int]) -> tuple[Value | None, int]:

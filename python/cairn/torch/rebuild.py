@@ -43,9 +43,26 @@ class Sources(Protocol):
         """A buffer of the block."""
 
 
-#: Shape, type and device, the kind of node that it came from, whether it is kept, what is compared, and which argument
-#: it is (-1: none).
-Quick = tuple[Meta, Any, bool, "Sample | None", int]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    """A saved tensor of which more has to be known than that it is kept.
+
+    Attributes:
+        pack: how it looked when it was recorded.
+        decision: what is done with it.
+        sample: how a few bytes are compared; None where it is kept, or not on the CPU.
+        argument: which argument of the block it may be; -1: none.
+        is_held: something is kept of it to rebuild others.
+        takes_state: the state of the generators is taken down after it.
+    """
+
+    index: int
+    pack: Pack
+    decision: str
+    sample: Sample | None
+    argument: int
+    is_held: bool
+    takes_state: bool
 
 
 # -- programs ------------------------------------------------------------------------------------------------
@@ -61,7 +78,10 @@ class Program:
         held: the saved tensors of which something is kept for it.
         states: when random state is taken down: after so many saved tensors.
         samples: by saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
-        quick: by saved tensor, what suffices where it is just kept or dropped; None where there is more to do.
+        items: by saved tensor, what to do when autograd saves it. Of one that is just kept, and that nothing is rebuilt
+            from: whether it is kept with its history, as torch itself does; not if it may come from the node that
+            saves it, which would be a cycle.
+        metas: by saved tensor, what it looks like; None where it is just kept.
     """
 
     graph: BlockGraph
@@ -69,7 +89,8 @@ class Program:
     order: list[int]
     code: Code
     samples: list[Sample | None]
-    quick: list[Quick | None]
+    items: list[Item | bool]
+    metas: list[Meta | None]
     compiler: Compiler
     _alone: dict[int, Code] = dataclasses.field(default_factory=dict)
 
@@ -101,16 +122,22 @@ def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int], nam
     order += sorted(absent.difference(order), reverse=True)
     samples = [sample_of(graph.packs[i]) if decisions[i] != KEEP else None for i in range(len(decisions))]
     code = compiler.code(order)
-    quick = [_quick(graph, i, decisions[i] == KEEP, samples[i], code) for i in range(len(decisions))]
-    return Program(graph, decisions, order, code, samples, quick, compiler)
+    items = [_item(graph, i, decisions[i], samples[i], code) for i in range(len(decisions))]
+    metas = [_meta(item.pack) if isinstance(item, Item) else None for item in items]
+    return Program(graph, decisions, order, code, samples, items, metas, compiler)
 
 
-def _quick(graph: BlockGraph, index: int, is_kept: bool, sample: Sample | None, code: Code) -> Quick | None:
-    pack = graph.packs[index]
-    if pack.use is None or index in code.held or index + 1 in code.states:
-        return None
-    kind, argument = graph.values[pack.use.value].root or ("", -1)
-    return (pack.shape, pack.dtype, pack.device), pack.maker, is_kept, sample, argument if kind == ARGUMENT else -1
+def _item(graph: BlockGraph, index: int, decision: str, sample: Sample | None, code: Code) -> Item | bool:
+    pack, is_held, takes_state = graph.packs[index], index in code.held, index + 1 in code.states
+    value = graph.values[pack.use.value] if pack.use is not None else None
+    kind, argument = (value and value.root) or ("", -1)
+    if decision != KEEP or is_held or takes_state or kind == ARGUMENT:
+        return Item(index, pack, decision, sample, argument if kind == ARGUMENT else -1, is_held, takes_state)
+    return not (pack.cyclic or value is None or value.overwritten or value.storage in graph.returned)
+
+
+def _meta(pack: Pack) -> Meta:
+    return pack.shape, pack.dtype, pack.device
 
 
 class Compiler:

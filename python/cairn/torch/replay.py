@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from . import _compat
 from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
@@ -64,6 +65,8 @@ from .travel import Travel
 from .tree import Tree, tensors_in, tensors_inside, unique_tensors_in
 
 DETERMINISM_CHECKS = ("default", "values", "none")
+
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ class Outputs:
     __slots__ = ("_versions", "tensors")
 
     def __init__(self, value: Any, wanted: frozenset[int] | None = None) -> None:
-        tensors = dict(enumerate(unique_tensors_in(value)))
-        self.tensors = {i: t.detach() for i, t in tensors.items() if wanted is None or i in wanted}
-        self._versions = {i: _compat.version(tensors[i]) for i in self.tensors}
+        tensors = {i: t for i, t in enumerate(unique_tensors_in(value)) if wanted is None or i in wanted}
+        self.tensors = {i: t.detach() for i, t in tensors.items()}
+        self._versions = {i: _compat.version(t) for i, t in tensors.items()}
 
     @classmethod
     def again(cls, tensors: dict[int, torch.Tensor], written: Container[int]) -> Outputs:
@@ -108,6 +111,11 @@ class Outputs:
     def keep_only(self, wanted: frozenset[int]) -> None:
         """Lets go of what the next stage does not read."""
         self.tensors = {i: t for i, t in self.tensors.items() if i in wanted}
+
+    def in_storage_of(self, tensor: torch.Tensor) -> int:
+        """The first of the tensors that lies in a tensor's storage; -1: none does."""
+        key = _compat.storage_key(tensor)
+        return next((i for i, t in self.tensors.items() if key and _compat.storage_key(t) == key), -1)
 
     def is_intact(self, index: int) -> bool:
         """Whether a tensor was not written since."""
@@ -139,32 +147,6 @@ class BlockRun:
     first: FirstRun | None = None
     box: Box | None = None  # of an opened block
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
-
-
-class _Found:
-    """Where the rebuilding of an opened block's tensors finds what was there before the block ran."""
-
-    __slots__ = ("_block", "_run", "_stage")
-
-    def __init__(self, run: Run, stage: int, block: BlockRun) -> None:
-        self._run, self._stage, self._block = run, stage, block
-
-    def argument(self, index: int) -> torch.Tensor:
-        return self._run.argument_of(self._stage, index, None)
-
-    def parameter(self, index: int) -> torch.Tensor:
-        assert self._block.found is not None
-        return self._found(self._block.found.parameter(index))
-
-    def buffer(self, index: int) -> torch.Tensor:
-        assert self._block.found is not None
-        return self._found(self._block.found.buffer(index))
-
-    def _found(self, tensor: torch.Tensor | None) -> torch.Tensor:
-        if tensor is None:
-            self._run.refuse_changed(self._stage)
-        assert tensor is not None
-        return tensor
 
 
 class _Cargo:
@@ -312,12 +294,12 @@ class Run:
         try:
             if self._program.native[stage]:
                 output = forward(*args, **kwargs)
+                self._returns(op, output, tensors_in((args, kwargs)))
             else:
                 output = self._first_run(op, forward, args, kwargs)
         finally:
             self._running = 0
         self._trace.runs.append((op.kind, stage))
-        self._returns(op, output, (args, kwargs))
         self._position = position + 1
         self._settle()
         return output
@@ -359,19 +341,19 @@ class Run:
         first = block.first = FirstRun(
             lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None, block.box, saving
         )
-        versions = _compat.versions(tree.leaves)
         try:
-            with hooks(first), _running(saving, tree.leaves):
+            with hooks(first), _NOTHING if saving is None else saving.running(tree.leaves):
                 output = forward(*args, **kwargs)
-            self._refuse_written(stage, tree, versions, block.hidden)
+            self._refuse_written(stage, tree, first.versions, block.hidden)
         except BaseException:
             self._forget(stage)
             raise
         block.found = site.state.after(before)
         self._note_saved(stage, block, saving, output)
-        tree.leaves, tree.opaque = [], []
+        passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if first.close():
             self._idle[stage] = lease
+        self._returns(op, output, passed)
         return output
 
     def _open(self, op: Op, tree: Tree, before: Before, block: BlockRun) -> Saving | None:
@@ -380,13 +362,15 @@ class Run:
         if opened is None or not self._program.opened[op.stage]:
             return None
         block.box = Box(opened.key(tree, before, block.modes, self._switches.key))
-        return self._saving(op, block)
+        return self._saving(op, block, before.modules)
 
-    def _saving(self, op: Op, block: BlockRun) -> Saving | None:
+    def _saving(self, op: Op, block: BlockRun, modules: Sequence[nn.Module] | None = None) -> Saving | None:
         opened = self._sites[op.stage].opened
         if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
             return None
-        return opened.saving(op.option, block.box.key, self._settings.devices)
+        modules = self._sites[op.stage].state.modules() if modules is None else modules
+        is_lasting = self._program.lasting[op.stage]
+        return opened.saving(op.option, block.box.key, modules, self._settings.devices, is_lasting)
 
     def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
         """After a run: what rebuilds the tensors that it did not keep."""
@@ -419,23 +403,17 @@ class Run:
         """Where each tensor argument of a block will be found when it runs again."""
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
-        by_storage: dict[int, int] = {}
-        for index, tensor in outputs.tensors.items() if outputs else ():
-            by_storage.setdefault(_compat.storage_key(tensor), index)
-        arguments = [self._argument(leaf, returned, outputs, by_storage) for leaf in leaves]
+        arguments = [self._argument(leaf, returned, outputs) for leaf in leaves]
         self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
         if outputs is not None:
             outputs.keep_only(self._wanted[stage - 1])
         return arguments
 
-    def _argument(
-        self, leaf: torch.Tensor, returned: Sequence[_Returned], outputs: Outputs | None, by_storage: dict[int, int]
-    ) -> Argument:
+    def _argument(self, leaf: torch.Tensor, returned: Sequence[_Returned], outputs: Outputs | None) -> Argument:
         for index, old in enumerate(returned):
             if old.tensor() is leaf and _compat.version(leaf) == old.version:
                 return Argument(leaf.requires_grad, output=index)
-        key = _compat.storage_key(leaf)
-        index = by_storage.get(key, -1) if key else -1
+        index = outputs.in_storage_of(leaf) if outputs is not None else -1
         if outputs is not None and 0 <= index < len(returned):
             detached = leaf.requires_grad != returned[index].requires_grad
             if not detached and _is_view_of(leaf, outputs, index):
@@ -458,37 +436,38 @@ class Run:
     def _refuse_written(
         self, stage: int, tree: Tree, versions: Sequence[int], hidden: list[tuple[str, torch.Tensor, int]]
     ) -> None:
-        for index, (leaf, version) in enumerate(zip(tree.leaves, versions, strict=True)):
-            if _compat.version(leaf) != version:
+        now = _compat.versions(tree.leaves)
+        for index, version in enumerate(versions if now != versions else ()):
+            if now[index] != version:
                 raise Unsupported(
                     f"'{self.name(stage)}' modifies its argument {_argument_name(tree, index)} in place, so it cannot "
                     "be run again from it; keep this block, or merge it with the one before"
                 )
         for value in tree.opaque:
-            now = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
+            found = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
             before = [(id(tensor), version) for _, tensor, version in hidden]
-            if not set(now) <= set(before):
+            if not set(found) <= set(before):
                 raise Unsupported(
                     f"'{self.name(stage)}' puts tensors into an object that it is passed ({type(value).__name__}), and "
                     "would do so again when it is run again; keep this block"
                 )
 
-    def _returns(self, op: Op, output: Any, passed: Any) -> None:
-        """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the block's
-        arguments.
+    def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
+        """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
+        among the block's arguments.
         """
         stage = op.stage
+        returned = unique_tensors_in(output)
         if self._program.is_replayed(stage + 1):
-            returned = unique_tensors_in(output)
             self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             self._produce(op, output)
         self._after(self._program.first_forward[stage])
         if not self._program.watched[stage]:
             return
-        passed_through = set(map(id, tensors_in(passed)))
-        for tensor in unique_tensors_in(output):
-            if tensor.requires_grad and tensor.grad_fn is not None and id(tensor) not in passed_through:
-                tensor.register_hook(functools.partial(_gradient_ready, self, stage))
+        passed_through = set(map(id, passed))
+        for tensor in returned:
+            if not tensor.is_leaf and id(tensor) not in passed_through:
+                _compat.hook_gradient(tensor, functools.partial(_gradient_ready, self, stage))
                 if stage not in self._watched[-1:]:
                     self._watched.append(stage)
 
@@ -656,8 +635,9 @@ class Run:
         """Lets go of all that was kept for running a block again."""
         self._blocks.pop(stage, None)
         self._leases.pop(stage, None)
-        self._leave((SAVED, stage))
-        self._leave((OUTPUT, stage - 1))
+        if self._travel is not None or self._staying:
+            self._leave((SAVED, stage))
+            self._leave((OUTPUT, stage - 1))
         self._release_idle(stage - 1)
         self._outputs.pop((OUTPUT, stage - 1), None)
         self._outputs.pop((SAVED, stage - 1), None)
@@ -759,12 +739,11 @@ class Run:
         if not box.checked:
             self._compare_switches()
             box.checked = True
-        found = _Found(self, stage, block)
         if self._switched or self._casting:
             with self._switches.in_force(), no_autocast(self._settings.device_types):
-                tensor = box.rebuild.tensor(holder.index, found)
+                tensor = box.rebuild.tensor(holder.index, holder.lease)
         else:
-            tensor = box.rebuild.tensor(holder.index, found)
+            tensor = box.rebuild.tensor(holder.index, holder.lease)
         if tensor is None:
             self._give_up(stage, box)
         return tensor
@@ -792,6 +771,13 @@ class Run:
         if backward < 0 or backward != self._compared_in:
             self._compared_in, self._switched = backward, not self._switches.are_in_force()
             self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
+
+    def record_of(self, stage: int) -> Record:
+        """What a block's first run found."""
+        block = self._blocks.get(stage)
+        if block is None or block.found is None:
+            raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
+        return block.found
 
     def argument_of(self, stage: int, index: int, view: View | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
@@ -824,7 +810,8 @@ class Run:
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             surroundings.enter_context(hooks(later))
-            surroundings.enter_context(_running(saving, Tree.of((args, kwargs)).leaves if saving else ()))
+            if saving is not None:
+                surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
             output = block.forward(*args, **kwargs)
         later.finish()
         if op.kind == FORWARD_SAVE:
@@ -882,17 +869,14 @@ class Run:
             return tensor.as_strided(*argument.view)
 
     def _outputs_before(self, stage: int) -> Outputs | None:
-        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
-            self._take(value)
+        if self._travel is not None:
+            self._take((OUTPUT, stage - 1))
+            self._take((SAVED, stage - 1))
         return self._outputs_there(stage)
 
     def _outputs_there(self, stage: int) -> Outputs | None:
         """The same without what is on its way back."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
-
-
-def _running(saving: Saving | None, arguments: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if saving is None else saving.running(arguments)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

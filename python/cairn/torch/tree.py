@@ -72,15 +72,15 @@ class Tree:
         return tree
 
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
+        cls = type(value)
+        if cls in _ATOMS:
+            return value
         if isinstance(value, torch.Tensor):
             slot = seen.get(id(value))
             if slot is None:
                 slot = seen[id(value)] = Slot(len(self.leaves))
                 self.leaves.append(value)
             return slot
-        cls = type(value)
-        if cls in _ATOMS:
-            return value
         if cls is tuple:
             return tuple([self._take(item, seen) for item in value])
         if cls is dict:

@@ -237,6 +237,29 @@ def test_fifty_steps_leave_nothing_without_the_collector(ops: list[Op]) -> None:
         assert gc.collect() == 0
 
 
+def test_a_backward_that_failed_leaves_nothing() -> None:
+    """Nor does its error, which knows the frame that has the loss."""
+    model = net()
+    with planned(model, STAGES, from_input(STAGES)), no_collector():
+        fail_twice(model)
+        assert executor_objects() == 0
+        assert gc.collect() == 0
+
+
+def fail_twice(model: nn.Module) -> None:
+    loss = loss_of(model)
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            parameter.add_(1)
+    for text in ("modified in place", "an earlier backward of this step failed"):
+        try:
+            loss.backward(retain_graph=True)
+        except RecomputationError as error:
+            assert text in str(error)
+        else:
+            raise AssertionError(text)
+
+
 def test_forward_without_backward_leaves_nothing() -> None:
     model = net()
     with planned(model, STAGES, from_input(STAGES)), no_collector():

@@ -249,7 +249,7 @@ class Run:
         self._ready = 0  # the stage whose backward may run
         self._running = 0  # the block that the model is running
         self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
-        self._failure: BaseException | None = None
+        self._failure = ""  # in words: the error's traceback has the frames of those who have the graph
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
@@ -664,10 +664,10 @@ class Run:
             again = position < self._position
             if again and not self._is_leased(stage):
                 return  # its graph is freed; autograd says so better
-            if self._failure is not None:
+            if self._failure:
                 raise RecomputationError(
-                    "an earlier backward of this step failed; run the forward again"
-                ) from self._failure
+                    f"an earlier backward of this step failed ({self._failure}); run the forward again"
+                )
             if self._ready:
                 self._end_backward(self._ready)
                 self._ready = 0
@@ -678,7 +678,7 @@ class Run:
                 self._take((SAVED, stage))
                 self._outputs_before(stage)
             except BaseException as error:
-                self._failure = error
+                self._failure = f"{type(error).__name__}: {error}"
                 self.abandon()
                 raise
             self._position = position + 1

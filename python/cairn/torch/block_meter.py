@@ -14,6 +14,7 @@ from torch import nn
 
 from . import _compat, isolate, memory
 from .blocks import Block
+from .prints import fingerprint
 from .stage_measure import CHANGES_INPUT, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
 from .untouched import Buffers, RandomState
@@ -237,24 +238,3 @@ class Rewinding:
 
     def __exit__(self, *exc: object) -> None:
         self.rewind()
-
-
-_CHUNK = 2**18  # elements at a time, so that little memory is needed
-
-
-@torch.no_grad()
-def fingerprint(tensor: torch.Tensor) -> int:
-    """A number that almost surely differs where two tensors of one shape do, by a bit or more."""
-    if not memory.has_storage(tensor):
-        return 0
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    flat = real.detach().contiguous().view(-1)
-    if flat.dtype is torch.bool:
-        flat = flat.view(torch.uint8)
-    bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-    weights = torch.arange(1, min(_CHUNK, bits.numel()) + 1, device=bits.device)
-    total = 0
-    for start in range(0, bits.numel(), _CHUNK):
-        part = bits[start : start + _CHUNK].to(torch.int64)
-        total = (total * 31 + int((part * weights[: part.numel()]).sum())) % 2**64
-    return total

@@ -319,18 +319,3 @@ def _meta(tensor: torch.Tensor) -> Meta:
 
 def _describe(meta: Meta) -> str:
     return f"{tuple(meta[0])} {str(meta[1]).removeprefix('torch.')} on {meta[2]}"
-
-
-def digest(tensor: torch.Tensor) -> int:
-    """A number that almost surely differs where two tensors of one shape do, by a bit or more."""
-    with torch.no_grad():
-        flat = tensor.detach().contiguous().view(-1)
-        if flat.numel() == 0:
-            return 0
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
-        if flat.dtype is torch.bool:
-            flat = flat.view(torch.uint8)
-        bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
-        weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64)
-        return int((bits.to(torch.int64) * weights).sum().item())

@@ -29,7 +29,8 @@ from .ambient import Modes, RandomState
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
 from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder, Staying
-from .rebuild import Item, Program, Rebuild, compile_program, fingerprint, mask_of
+from .prints import fingerprint
+from .rebuild import Item, Program, Rebuild, compile_program, mask_of
 from .state import Before, BlockState
 from .tree import Slot, Tree
 

@@ -28,7 +28,8 @@ from .block_options import KEEP, Choice, candidates
 from .blocks import Block, intercepted
 from .measure import Owners, StepMeasure
 from .opened import Constants
-from .rebuild import Program, Rebuild, compile_program, fingerprint
+from .prints import fingerprint
+from .rebuild import Program, Rebuild, compile_program
 from .sample import Sample, backward_of
 from .stage_measure import OptionMeasure, StageMeasure
 from .tree import Tree

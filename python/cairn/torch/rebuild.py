@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -25,7 +24,8 @@ from . import _compat, bits
 from .ambient import RandomState
 from .block_graph import ARGUMENT, BlockGraph, Pack
 from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
-from .holders import Meta, digest
+from .holders import Meta
+from .prints import fingerprint
 from .rebuild_code import MASK as KEPT_MASK
 from .rebuild_code import PACK, Code, Kept, Missing, Running, Source, write
 
@@ -325,15 +325,4 @@ def sample_of(pack: Pack) -> Sample | None:
     return Sample(first, second, width)
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
-    """A number that almost surely differs where two tensors of one shape do; takes no memory where it can."""
-    with torch.no_grad():
-        stride = tensor.stride()
-        order = sorted(range(tensor.dim()), key=lambda d: -stride[d])
-        if tensor.device.type != "cpu" or tensor.numel() == 0 or not tensor.permute(order).is_contiguous():
-            return digest(tensor)
-        nbytes = tensor.numel() * tensor.element_size()
-        return zlib.crc32((ctypes.c_char * nbytes).from_address(tensor.data_ptr()))
-
-
-__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "fingerprint", "mask_of"]
+__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "mask_of"]

@@ -9,9 +9,9 @@ import torch
 
 from . import _compat, interpreter
 from .assembly import Results, assembled
-from .block_meter import fingerprint
 from .errors import Unsupported
 from .graph_program import Program
+from .prints import fingerprint
 from .recorder import Recorder
 from .records import Geometry
 from .sample import Sample, backward_of

@@ -42,8 +42,9 @@ from torch import nn
 from . import _compat
 from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
 from .errors import RecomputationError, Unsupported
-from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, digest, geometry, hooks
+from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from .opened import OpenedBlock, Saving
+from .prints import fingerprint
 from .program import (
     BACKWARD,
     DISCARD,
@@ -339,7 +340,7 @@ class Run:
         before = site.state.before()
         saving = self._open(op, tree, before, block)
         first = block.first = FirstRun(
-            lease, tree.leaves, op.kind == FORWARD_SAVE, digest if checking else None, block.box, saving
+            lease, tree.leaves, op.kind == FORWARD_SAVE, fingerprint if checking else None, block.box, saving
         )
         try:
             with hooks(first), _NOTHING if saving is None else saving.running(tree.leaves):

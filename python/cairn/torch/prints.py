@@ -1,0 +1,70 @@
+"""Fingerprints of tensors: numbers that almost surely differ where two tensors of one shape do, by a bit or more.
+
+They are taken while a step runs within its budget, so they take next to no memory. A tensor that lies in memory without
+gaps is read where it is; another one is split into halves until pieces are small enough to be copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Iterator
+
+import torch
+
+from . import memory
+
+_PIECE_ELEMENTS = 2048  # of copies
+_CHUNK_ELEMENTS = 2**16  # of an accelerator's memory, added up at once
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@torch.no_grad()
+def fingerprint(tensor: torch.Tensor) -> int:
+    """The fingerprint of a tensor; 0 for tensors without a storage of their own."""
+    if not memory.has_storage(tensor) or tensor.numel() == 0:
+        return 0
+    plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    read, value = (_checksum if tensor.is_cpu else _sum), 0
+    for piece in _pieces(_stored(plain.detach().resolve_neg())):
+        value = read(piece, value)
+    return value
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in memory, each element once, in the order of its strides."""
+    strides = tensor.stride()
+    for dim, stride in enumerate(strides):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Parts of a tensor one after the other, each without gaps."""
+    if tensor.is_contiguous():
+        yield tensor
+    elif tensor.numel() <= _PIECE_ELEMENTS:
+        yield tensor.contiguous()
+    else:
+        dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
+        half = tensor.size(dim) // 2
+        yield from _pieces(tensor.narrow(dim, 0, half))
+        yield from _pieces(tensor.narrow(dim, half, tensor.size(dim) - half))
+
+
+def _checksum(piece: torch.Tensor, value: int) -> int:
+    """Of the bytes as they are in the host's memory."""
+    nbytes = piece.numel() * piece.element_size()
+    return zlib.crc32((ctypes.c_char * nbytes).from_address(piece.data_ptr()), value)
+
+
+def _sum(piece: torch.Tensor, value: int) -> int:
+    """Of the elements' bits, weighted by their places."""
+    flat = piece.reshape(-1)
+    flat = flat.view(torch.uint8) if flat.dtype is torch.bool else flat
+    bits = flat.view(_INTEGERS[flat.element_size()])
+    weights = torch.arange(1, min(_CHUNK_ELEMENTS, bits.numel()) + 1, device=bits.device)
+    for chunk in bits.split(_CHUNK_ELEMENTS):
+        value = (value * 31 + int((chunk.to(torch.int64) * weights[: chunk.numel()]).sum())) % 2**64
+    return value

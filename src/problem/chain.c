@@ -1,5 +1,6 @@
 /* Chains: validation and copying. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/failure.h"
 #include "problem/problem.h"
@@ -78,9 +79,18 @@ static void add_stage(const cairn_stage *stage, crn_total *bytes, crn_total *ns)
     }
 }
 
-static cairn_status check_totals(const cairn_chain *chain, int64_t fixed_bytes, cairn_error *error)
+static int64_t least_work_ns(const cairn_stage *stage)
+{
+    int64_t least_ns = INT64_MAX;
+    for (int32_t k = 0; k < stage->option_count; k++)
+        least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
+    return least_ns;
+}
+
+static cairn_status check_totals(const cairn_chain *chain, int64_t fixed_bytes, int64_t *work_ns, cairn_error *error)
 {
     crn_total bytes = {fixed_bytes, false}, ns = {0, false};
+    *work_ns = 0;
     crn_total_add(&bytes, chain->input_bytes);
     crn_total_add(&bytes, chain->input_grad_bytes);
     for (int32_t l = 1; l <= chain->stage_count; l++) {
@@ -88,11 +98,12 @@ static cairn_status check_totals(const cairn_chain *chain, int64_t fixed_bytes, 
         if (bytes.overflow || ns.overflow)
             return crn_fail_at(error, CAIRN_OVERFLOW, l, NULL, "the sum of all %s passes 2^63 - 1 at stage %d",
                                bytes.overflow ? "sizes" : "times", l);
+        *work_ns += least_work_ns(&chain->stages[l - 1]);
     }
     return CAIRN_OK;
 }
 
-static cairn_status check_chain(const cairn_chain *chain, int64_t fixed_bytes, cairn_error *error)
+static cairn_status check_chain(const cairn_chain *chain, int64_t fixed_bytes, int64_t *work_ns, cairn_error *error)
 {
     if (chain->stage_count < 1)
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "stages", "a chain has at least one stage");
@@ -103,42 +114,48 @@ static cairn_status check_chain(const cairn_chain *chain, int64_t fixed_bytes, c
     CRN_TRY(check_field(chain->input_grad_bytes, "input_grad_bytes", 0, -1, error));
     for (int32_t l = 1; l <= chain->stage_count; l++)
         CRN_TRY(check_stage(&chain->stages[l - 1], l, error));
-    return check_totals(chain, fixed_bytes, error);
+    return check_totals(chain, fixed_bytes, work_ns, error);
 }
 
+/* NULL when there is no memory for it. */
 static const char *copy_name(crn_arena *arena, const char *name)
 {
-    return crn_arena_text(arena, name ? name : "");
+    return name && name[0] ? crn_arena_text(arena, name) : "";
 }
 
-static bool copy_stage(crn_arena *arena, const cairn_stage *from, cairn_stage *to)
+static bool copy_names(crn_arena *arena, cairn_stage *stage, cairn_stage_option *options)
 {
-    size_t count = (size_t)from->option_count;
-    cairn_stage_option *options = crn_arena_alloc(arena, count, sizeof(*options));
-    *to = *from;
-    to->name = copy_name(arena, from->name);
-    to->options = options;
-    if (!to->name || !options)
+    stage->name = copy_name(arena, stage->name);
+    if (!stage->name)
         return false;
-    for (size_t k = 0; k < count; k++) {
-        options[k] = from->options[k];
-        options[k].name = copy_name(arena, from->options[k].name);
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        options[k].name = copy_name(arena, options[k].name);
         if (!options[k].name)
             return false;
     }
     return true;
 }
 
+/* Options stand in one array and names behind it: whoever goes through the stages meets numbers alone. */
 static cairn_status copy_chain(cairn_problem *problem, const cairn_chain *chain, cairn_error *error)
 {
-    cairn_stage *stages = crn_arena_alloc(&problem->arena, (size_t)chain->stage_count, sizeof(*stages));
-    if (!stages)
-        return crn_no_memory(error);
+    size_t count = 0;
     for (int32_t i = 0; i < chain->stage_count; i++)
-        if (!copy_stage(&problem->arena, &chain->stages[i], &stages[i]))
-            return crn_no_memory(error);
+        count += (size_t)chain->stages[i].option_count;
+    cairn_stage *stages = crn_arena_alloc(&problem->arena, (size_t)chain->stage_count, sizeof(*stages));
+    cairn_stage_option *options = crn_arena_alloc(&problem->arena, count, sizeof(*options));
+    if (!stages || !options)
+        return crn_no_memory(error);
     problem->chain = *chain;
     problem->chain.stages = stages;
+    for (int32_t i = 0; i < chain->stage_count; i++) {
+        stages[i] = chain->stages[i];
+        memcpy(options, stages[i].options, (size_t)stages[i].option_count * sizeof(*options));
+        stages[i].options = options;
+        if (!copy_names(&problem->arena, &stages[i], options))
+            return crn_no_memory(error);
+        options += stages[i].option_count;
+    }
     return CAIRN_OK;
 }
 
@@ -148,7 +165,7 @@ cairn_status cairn_problem_new_chain(const cairn_env *env, const cairn_chain *ch
     cairn_problem *made;
     *problem = NULL;
     CRN_TRY(crn_problem_begin(env, CAIRN_KIND_CHAIN, info, &made, error));
-    cairn_status status = check_chain(chain, made->info.fixed_bytes, error);
+    cairn_status status = check_chain(chain, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
         status = copy_chain(made, chain, error);
     if (status != CAIRN_OK) {

@@ -39,7 +39,7 @@ static cairn_status check_node(const cairn_node *node, int32_t v, cairn_error *e
     return CAIRN_OK;
 }
 
-static cairn_status check_totals(const cairn_graph *graph, int64_t fixed_bytes, cairn_error *error)
+static cairn_status check_totals(const cairn_graph *graph, int64_t fixed_bytes, int64_t *work_ns, cairn_error *error)
 {
     crn_total bytes = {fixed_bytes, false}, ns = {0, false};
     int64_t edges = 0;
@@ -55,10 +55,11 @@ static cairn_status check_totals(const cairn_graph *graph, int64_t fixed_bytes, 
             return crn_fail_at(error, CAIRN_TOO_LARGE, v, NULL, "more than %lld dependencies",
                                (long long)CAIRN_EDGES_MAX);
     }
+    *work_ns = ns.sum;
     return CAIRN_OK;
 }
 
-static cairn_status check_graph(const cairn_graph *graph, int64_t fixed_bytes, cairn_error *error)
+static cairn_status check_graph(const cairn_graph *graph, int64_t fixed_bytes, int64_t *work_ns, cairn_error *error)
 {
     if (graph->node_count < 1)
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "nodes", "a graph has at least one node");
@@ -71,7 +72,7 @@ static cairn_status check_graph(const cairn_graph *graph, int64_t fixed_bytes, c
                            graph->node_count);
     for (int32_t v = 0; v < graph->node_count; v++)
         CRN_TRY(check_node(&graph->nodes[v], v, error));
-    return check_totals(graph, fixed_bytes, error);
+    return check_totals(graph, fixed_bytes, work_ns, error);
 }
 
 static int compare_index(const void *a, const void *b)
@@ -120,7 +121,7 @@ cairn_status cairn_problem_new_graph(const cairn_env *env, const cairn_graph *gr
     cairn_problem *made;
     *problem = NULL;
     CRN_TRY(crn_problem_begin(env, CAIRN_KIND_GRAPH, info, &made, error));
-    cairn_status status = check_graph(graph, made->info.fixed_bytes, error);
+    cairn_status status = check_graph(graph, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
         status = copy_graph(made, graph, error);
     if (status != CAIRN_OK) {

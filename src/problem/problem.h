@@ -14,6 +14,7 @@ struct cairn_problem {
     cairn_machine machine; /* info.machine points here, or is NULL */
     cairn_chain chain;     /* of its kind, the other one is zero */
     cairn_graph graph;
+    int64_t work_ns; /* what no schedule can avoid: the least forward + backward of each stage, the cost of each node */
     char hash[CRN_HASH_TEXT_MAX];
 };
 

@@ -40,16 +40,23 @@ cairn_status crn_builder_reserve(cairn_builder *builder, int64_t count, cairn_er
     return CAIRN_OK;
 }
 
+cairn_status crn_builder_add_all(cairn_builder *builder, const cairn_op *ops, int64_t count, cairn_error *error)
+{
+    int64_t wanted = builder->count + count;
+    CRN_TRY(crn_ops_check(builder->problem, ops, count, builder->count, error));
+    if (wanted > CAIRN_OPS_MAX)
+        return crn_fail_at(error, CAIRN_TOO_LARGE, CAIRN_OPS_MAX, "ops", "more than %lld operations",
+                           (long long)CAIRN_OPS_MAX);
+    if (wanted > builder->capacity)
+        CRN_TRY(crn_builder_reserve(builder, crn_max(wanted, crn_max(builder->count * 2, FIRST_CAPACITY)), error));
+    memcpy(builder->ops + builder->count, ops, (size_t)count * sizeof(*ops));
+    builder->count = wanted;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_builder_add(cairn_builder *builder, cairn_op op, cairn_error *error)
 {
-    CRN_TRY(crn_op_check(builder->problem, op, builder->count, error));
-    if (builder->count == CAIRN_OPS_MAX)
-        return crn_fail_at(error, CAIRN_TOO_LARGE, builder->count, "ops", "more than %lld operations",
-                           (long long)CAIRN_OPS_MAX);
-    if (builder->count == builder->capacity)
-        CRN_TRY(crn_builder_reserve(builder, builder->count ? builder->count * 2 : FIRST_CAPACITY, error));
-    builder->ops[builder->count++] = op;
-    return CAIRN_OK;
+    return crn_builder_add_all(builder, &op, 1, error);
 }
 
 int64_t cairn_builder_count(const cairn_builder *builder)

@@ -74,9 +74,9 @@ static cairn_status check_graph_op(const cairn_graph *graph, cairn_op op, int64_
     return CAIRN_OK;
 }
 
-cairn_status crn_op_check(const cairn_problem *problem, cairn_op op, int64_t position, cairn_error *error)
+static cairn_status check_op(const cairn_problem *problem, cairn_problem_kind kind, cairn_op op, int64_t position,
+                             cairn_error *error)
 {
-    cairn_problem_kind kind = cairn_problem_kind_of(problem);
     int most_value = kind == CAIRN_KIND_CHAIN && is_on_value(op) ? CAIRN_VALUE_SAVED : 0;
     if (op.code >= CAIRN_OP_COUNT)
         return refuse(error, position, "the operation", op.code, 0, CAIRN_OP_COUNT - 1);
@@ -91,4 +91,21 @@ cairn_status crn_op_check(const cairn_problem *problem, cairn_op op, int64_t pos
     if (kind == CAIRN_KIND_CHAIN)
         return check_chain_op(cairn_problem_chain(problem), op, position, error);
     return check_graph_op(cairn_problem_graph(problem), op, position, error);
+}
+
+/* Whether it is a computation of a chain of so many stages, by the first option: most of a long list. */
+static bool is_plain(cairn_op op, int32_t stage_count)
+{
+    return op.code <= CAIRN_OP_BACKWARD && op.value == 0 && op.option == 0 && op.index >= 1 && op.index <= stage_count;
+}
+
+cairn_status crn_ops_check(const cairn_problem *problem, const cairn_op *ops, int64_t count, int64_t position,
+                           cairn_error *error)
+{
+    cairn_problem_kind kind = cairn_problem_kind_of(problem);
+    int32_t stage_count = kind == CAIRN_KIND_CHAIN ? cairn_problem_chain(problem)->stage_count : 0;
+    for (int64_t i = 0; i < count; i++)
+        if (!is_plain(ops[i], stage_count))
+            CRN_TRY(check_op(problem, kind, ops[i], position + i, error));
+    return CAIRN_OK;
 }

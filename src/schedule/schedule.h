@@ -39,7 +39,11 @@ void crn_schedule_borrow(const cairn_problem *problem, const cairn_op *ops, int6
 /** Makes room for so many operations in all, where their number is known beforehand. */
 cairn_status crn_builder_reserve(cairn_builder *builder, int64_t count, cairn_error *error);
 
-/** BAD_INPUT, and why, for an operation that the problem cannot have; position is where it stands in the list. */
-cairn_status crn_op_check(const cairn_problem *problem, cairn_op op, int64_t position, cairn_error *error);
+/** Appends operations, all or none; as cairn_builder_add one by one, in less time. */
+cairn_status crn_builder_add_all(cairn_builder *builder, const cairn_op *ops, int64_t count, cairn_error *error);
+
+/** BAD_INPUT, and why, for operations that the problem cannot have; position is where the first stands in the list. */
+cairn_status crn_ops_check(const cairn_problem *problem, const cairn_op *ops, int64_t count, int64_t position,
+                           cairn_error *error);
 
 #endif

@@ -6,32 +6,12 @@
  *     chain: sum over l of min over k of uF_k[l] + uB_k[l],      graph: sum of cost_ns.
  * The methods of the registry raise that where they can: chains and graphs have one each.
  *
- * Memory. An operation needs what it reads, what it makes and its workspace at once, besides what is always resident.
+ * Memory. An operation of a graph needs what it reads, what it makes and its workspace at once, besides what is always
+ * resident; for chains, chain_memory_bound.c knows more.
  */
 
 #include "problem/problem.h"
 #include "solve/solver.h"
-
-static int64_t chain_work_ns(const cairn_chain *chain)
-{
-    int64_t sum_ns = 0;
-    for (int32_t i = 0; i < chain->stage_count; i++) {
-        const cairn_stage *stage = &chain->stages[i];
-        int64_t least_ns = INT64_MAX;
-        for (int32_t k = 0; k < stage->option_count; k++)
-            least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
-        sum_ns += least_ns;
-    }
-    return sum_ns;
-}
-
-static int64_t graph_work_ns(const cairn_graph *graph)
-{
-    int64_t sum_ns = 0;
-    for (int32_t v = 0; v < graph->node_count; v++)
-        sum_ns += graph->nodes[v].cost_ns;
-    return sum_ns;
-}
 
 static cairn_status raise_by(const crn_task *task, int method, int64_t budget_bytes, int64_t *bound_ns,
                              cairn_error *error)
@@ -46,8 +26,7 @@ static cairn_status raise_by(const crn_task *task, int method, int64_t budget_by
 
 int64_t crn_work_ns(const cairn_problem *problem)
 {
-    const cairn_chain *chain = cairn_problem_chain(problem);
-    return chain ? chain_work_ns(chain) : graph_work_ns(cairn_problem_graph(problem));
+    return problem->work_ns;
 }
 
 cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
@@ -81,27 +60,6 @@ void crn_bounds_forget(const crn_task *task)
 }
 
 /* ---- memory ---- */
-
-/* At least one of the options' backwards runs with everything that it reads beside it. */
-static int64_t chain_memory(const cairn_chain *chain)
-{
-    int64_t needed = 0, grads = 0;
-    for (int32_t l = chain->stage_count; l >= 1; l--) {
-        const cairn_stage *stage = &chain->stages[l - 1];
-        const cairn_stage *before = l > 1 ? &chain->stages[l - 2] : NULL;
-        int64_t input = before ? before->output_bytes : 0; /* a[0] is always resident */
-        int64_t made = (before ? before->grad_bytes : chain->input_grad_bytes) + stage->weight_grad_bytes;
-        int64_t least = INT64_MAX;
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            int64_t resident = grads + stage->grad_bytes + option->saved_bytes + input;
-            least = crn_min(least, resident + crn_max(0, made + option->backward_workspace_bytes));
-        }
-        needed = crn_max(needed, least);
-        grads += stage->weight_grad_bytes;
-    }
-    return needed + chain->input_bytes;
-}
 
 /* Marks the storages that a node's computation touches, and adds up their bytes. */
 typedef struct touched {
@@ -162,10 +120,8 @@ static cairn_status graph_memory(const crn_task *task, int64_t *bytes, cairn_err
 
 static cairn_status bound_memory(const crn_task *task, int64_t *bytes, cairn_error *error)
 {
-    const cairn_chain *chain = cairn_problem_chain(task->problem);
-    if (chain)
-        *bytes = chain_memory(chain);
-    else
+    *bytes = 0;
+    if (cairn_problem_graph(task->problem))
         CRN_TRY(graph_memory(task, bytes, error));
     *bytes += cairn_problem_info_of(task->problem)->fixed_bytes;
     for (const crn_bound_method *const *other = crn_bound_methods; *other; other++)

@@ -195,6 +195,8 @@ static void check_answer(const question *q, const reply *r)
     check(q, info->lower_bound_ns <= info->makespan_ns);
     check(q, (info->outcome == CAIRN_OUTCOME_OPTIMAL) == (info->lower_bound_ns == info->makespan_ns));
     check(q, info->gap >= 0 && info->gap <= 1);
+    if (strcmp(q->solver, "store-all") == 0)
+        check(q, info->peak_bytes == info->store_all_bytes && info->makespan_ns == info->store_all_ns);
     if (q->budget >= info->store_all_bytes && !has_options(q->problem) && aims_high(q->solver))
         check(q, info->recompute_ns == 0);
 }

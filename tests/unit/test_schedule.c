@@ -208,6 +208,7 @@ static cairn_status build_and_judge(const cairn_env *env, void *context)
 {
     const cairn_problem *problem = context;
     const cairn_schedule_info info = {"name", 100, CAIRN_NONE, 4, CAIRN_NONE, &some_machine};
+    const cairn_observer watching = {NULL, NULL, NULL}; /* for the part of the simulator that knows of lanes */
     cairn_builder *builder = NULL;
     cairn_schedule *schedule = NULL;
     cairn_verified *verified = NULL;
@@ -232,7 +233,7 @@ static cairn_status build_and_judge(const cairn_env *env, void *context)
     if (status == CAIRN_OK)
         assert_int_equal(replay.violation.code, CAIRN_VIOLATION_RECORDED_PEAK);
     if (status == CAIRN_OK)
-        status = cairn_simulate(env, problem, schedule, CAIRN_NONE, NULL, &replay, NULL);
+        status = cairn_simulate(env, problem, schedule, CAIRN_NONE, &watching, &replay, NULL);
     assert_true(status == CAIRN_OK || !replay.valid);
     assert_null(verified);
     cairn_verified_free(verified);

@@ -1,5 +1,6 @@
 /*
- * How little memory any schedule of a chain can do with, transfers excluded.
+ * How little memory any schedule of a chain can do with. What follows is about schedules without transfers; of those with
+ * them it is only known that a backward needs what it reads and makes.
  *
  * To run backward c, a schedule needs A_k[c] and its input, and A_k[c] was saved while some d[c'], c' >= c, was current,
  * on top of what had been computed by then. Saved sets keep their inputs alive; so at any time, what stage j was computed
@@ -25,7 +26,8 @@
  * backward: what is below j of them is counted at each alone(j). The bound is met wherever a schedule that starts again
  * from a[0] for each c can be had, which is so when base does not grow as c falls; else it may be too low.
  *
- * O(n) time for a bounded number of options. Lists of pairs that grow too long are thinned by merging two into one that
+ * All ways to alone(j) leave the same, so the least peak is all that counts there; saved(j) leaves no less than alone(j),
+ * so that its pairs are of use only below alone(j)'s peak. O(n) time for a bounded number of options. Lists of pairs that grow too long are thinned by merging two into one that
  * beats both: the bound gets lower, and still holds.
  */
 #include "solve/chain/chain_model.h"
@@ -75,7 +77,9 @@ static void add_pair(pairs *p, int64_t resident, int64_t peak)
 
 /* What stage j can be computed from, and what there is beside it. */
 typedef struct states {
-    pairs alone, saved;
+    pair alone; /* a[j] and what is pinned: all ways there leave the same, so one pair is the best */
+    bool has_alone;
+    pairs saved;
     int64_t pinned_bytes; /* the least that stages up to j that must not be recomputed keep */
 } states;
 
@@ -89,60 +93,73 @@ static int64_t pinned_by(const cairn_stage *stage)
     return least;
 }
 
-static void save_all(const cairn_stage *stage, const pairs *from, pairs *to)
+/* The least peak of getting to stage j's output alone. */
+static int64_t alone_peak(const crn_chain_model *model, int32_t j, const states *from)
 {
-    for (int32_t i = 0; i < from->count; i++)
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            int64_t resident = from->list[i].resident_bytes;
-            add_pair(to, resident + option->saved_bytes,
-                     crn_max(from->list[i].peak_bytes, resident + crn_save_bytes(option)));
-        }
+    int64_t least = INT64_MAX, keep_bytes = crn_keep_bytes(crn_stage(model, j));
+    if (from->has_alone)
+        least = crn_max(from->alone.peak_bytes, from->pinned_bytes + (j == 1 ? keep_bytes : crn_drop_bytes(model, j)));
+    for (int32_t i = 0; i < from->saved.count; i++)
+        least =
+            crn_min(least, crn_max(from->saved.list[i].peak_bytes, from->saved.list[i].resident_bytes + keep_bytes));
+    return least;
+}
+
+static void save(const cairn_stage *stage, pair from, states *to)
+{
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        int64_t peak = crn_max(from.peak_bytes, from.resident_bytes + crn_save_bytes(option));
+        if (!to->has_alone || peak < to->alone.peak_bytes)
+            add_pair(&to->saved, from.resident_bytes + option->saved_bytes, peak);
+    }
 }
 
 static void go_on(const crn_chain_model *model, int32_t j, const states *from, states *to)
 {
     const cairn_stage *stage = crn_stage(model, j);
-    to->alone.count = to->saved.count = 0;
+    to->saved.count = 0;
     to->pinned_bytes = from->pinned_bytes + pinned_by(stage);
-    save_all(stage, &from->alone, &to->saved);
-    save_all(stage, &from->saved, &to->saved);
-    if (stage->no_recompute)
-        return;
-    int64_t resident = model->output[j] + to->pinned_bytes;
-    int64_t alone_bytes = j == 1 ? crn_keep_bytes(stage) : crn_drop_bytes(model, j);
-    for (int32_t i = 0; i < from->alone.count; i++)
-        add_pair(&to->alone, resident, crn_max(from->alone.list[i].peak_bytes, alone_bytes + from->pinned_bytes));
+    to->has_alone = !stage->no_recompute;
+    to->alone = (pair){model->output[j] + to->pinned_bytes, alone_peak(model, j, from)};
+    if (from->has_alone)
+        save(stage, from->alone, to);
     for (int32_t i = 0; i < from->saved.count; i++)
-        add_pair(&to->alone, resident,
-                 crn_max(from->saved.list[i].peak_bytes, from->saved.list[i].resident_bytes + crn_keep_bytes(stage)));
+        save(stage, from->saved.list[i], to);
 }
 
-static int64_t least_from(const crn_chain_model *model, int32_t c, const pairs *from, int64_t least_base)
+static int64_t least_from(const crn_chain_model *model, int32_t c, pair from, int64_t least_base)
 {
     const cairn_stage *stage = crn_stage(model, c);
     int64_t least = INT64_MAX;
-    for (int32_t i = 0; i < from->count; i++)
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            int64_t resident = from->list[i].resident_bytes;
-            int64_t save = least_base + crn_max(from->list[i].peak_bytes, resident + crn_save_bytes(option));
-            least = crn_min(least, crn_max(save, resident + crn_backward_bytes(model, c, option)));
-        }
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        int64_t save_bytes = least_base + crn_max(from.peak_bytes, from.resident_bytes + crn_save_bytes(option));
+        least = crn_min(least, crn_max(save_bytes, from.resident_bytes + crn_backward_bytes(model, c, option)));
+    }
+    return least;
+}
+
+/* What backward c needs; no more than enough is as good as the least. */
+static int64_t needed_by(const crn_chain_model *model, int32_t c, const states *from, int64_t least_base,
+                         int64_t enough)
+{
+    int64_t least = from->has_alone ? least_from(model, c, from->alone, least_base) : INT64_MAX;
+    for (int32_t i = 0; i < from->saved.count && least > enough; i++)
+        least = crn_min(least, least_from(model, c, from->saved.list[i], least_base));
     return least;
 }
 
 /* Beside always_bytes. */
 static int64_t find_bound(const crn_chain_model *model, int64_t *least_base)
 {
-    states both[2] = {{.alone = {.list = {{0, 0}}, .count = 1}}}, *now = &both[0], *next = &both[1];
+    states both[2] = {{.has_alone = true}}, *now = &both[0], *next = &both[1];
     int64_t bound = 0;
     least_base[model->n] = model->base[model->n];
     for (int32_t c = model->n - 1; c >= 1; c--)
         least_base[c] = crn_min(model->base[c], least_base[c + 1]);
     for (int32_t c = 1; c <= model->n; c++) {
-        int64_t alone = least_from(model, c, &now->alone, least_base[c]);
-        bound = crn_max(bound, crn_min(alone, least_from(model, c, &now->saved, least_base[c])));
+        bound = crn_max(bound, needed_by(model, c, now, least_base[c], bound));
         go_on(model, c, now, next);
         states *before = now;
         now = next;
@@ -151,11 +168,41 @@ static int64_t find_bound(const crn_chain_model *model, int64_t *least_base)
     return bound;
 }
 
+/*
+ * Of schedules with transfers, beside fixed bytes: one of the options' backwards runs with everything that it reads
+ * beside it.
+ */
+static int64_t bound_with_transfers(const cairn_chain *chain)
+{
+    int64_t needed = 0, grads = 0;
+    for (int32_t l = chain->stage_count; l >= 1; l--) {
+        const cairn_stage *stage = &chain->stages[l - 1];
+        const cairn_stage *before = l > 1 ? &chain->stages[l - 2] : NULL;
+        int64_t input = before ? before->output_bytes : 0; /* a[0] is always resident */
+        int64_t made = (before ? before->grad_bytes : chain->input_grad_bytes) + stage->weight_grad_bytes;
+        int64_t least = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            const cairn_stage_option *option = &stage->options[k];
+            int64_t resident = grads + stage->grad_bytes + option->saved_bytes + input;
+            least = crn_min(least, resident + crn_max(0, made + option->backward_workspace_bytes));
+        }
+        needed = crn_max(needed, least);
+        grads += stage->weight_grad_bytes;
+    }
+    return needed + chain->input_bytes;
+}
+
 static cairn_status raise_memory(const crn_task *task, int64_t *bound_bytes, cairn_error *error)
 {
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
     crn_chain_model model;
-    if (!cairn_problem_chain(task->problem) || task->machine)
+    if (!chain)
         return CAIRN_OK;
+    if (task->machine) {
+        int64_t fixed_bytes = cairn_problem_info_of(task->problem)->fixed_bytes;
+        *bound_bytes = crn_max(*bound_bytes, fixed_bytes + bound_with_transfers(chain));
+        return CAIRN_OK;
+    }
     cairn_status status = crn_chain_model_init(&model, task, error);
     if (status == CAIRN_OK) {
         int64_t *least_base = crn_arena_alloc(&model.arena, (size_t)model.n + 1, sizeof(*least_base));

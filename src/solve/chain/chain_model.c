@@ -7,13 +7,9 @@ static void fill(crn_chain_model *model)
     model->fence[n + 1] = n + 1;
     for (int32_t l = n; l >= 1; l--) {
         const cairn_stage *stage = crn_stage(model, l);
-        int64_t least_ns = INT64_MAX;
         model->output[l] = stage->output_bytes;
         model->base[l] = stage->grad_bytes + grads;
         model->fence[l] = stage->no_recompute ? l : model->fence[l + 1];
-        for (int32_t k = 0; k < stage->option_count; k++)
-            least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
-        model->work_ns += least_ns;
         grads += stage->weight_grad_bytes;
     }
     model->output[0] = model->chain->input_bytes;
@@ -24,7 +20,7 @@ cairn_status crn_chain_model_init(crn_chain_model *model, const crn_task *task, 
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     size_t count = (size_t)chain->stage_count + 2;
-    *model = (crn_chain_model){.chain = chain, .n = chain->stage_count};
+    *model = (crn_chain_model){.chain = chain, .n = chain->stage_count, .work_ns = crn_work_ns(task->problem)};
     model->always_bytes = cairn_problem_info_of(task->problem)->fixed_bytes + chain->input_bytes;
     crn_arena_init(&model->arena, crn_allocator(task->env));
     model->output = crn_arena_alloc(&model->arena, count, sizeof(*model->output));
@@ -39,23 +35,6 @@ cairn_status crn_chain_model_init(crn_chain_model *model, const crn_task *task, 
 void crn_chain_model_clear(crn_chain_model *model)
 {
     crn_arena_clear(&model->arena);
-}
-
-int64_t crn_drop_bytes(const crn_chain_model *model, int32_t l)
-{
-    int64_t before = model->output[l - 1], result = model->output[l];
-    int64_t workspace = crn_stage(model, l)->forward_only_workspace_bytes;
-    return crn_max(crn_max(before, result), before + result + workspace);
-}
-
-int64_t crn_backward_bytes(const crn_chain_model *model, int32_t l, const cairn_stage_option *option)
-{
-    const cairn_chain *chain = model->chain;
-    const cairn_stage *stage = crn_stage(model, l);
-    int64_t grad = l > 1 ? chain->stages[l - 2].grad_bytes : chain->input_grad_bytes;
-    int64_t made = grad + stage->weight_grad_bytes + option->backward_workspace_bytes;
-    int64_t needed = model->base[l] + option->saved_bytes + crn_max(0, made);
-    return l > 1 ? needed : crn_max(needed, model->base[0]);
 }
 
 cairn_status crn_chain_emit(cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option, cairn_value value,

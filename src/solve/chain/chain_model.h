@@ -55,8 +55,22 @@ static inline int64_t crn_keep_bytes(const cairn_stage *stage)
     return stage->output_bytes + crn_max(0, stage->forward_only_workspace_bytes);
 }
 
-int64_t crn_drop_bytes(const crn_chain_model *model, int32_t l);
-int64_t crn_backward_bytes(const crn_chain_model *model, int32_t l, const cairn_stage_option *option);
+static inline int64_t crn_drop_bytes(const crn_chain_model *model, int32_t l)
+{
+    int64_t before = model->output[l - 1], result = model->output[l];
+    int64_t workspace = crn_stage(model, l)->forward_only_workspace_bytes;
+    return crn_max(crn_max(before, result), before + result + workspace);
+}
+
+static inline int64_t crn_backward_bytes(const crn_chain_model *model, int32_t l, const cairn_stage_option *option)
+{
+    const cairn_chain *chain = model->chain;
+    const cairn_stage *stage = crn_stage(model, l);
+    int64_t grad = l > 1 ? chain->stages[l - 2].grad_bytes : chain->input_grad_bytes;
+    int64_t made = grad + stage->weight_grad_bytes + option->backward_workspace_bytes;
+    int64_t needed = model->base[l] + option->saved_bytes + crn_max(0, made);
+    return l > 1 ? needed : crn_max(needed, model->base[0]);
+}
 
 /** Appends an operation on stage l; option of forward_save, value of drop. */
 cairn_status crn_chain_emit(cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option, cairn_value value,

@@ -4,16 +4,20 @@
 
 /* ---- the schedule ---- */
 
+enum { BATCH = 256 };
+
 /*
  * Operations, and the memory that they take, counted as the simulator does. So the least budget is known without
- * simulating, which matters at a million layers.
+ * simulating, which matters at a million layers; for the same reason operations go to the builder in batches.
  */
 typedef struct emission {
     const crn_selection *selection;
     cairn_builder *builder; /* NULL = only count */
     cairn_error *error;
     cairn_status status;
-    int64_t resident_bytes, peak_bytes, op_count;
+    int64_t resident_bytes, peak_bytes;
+    int32_t waiting_count;
+    cairn_op waiting[BATCH];
 } emission;
 
 static const cairn_stage *stage_of(const emission *out, int32_t l)
@@ -29,12 +33,18 @@ static void charge(emission *out, int64_t result_bytes, int64_t workspace_bytes,
     out->peak_bytes = crn_max(out->peak_bytes, out->resident_bytes);
 }
 
+static void flush(emission *out)
+{
+    if (out->builder && out->status == CAIRN_OK)
+        out->status = crn_builder_add_all(out->builder, out->waiting, out->waiting_count, out->error);
+    out->waiting_count = 0;
+}
+
 static void put(emission *out, cairn_op_code code, int32_t l, int32_t option)
 {
-    out->op_count++;
-    if (out->builder && out->status == CAIRN_OK)
-        out->status = cairn_builder_add(
-            out->builder, (cairn_op){.code = (uint8_t)code, .option = (uint16_t)option, .index = l}, out->error);
+    if (out->waiting_count == BATCH)
+        flush(out);
+    out->waiting[out->waiting_count++] = (cairn_op){.code = (uint8_t)code, .option = (uint16_t)option, .index = l};
 }
 
 /* The option that saves least; of several the one whose backward needs least, then the fastest. */
@@ -88,8 +98,10 @@ static void put_backward(emission *out, int32_t l, bool removes_input)
 static bool is_saved_at_once(const emission *out, int32_t h, int32_t i)
 {
     const cairn_stage *stage = stage_of(out, i);
+    if (i > h + 1)
+        return false;
     const cairn_stage_option *option = &stage->options[option_of(stage)];
-    return i == h + 1 && option->saved_bytes == stage->output_bytes &&
+    return option->saved_bytes == stage->output_bytes &&
            crn_max(0, option->forward_workspace_bytes) <= crn_max(0, stage->forward_only_workspace_bytes);
 }
 
@@ -114,21 +126,24 @@ static void put_reverse(emission *out, int32_t h, int32_t i, bool is_saved, bool
 }
 
 /* checkpoints[0..count-1], ascending, without 0 and with n. */
-static cairn_status emit(const crn_task *task, const crn_selection *selection, const int32_t *checkpoints,
-                         int32_t count, emission *out)
+static cairn_status emit(const crn_task *task, crn_selection *selection, const int32_t *checkpoints, int32_t count,
+                         cairn_builder *builder, cairn_error *error)
 {
     const cairn_chain *chain = selection->chain;
-    out->resident_bytes = cairn_problem_info_of(task->problem)->fixed_bytes + chain->input_bytes +
-                          chain->stages[chain->stage_count - 1].grad_bytes;
-    out->peak_bytes = out->resident_bytes;
+    emission out = {.selection = selection, .builder = builder, .error = error, .status = CAIRN_OK};
+    out.resident_bytes = cairn_problem_info_of(task->problem)->fixed_bytes + chain->input_bytes +
+                         chain->stages[chain->stage_count - 1].grad_bytes;
+    out.peak_bytes = out.resident_bytes;
     for (int32_t c = 0; c + 1 < count; c++)
-        put_forward(out, c > 0 ? checkpoints[c - 1] : 0, checkpoints[c]);
+        put_forward(&out, c > 0 ? checkpoints[c - 1] : 0, checkpoints[c]);
     for (int32_t c = count - 1; c >= 0; c--) {
         int32_t h = c > 0 ? checkpoints[c - 1] : 0, before = c > 1 ? checkpoints[c - 2] : 0;
-        bool is_saved = c + 1 < count && is_saved_at_once(out, h, checkpoints[c]);
-        put_reverse(out, h, checkpoints[c], is_saved, h > 0 && !is_saved_at_once(out, before, h));
+        bool is_saved = c + 1 < count && is_saved_at_once(&out, h, checkpoints[c]);
+        put_reverse(&out, h, checkpoints[c], is_saved, h > 0 && !is_saved_at_once(&out, before, h));
     }
-    return out->status;
+    flush(&out);
+    selection->peak_bytes = out.peak_bytes;
+    return out.status;
 }
 
 static int32_t count_checkpoints(const crn_selection *selection)
@@ -176,16 +191,13 @@ static cairn_status check_sums(const crn_selection *selection, cairn_error *erro
 
 static cairn_status measure(const crn_task *task, crn_selection *selection, cairn_error *error)
 {
-    emission out = {.selection = selection, .error = error, .status = CAIRN_OK};
     cairn_allocator allocator = crn_allocator(task->env);
     int32_t count = count_checkpoints(selection);
     int32_t *checkpoints = list_checkpoints(task, selection, count);
     if (!checkpoints)
         return crn_no_memory(error);
-    cairn_status status = emit(task, selection, checkpoints, count, &out);
+    cairn_status status = emit(task, selection, checkpoints, count, NULL, error);
     crn_free(&allocator, checkpoints, (size_t)count, sizeof(*checkpoints));
-    selection->peak_bytes = out.peak_bytes;
-    selection->op_count = out.op_count;
     return status;
 }
 
@@ -204,8 +216,8 @@ static cairn_status fill(const crn_task *task, crn_selection *selection, crn_cho
     for (int32_t l = 1; l <= selection->n; l++)
         size[l] = chain->stages[l - 1].output_bytes;
     CRN_TRY(check_sums(selection, error));
-    CRN_TRY(choose(task, selection, error));
-    return measure(task, selection, error);
+    selection->peak_bytes = CAIRN_NONE;
+    return choose(task, selection, error);
 }
 
 cairn_status crn_selection_open(const crn_task *task, crn_choose *choose, void **session, cairn_error *error)
@@ -238,29 +250,38 @@ void crn_selection_close(const crn_task *task, void *session)
 
 cairn_status crn_selection_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
-    const crn_selection *selection = session;
-    (void)task;
-    (void)error;
+    crn_selection *selection = session;
+    if (selection->peak_bytes == CAIRN_NONE)
+        CRN_TRY(measure(task, selection, error));
     least->bytes = selection->peak_bytes;
     return CAIRN_OK;
+}
+
+static bool is_over(const crn_selection *selection, int64_t budget_bytes)
+{
+    return budget_bytes != CAIRN_NONE && selection->peak_bytes > budget_bytes;
 }
 
 cairn_status crn_selection_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
                                  cairn_error *error)
 {
-    const crn_selection *selection = session;
+    crn_selection *selection = session;
     answer->stopped_early = selection->stopped_early;
-    if (budget_bytes != CAIRN_NONE && selection->peak_bytes > budget_bytes)
+    if (is_over(selection, budget_bytes))
         return CAIRN_OK;
     int32_t count = count_checkpoints(selection);
-    emission out = {.selection = selection, .builder = answer->builder, .error = error, .status = CAIRN_OK};
     answer->checkpoints = list_checkpoints(task, selection, count);
     if (!answer->checkpoints)
         return crn_no_memory(error);
     answer->checkpoint_count = count;
+    CRN_TRY(crn_builder_reserve(answer->builder, 3 * (int64_t)selection->n, error)); /* at most: forward twice */
+    CRN_TRY(emit(task, selection, answer->checkpoints, count, answer->builder, error));
+    if (is_over(selection, budget_bytes)) {
+        cairn_builder_truncate(answer->builder, 0);
+        return CAIRN_OK;
+    }
     answer->objective_bytes = selection->objective_bytes;
     answer->optimal_in_class = !selection->stopped_early;
     answer->found = true;
-    CRN_TRY(crn_builder_reserve(answer->builder, selection->op_count, error));
-    return emit(task, selection, answer->checkpoints, count, &out);
+    return CAIRN_OK;
 }

@@ -34,7 +34,7 @@ typedef struct crn_selection {
     int32_t *next;       /* the checkpoint after checkpoint h; filled in by the chooser, for checkpoints */
     int64_t objective_bytes;
     bool stopped_early;
-    int64_t peak_bytes, op_count; /* of the schedule */
+    int64_t peak_bytes; /* of the schedule, CAIRN_NONE before it was looked at */
 } crn_selection;
 
 /** Fills in next and objective_bytes; scratch memory may come from the arena. No sum of sizes can overflow. */

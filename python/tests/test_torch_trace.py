@@ -10,6 +10,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ import cairn.torch as ct
 import random_networks
 import torch_models
 from cairn.torch import interpreter, memory
+from cairn.torch.errors import TransferFailed
 from cairn.torch.graph_program import LiveValues
+from cairn.torch.lanes import Copy, ThreadLanes
+from cairn.torch.tiers import HostTier
 from torch import nn
 from torch.nn import functional as F
 
@@ -618,6 +622,36 @@ def test_values_travel_to_the_host_and_back(name: str) -> None:
         assert given.host_peak_bytes <= verified.replay.host_peak_bytes
         peaks.append((given.peak_bytes, given.host_peak_bytes))
     assert peaks[1][0] < peaks[0][0] and peaks[1][1] > peaks[0][1] > 0
+
+
+def test_copies_start_in_the_order_of_the_list_and_one_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make("cnn")
+    traced = ct.trace(step.model, **step.sample, passes=0)
+    ops = with_transfers(traced, 4)
+    machine = cairn.Machine("1GiB", "1GB/s", "1GB/s")
+    verified = cairn.verify(traced.graph, cairn.Schedule.from_ops(traced.graph, ops, machine=machine), None)
+    threads, seen = threading.active_count(), []
+
+    def submit(lanes: ThreadLanes, copy: Copy) -> None:
+        seen.append((copy.kind, copy.what))
+        plainly(lanes, copy)
+
+    plainly = ThreadLanes.submit
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadLanes, "submit", submit)
+        traced.run(verified)
+    assert seen[: len(seen) - 1] == [op for op in ops if op[0] in ("offload", "prefetch")]  # then a result is fetched
+    assert threading.active_count() == threads
+
+    def write(*_: Any) -> None:
+        raise OSError(5, "broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostTier, "write", write)
+        with pytest.raises(TransferFailed, match="broken"):
+            traced.run(verified)
+    assert threading.active_count() == threads
+    assert traced.run(verified).host_peak_bytes > 0
 
 
 def test_runs_leave_nothing_behind(linear: tuple[nn.Module, ct.Traced]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .host_copies import HostCopy
+from .host_copies import HostCopies
 
 # -- operands ------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,7 @@ class LiveValues:
         self._externals = externals
         self._values: list[list[Any] | None] = [None] * len(program.operations)
         self._bases: list[list[Any] | None] = [None] * len(program.operations)
-        self._host: dict[int, HostCopy] = {}
-        self.host_peak_bytes = 0
+        self._host = HostCopies()
 
     def compute(self, v: int) -> None:
         """Performs an operation; afterwards its outputs exist and nothing else of it."""
@@ -173,28 +172,34 @@ class LiveValues:
 
     def drop(self, v: int) -> None:
         """Releases an operation's outputs."""
+        self._taken(v)
+        self._host.leave(v)
         self._values[v] = self._bases[v] = None
 
     def offload(self, v: int) -> None:
-        """Copies an operation's outputs to the host; the device keeps its own."""
-        values = self._values[v]
+        """Starts to copy an operation's outputs to the host; the device keeps its own."""
+        values = self._taken(v)
         if values is None:
             raise RuntimeError(f"{self._operations[v].name} is sent to the host but does not exist")
-        self._host[v] = HostCopy(values)
-        self.host_peak_bytes = max(self.host_peak_bytes, sum(copy.nbytes for copy in self._host.values()))
+        self._host.offload(v, values)
 
     def prefetch(self, v: int) -> None:
-        """Copies an operation's outputs back from the host, which keeps its own."""
-        self._values[v] = self._host[v].on_device()
+        """Starts to copy an operation's outputs back from the host, which keeps its own."""
+        self._host.prefetch(v)
 
     def discard(self, v: int) -> None:
         """Releases the copy on the host."""
-        del self._host[v]
+        self._host.discard(v)
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """The largest memory that copies on the host took at any time."""
+        return self._host.peak_bytes
 
     def fetch_results(self) -> None:
         """Brings back what is kept and ended on the host alone."""
-        for v in list(self._host):
-            if self._values[v] is None and self._operations[v].keep:
+        for v in self._host.values():
+            if self._taken(v) is None and self._operations[v].keep:
                 self.prefetch(v)
 
     def clear(self) -> None:
@@ -202,11 +207,21 @@ class LiveValues:
         self._values = [None] * len(self._values)
         self._bases = [None] * len(self._bases)
 
+    def close(self) -> None:
+        """Ends all copying to and from the host."""
+        self._host.close()
+
+    def _taken(self, v: int) -> list[Any] | None:
+        """An operation's outputs, if they exist, once what was asked back is there."""
+        if self._host.is_arriving(v):
+            self._values[v] = self._host.take(v)
+        return self._values[v]
+
     def tensor(self, where: Value | External) -> torch.Tensor:
         """A value that exists."""
         if isinstance(where, External):
             return self._externals[where.index]
-        values = self._values[where.operation]
+        values = self._taken(where.operation)
         if values is None:
             raise RuntimeError(f"{self._operations[where.operation].name} is read but does not exist")
         tensor: torch.Tensor = values[where.output]
@@ -215,7 +230,7 @@ class LiveValues:
     def _base_of(self, view: Operation) -> list[Any] | None:
         """What made the storage that a view shows: its base, or the base of the view that it is made of."""
         shown = next(dep for dep in view.deps if dep == view.base or self._operations[dep].base == view.base)
-        return self._values[shown] if shown == view.base else self._bases[shown]
+        return self._taken(shown) if shown == view.base else self._bases[shown]
 
     def _operand(self, argument: Any, results: Sequence[Sequence[Any]]) -> Any:
         kind = type(argument)

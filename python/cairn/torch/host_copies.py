@@ -1,6 +1,7 @@
-"""Copies of storages in host memory: pinned for CUDA; for the CPU outside torch's allocator, so that they do not count.
+"""Copies on the host of a program's values, sent and fetched beside the computation.
 
-Transfers are performed one after the other, where a schedule has them in its list; nothing overlaps.
+A copy starts where the list has it and is waited for where its result is needed: one on its way out before the value
+is dropped, one on its way back before something reads it. So no more is on the device than the list says.
 """
 
 from __future__ import annotations
@@ -10,45 +11,65 @@ from typing import Any
 
 import torch
 
-from . import _compat
-from .operators import shown
+from .tiers import open_tier
+from .transfers import Parcel, Transfers
 
 
-class HostCopy:
-    """The tensors of one value on the host, each storage once."""
+class HostCopies:
+    """See the top of this file. Values have numbers, and a list of results, not all of which need be tensors."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self._bytes: dict[int, torch.Tensor] = {}
-        self._shown: list[tuple[int, tuple[Any, ...]] | None] = []
-        for tensor in tensors:
-            self._shown.append(self._take(tensor) if isinstance(tensor, torch.Tensor) else None)
+    def __init__(self) -> None:
+        self._transfers: Transfers | None = None  # None before something is sent
+        self._parcels: dict[int, Parcel] = {}
+        self._leaving: set[int] = set()
+        self._arriving: dict[int, Parcel] = {}
+        self._absent: dict[int, list[int]] = {}  # which results are no tensors
+        self.peak_bytes = 0
 
-    def _take(self, tensor: torch.Tensor) -> tuple[int, tuple[Any, ...]]:
-        key = _compat.storage_id(tensor)
-        if key not in self._bytes:
-            raw = _raw(tensor)
-            self._bytes[key] = _host_bytes(raw.numel(), tensor.device).copy_(raw)
-            self._device = tensor.device
-        return key, (tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype)
+    def offload(self, v: int, results: Sequence[Any]) -> None:
+        """Starts to copy a value to the host."""
+        tensors = [each for each in results if isinstance(each, torch.Tensor)]
+        if self._transfers is None:
+            device = tensors[0].device
+            self._transfers = Transfers(open_tier("host", 0, device), device)
+        self._absent[v] = [i for i, each in enumerate(results) if not isinstance(each, torch.Tensor)]
+        self._parcels[v] = self._transfers.offload_anywhere(v, tensors)
+        self._leaving.add(v)
+        self.peak_bytes = max(self.peak_bytes, sum(parcel.bytes for parcel in self._parcels.values()))
 
-    @property
-    def nbytes(self) -> int:
-        """Host memory that it takes, bytes."""
-        return sum(each.numel() for each in self._bytes.values())
+    def leave(self, v: int) -> None:
+        """Returns when a value that is to be dropped is out, if it is on its way."""
+        if v in self._leaving:
+            self._leaving.remove(v)
+            self._parcels[v].wait_out()
 
-    def on_device(self) -> list[Any]:
-        """The tensors again, in new storages."""
-        fresh = {key: torch.empty_like(each, device=self._device).copy_(each) for key, each in self._bytes.items()}
-        return [None if each is None else shown(fresh[each[0]], *each[1]) for each in self._shown]
+    def prefetch(self, v: int) -> None:
+        """Makes room for a value on the device and starts to copy it back."""
+        self._arriving[v] = self._parcels[v]
+        self._arriving[v].prefetch()
 
+    def is_arriving(self, v: int) -> bool:
+        """Whether a value was asked back that nobody has taken yet."""
+        return v in self._arriving
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    def take(self, v: int) -> list[Any]:
+        """The results of a value again, once all their bytes are there."""
+        results: list[Any] = list(self._arriving.pop(v).tensors())
+        for index in self._absent[v]:
+            results.insert(index, None)
+        return results
 
+    def discard(self, v: int) -> None:
+        """Releases the copy on the host."""
+        self._leaving.discard(v)
+        self._parcels.pop(v).discard()
 
-def _host_bytes(count: int, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
-    return torch.frombuffer(bytearray(max(count, 1)), dtype=torch.uint8)[:count]
+    def values(self) -> list[int]:
+        """Those that have a copy on the host."""
+        return list(self._parcels)
+
+    def close(self) -> None:
+        """Ends the copying, and gives the host's memory back."""
+        self._parcels, self._arriving = {}, {}
+        if self._transfers is not None:
+            self._transfers.close()

@@ -123,7 +123,17 @@ def run(
     meter: memory.Meter | None,
 ) -> Run:
     """Runs a program by a schedule."""
-    values = LiveValues(program, externals)
+    with contextlib.closing(LiveValues(program, externals)) as values:
+        return _run(program, values, ops, device, meter)
+
+
+def _run(
+    program: Program,
+    values: LiveValues,
+    ops: Sequence[tuple[Any, ...]],
+    device: torch.device,
+    meter: memory.Meter | None,
+) -> Run:
     if meter is None:
         with below_everything(device):
             computed = replay(values, ops)

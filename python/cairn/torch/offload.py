@@ -402,12 +402,8 @@ class _Store:
 
     def _room(self, count: int) -> int | None:
         """The first place in the slab for so many bytes; the slab grows if it must and may."""
-        end = 0
-        for span in self.transfers.taken():
-            if span.start - end >= count:
-                return end
-            end = span.stop
-        return end if end + count <= self.transfers.tier.capacity_bytes or self._grow(end + count) else None
+        place = self.transfers.free_place(count)
+        return place if place + count <= self.transfers.tier.capacity_bytes or self._grow(place + count) else None
 
     def _grow(self, least: int) -> bool:
         tier = self.transfers.tier

@@ -304,6 +304,23 @@ class Transfers:
             place = self._take(range(offset, offset + layout.nbytes), parcel_key)
             return Parcel(self, parcel_key, listed, place, layout)
 
+    def offload_anywhere(self, parcel_key: Any, tensors: Iterable[torch.Tensor]) -> Parcel:
+        """As `offload`, to the first free place; the tier grows if it has none."""
+        listed = list(tensors)
+        count = parcel_bytes(listed)
+        offset = self.free_place(count)
+        self.tier.grow(offset + count)
+        return self.offload(parcel_key, listed, offset)
+
+    def free_place(self, count: int) -> int:
+        """The first byte of the first place for so many bytes, which may end behind the slab's end."""
+        end = 0
+        for span in self.taken():
+            if span.start - end >= count:
+                return end
+            end = span.stop
+        return end
+
     def taken(self) -> list[range]:
         """The parts of the slab where parcels are, ascending."""
         with self._lock:

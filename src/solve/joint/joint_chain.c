@@ -15,7 +15,7 @@
  */
 #include <string.h>
 
-#include "solve/joint/joint_search.h"
+#include "solve/joint/joint_session.h"
 
 enum { GRID = 24, PRICED_GRID = 6, OFFERS = 6, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, PRICED_SLOTS = 150 };
 
@@ -28,18 +28,6 @@ typedef struct offer {
 } offer;
 
 static const offer offers[OFFERS] = {{1, 0}, {4, 0}, {0, 50}, {0, 100}, {0, 150}, {0, 300}};
-
-typedef struct joint {
-    int64_t least_bytes;
-    int64_t store_all_bytes, store_all_ns;
-} joint;
-
-static crn_task without_machine(const crn_task *task)
-{
-    crn_task sub = *task;
-    sub.machine = NULL;
-    return sub;
-}
 
 /* ---- lists of our own ---- */
 
@@ -127,7 +115,7 @@ static cairn_status offer_own_lists(crn_joint_search *search, cairn_error *error
 /* ---- lists of solvers that know no link ---- */
 
 /* Budgets evenly spaced from the least to that of storing everything. */
-static int32_t make_grid(const joint *s, int64_t from_bytes, int32_t count, int64_t *budgets)
+static int32_t make_grid(const crn_joint *s, int64_t from_bytes, int32_t count, int64_t *budgets)
 {
     int64_t span = s->store_all_bytes - from_bytes;
     for (int32_t i = 0; i < count; i++)
@@ -136,10 +124,10 @@ static int32_t make_grid(const joint *s, int64_t from_bytes, int32_t count, int6
 }
 
 /* All solvers that know no link, chain-exact at budgets beyond ours as well. */
-static cairn_status offer_alone(const joint *s, crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
+static cairn_status offer_alone(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
     int64_t budgets[GRID + 1] = {budget_bytes}, least_bytes;
-    crn_task sub = without_machine(search->task);
+    crn_task sub = crn_without_machine(search->task);
     CRN_TRY(crn_least_lower(&sub, &least_bytes, error));
     int32_t count = 1 + make_grid(s, least_bytes, GRID, budgets + 1);
     return crn_joint_ask_alone(search, "chain-exact", budgets, count, error);
@@ -215,7 +203,7 @@ static cairn_status take_priced(void *context, int64_t budget_bytes, const crn_a
     int64_t count = cairn_builder_count(own->builder), events = 0;
     cairn_builder *builder;
     (void)budget_bytes;
-    if (p->search->best_ns <= p->search->bound_ns)
+    if (crn_joint_is_done(p->search))
         return CAIRN_OK;
     bool *goes = crn_alloc_zero(&p->search->allocator, (size_t)count, sizeof(*goes));
     if (!goes)
@@ -237,12 +225,12 @@ static cairn_status take_priced(void *context, int64_t budget_bytes, const crn_a
 }
 
 /* Where twice the options are too many, or their sums too large, there are no such lists. */
-static cairn_status offer_on_terms(const joint *s, priced *p, const offer *terms, cairn_error *error)
+static cairn_status offer_on_terms(const crn_joint *s, priced *p, const offer *terms, cairn_error *error)
 {
     const crn_task *task = p->search->task;
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     crn_settings settings = *task->settings;
-    crn_task sub = without_machine(task);
+    crn_task sub = crn_without_machine(task);
     int64_t budgets[PRICED_GRID];
     cairn_problem_info info = {.fixed_bytes = cairn_problem_info_of(task->problem)->fixed_bytes};
     price_stages(p, chain, task->machine, terms);
@@ -262,7 +250,7 @@ static cairn_status offer_on_terms(const joint *s, priced *p, const offer *terms
     return status;
 }
 
-static cairn_status offer_priced_lists(const joint *s, crn_joint_search *search, cairn_error *error)
+static cairn_status offer_priced_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
     const cairn_chain *chain = cairn_problem_chain(search->task->problem);
     priced p = {.search = search};
@@ -276,7 +264,7 @@ static cairn_status offer_priced_lists(const joint *s, crn_joint_search *search,
     p.options = crn_alloc(&search->allocator, options, sizeof(*p.options));
     p.travels = crn_alloc(&search->allocator, stages, sizeof(*p.travels));
     cairn_status status = p.stages && p.options && p.travels ? CAIRN_OK : crn_no_memory(error);
-    for (int i = 0; status == CAIRN_OK && i < OFFERS && search->best_ns > search->bound_ns; i++)
+    for (int i = 0; status == CAIRN_OK && i < OFFERS && !crn_joint_is_done(search); i++)
         status = offer_on_terms(s, &p, &offers[i], error);
     crn_free(&search->allocator, p.stages, stages, sizeof(*p.stages));
     crn_free(&search->allocator, p.options, options, sizeof(*p.options));
@@ -305,10 +293,10 @@ static cairn_status take_schedule(void *context, int64_t budget_bytes, const crn
 
 static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
-    crn_task sub = without_machine(search->task);
+    crn_task sub = crn_without_machine(search->task);
     asking a = {search, "brute-chain"};
     CRN_TRY(crn_joint_ask(&sub, a.name, &budget_bytes, 1, take_schedule, &a, NULL, error));
-    for (int i = 0; i < OFFLOADERS && search->best_ns > search->bound_ns; i++) {
+    for (int i = 0; i < OFFLOADERS && !crn_joint_is_done(search); i++) {
         a.name = offloaders[i];
         CRN_TRY(crn_joint_ask(search->task, a.name, &budget_bytes, 1, take_schedule, &a, NULL, error));
     }
@@ -317,9 +305,9 @@ static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes
 
 /* ---- the solver ---- */
 
-static cairn_status least_of_others(const crn_task *task, joint *s, cairn_error *error)
+static cairn_status least_of_others(const crn_task *task, crn_joint *s, cairn_error *error)
 {
-    crn_task sub = without_machine(task);
+    crn_task sub = crn_without_machine(task);
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-chain", NULL, 0, NULL, NULL, &s->least_bytes, error));
     for (int i = 0; i < OFFLOADERS; i++)
@@ -328,7 +316,7 @@ static cairn_status least_of_others(const crn_task *task, joint *s, cairn_error 
 }
 
 /* With what computing everything twice fits when all that waits travels. */
-static cairn_status least_of_twice(const crn_task *task, joint *s, cairn_error *error)
+static cairn_status least_of_twice(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     cairn_builder *builder;
     crn_travel *travel = NULL;
@@ -345,60 +333,32 @@ static cairn_status least_of_twice(const crn_task *task, joint *s, cairn_error *
     return CAIRN_OK;
 }
 
-static void joint_close(const crn_task *task, void *session)
+static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error *error)
 {
-    cairn_allocator allocator = crn_allocator(task->env);
-    crn_free(&allocator, session, 1, sizeof(joint));
+    CRN_TRY(least_of_others(task, s, error));
+    return least_of_twice(task, s, error);
 }
 
 static cairn_status joint_open(const crn_task *task, void **session, cairn_error *error)
 {
-    cairn_allocator allocator = crn_allocator(task->env);
-    joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
-    *session = NULL;
-    if (!s)
-        return crn_no_memory(error);
-    s->least_bytes = INT64_MAX;
-    cairn_status status = crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error);
-    if (status == CAIRN_OK)
-        status = least_of_others(task, s, error);
-    if (status == CAIRN_OK)
-        status = least_of_twice(task, s, error);
-    if (status != CAIRN_OK) {
-        joint_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
-}
-
-static cairn_status joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
-{
-    const joint *s = session;
-    (void)task;
-    (void)error;
-    least->bytes = s->least_bytes;
-    return CAIRN_OK;
+    return crn_joint_open(task, lower_least, session, error);
 }
 
 static int64_t rounds_of(const crn_task *task)
 {
-    if (task->settings->iterations >= 0)
-        return task->settings->iterations;
-    if (task->deadline_ns != CAIRN_NONE)
-        return INT64_MAX / 8; /* until the clock says so */
-    return crn_max(16, INT64_C(600000) / (4 * (int64_t)cairn_problem_chain(task->problem)->stage_count + 60));
+    return crn_joint_rounds(task,
+                            INT64_C(600000) / (4 * (int64_t)cairn_problem_chain(task->problem)->stage_count + 60));
 }
 
-static cairn_status search_all(const joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
+static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
     CRN_TRY(offer_own_lists(search, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(offer_answers(search, budget_bytes, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(offer_alone(s, search, budget_bytes, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(offer_priced_lists(s, search, error));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);
 }
@@ -406,18 +366,7 @@ static cairn_status search_all(const joint *s, crn_joint_search *search, int64_t
 static cairn_status joint_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
                                 cairn_error *error)
 {
-    const joint *s = session;
-    crn_joint_search search;
-    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes)
-        return CAIRN_OK;
-    cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
-    if (status == CAIRN_OK)
-        status = search_all(s, &search, budget_bytes, answer, error);
-    answer->stopped_early |= crn_should_stop(task, NULL);
-    if (status == CAIRN_OK)
-        status = crn_joint_answer(&search, answer, error);
-    crn_joint_end(&search);
-    return status;
+    return crn_joint_solve(task, session, budget_bytes, search_all, answer, error);
 }
 
 static int64_t joint_memory(const crn_task *task)
@@ -444,7 +393,7 @@ const crn_solver crn_joint_chain_solver = {
     .work = joint_work,
     .rank = CRN_RANK_ALL,
     .open = joint_open,
-    .close = joint_close,
-    .least = joint_least,
+    .close = crn_joint_close,
+    .least = crn_joint_least,
     .solve = joint_solve,
 };

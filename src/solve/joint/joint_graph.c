@@ -12,21 +12,9 @@
  * Optimal   When it meets the bound (joint_bound.c).
  * Cost      graph-search's, and half as much again: seconds at T = 400. Limited by work, not by the clock.
  */
-#include "solve/joint/joint_search.h"
+#include "solve/joint/joint_session.h"
 
 enum { GRID = 8, SHARE = 24 };
-
-typedef struct joint {
-    int64_t least_bytes, search_least_bytes; /* ours; that of graph-search */
-    int64_t store_all_bytes, store_all_ns;
-} joint;
-
-static crn_task without_machine(const crn_task *task)
-{
-    crn_task sub = *task;
-    sub.machine = NULL;
-    return sub;
-}
 
 /* ---- lists ---- */
 
@@ -34,7 +22,7 @@ static cairn_status take_list(void *context, int64_t budget_bytes, const crn_ans
 {
     crn_joint_search *search = context;
     (void)budget_bytes;
-    if (search->best_ns <= search->bound_ns)
+    if (crn_joint_is_done(search))
         return CAIRN_OK;
     return crn_joint_offer_list(search, own->builder, NULL, error);
 }
@@ -42,7 +30,7 @@ static cairn_status take_list(void *context, int64_t budget_bytes, const crn_ans
 static cairn_status offer_store_all(crn_joint_search *search, cairn_error *error)
 {
     static const int64_t none = CAIRN_NONE;
-    crn_task sub = without_machine(search->task);
+    crn_task sub = crn_without_machine(search->task);
     sub.budget_max_bytes = CAIRN_NONE;
     return crn_joint_ask(&sub, "store-all", &none, 1, take_list, search, NULL, error);
 }
@@ -53,19 +41,19 @@ static int64_t default_rounds(const crn_task *task, int64_t work)
 }
 
 /* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
-static cairn_status offer_lists(const joint *s, crn_joint_search *search, cairn_error *error)
+static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
-    int64_t budgets[GRID], span = s->store_all_bytes - s->search_least_bytes;
-    crn_task sub = without_machine(search->task);
+    int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
+    crn_task sub = crn_without_machine(search->task);
     crn_settings settings = *sub.settings;
     int64_t rounds = default_rounds(&sub, INT64_C(30000000)) / SHARE;
-    if (s->search_least_bytes == INT64_MAX || span <= 0)
+    if (s->lists_bytes == INT64_MAX || span <= 0)
         return CAIRN_OK;
     settings.iterations = settings.iterations >= 0 ? crn_min(settings.iterations, rounds) : rounds;
     sub.settings = &settings;
     sub.budget_max_bytes = CAIRN_NONE;
     for (int32_t i = 0; i < GRID; i++)
-        budgets[i] = s->search_least_bytes + span / GRID * i;
+        budgets[i] = s->lists_bytes + span / GRID * i;
     return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, error);
 }
 
@@ -96,14 +84,14 @@ static cairn_status take_need(void *context, int64_t budget_bytes, const crn_ans
     return CAIRN_OK;
 }
 
-static cairn_status find_least(const crn_task *task, joint *s, cairn_error *error)
+static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     static const int64_t none = CAIRN_NONE;
-    crn_task sub = without_machine(task);
+    crn_task sub = crn_without_machine(task);
     crn_joint_search needs = {.task = task, .best_ns = INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
-    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->search_least_bytes, error));
-    s->least_bytes = s->search_least_bytes;
+    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, error));
+    s->least_bytes = s->lists_bytes;
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, error));
     CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &needs, NULL, error));
@@ -111,59 +99,26 @@ static cairn_status find_least(const crn_task *task, joint *s, cairn_error *erro
     return CAIRN_OK;
 }
 
-static void joint_close(const crn_task *task, void *session)
-{
-    cairn_allocator allocator = crn_allocator(task->env);
-    crn_free(&allocator, session, 1, sizeof(joint));
-}
-
 static cairn_status joint_open(const crn_task *task, void **session, cairn_error *error)
 {
-    cairn_allocator allocator = crn_allocator(task->env);
-    joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
-    *session = NULL;
-    if (!s)
-        return crn_no_memory(error);
-    s->least_bytes = s->search_least_bytes = INT64_MAX;
-    cairn_status status = crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error);
-    if (status == CAIRN_OK)
-        status = find_least(task, s, error);
-    if (status != CAIRN_OK) {
-        joint_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
-}
-
-static cairn_status joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
-{
-    const joint *s = session;
-    (void)task;
-    (void)error;
-    least->bytes = s->least_bytes;
-    return CAIRN_OK;
+    return crn_joint_open(task, lower_least, session, error);
 }
 
 static int64_t rounds_of(const crn_task *task)
 {
-    if (task->settings->iterations >= 0)
-        return task->settings->iterations;
-    if (task->deadline_ns != CAIRN_NONE)
-        return INT64_MAX / 8; /* until the clock says so */
-    return default_rounds(task, INT64_C(1500000));
+    return crn_joint_rounds(task, default_rounds(task, INT64_C(1500000)));
 }
 
-static cairn_status search_all(const joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
+static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
-    crn_task sub = without_machine(search->task);
+    crn_task sub = crn_without_machine(search->task);
     CRN_TRY(offer_store_all(search, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(offer_lists(s, search, error));
-    if (search->best_ns > search->bound_ns)
+    if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask_alone(search, NULL, NULL, 0, error));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);
 }
@@ -171,18 +126,7 @@ static cairn_status search_all(const joint *s, crn_joint_search *search, int64_t
 static cairn_status joint_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
                                 cairn_error *error)
 {
-    const joint *s = session;
-    crn_joint_search search;
-    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes)
-        return CAIRN_OK;
-    cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
-    if (status == CAIRN_OK)
-        status = search_all(s, &search, budget_bytes, answer, error);
-    answer->stopped_early |= crn_should_stop(task, NULL);
-    if (status == CAIRN_OK)
-        status = crn_joint_answer(&search, answer, error);
-    crn_joint_end(&search);
-    return status;
+    return crn_joint_solve(task, session, budget_bytes, search_all, answer, error);
 }
 
 static int64_t joint_memory(const crn_task *task)
@@ -205,7 +149,7 @@ const crn_solver crn_joint_graph_solver = {
     .rank = CRN_RANK_ALL,
     .is_anytime = true,
     .open = joint_open,
-    .close = joint_close,
-    .least = joint_least,
+    .close = crn_joint_close,
+    .least = crn_joint_least,
     .solve = joint_solve,
 };

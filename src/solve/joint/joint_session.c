@@ -1,0 +1,68 @@
+/* Opening, asking and closing; see joint_session.h. */
+#include "solve/joint/joint_session.h"
+
+crn_task crn_without_machine(const crn_task *task)
+{
+    crn_task sub = *task;
+    sub.machine = NULL;
+    return sub;
+}
+
+void crn_joint_close(const crn_task *task, void *session)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_free(&allocator, session, 1, sizeof(crn_joint));
+}
+
+cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **session, cairn_error *error)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    crn_joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
+    *session = NULL;
+    if (!s)
+        return crn_no_memory(error);
+    s->least_bytes = s->lists_bytes = INT64_MAX;
+    cairn_status status = crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error);
+    if (status == CAIRN_OK)
+        status = lower(task, s, error);
+    if (status != CAIRN_OK) {
+        crn_joint_close(task, s);
+        return status;
+    }
+    *session = s;
+    return CAIRN_OK;
+}
+
+cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
+{
+    const crn_joint *s = session;
+    (void)task;
+    (void)error;
+    least->bytes = s->least_bytes;
+    return CAIRN_OK;
+}
+
+int64_t crn_joint_rounds(const crn_task *task, int64_t usual)
+{
+    if (task->settings->iterations >= 0)
+        return task->settings->iterations;
+    if (task->deadline_ns != CAIRN_NONE)
+        return INT64_MAX / 8; /* until the clock says so */
+    return crn_max(16, usual);
+}
+
+cairn_status crn_joint_solve(const crn_task *task, const crn_joint *s, int64_t budget_bytes, crn_joint_fill fill,
+                             crn_answer *answer, cairn_error *error)
+{
+    crn_joint_search search;
+    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes)
+        return CAIRN_OK;
+    cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
+    if (status == CAIRN_OK)
+        status = fill(s, &search, budget_bytes, answer, error);
+    answer->stopped_early |= crn_should_stop(task, NULL);
+    if (status == CAIRN_OK)
+        status = crn_joint_answer(&search, answer, error);
+    crn_joint_end(&search);
+    return status;
+}

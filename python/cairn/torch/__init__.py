@@ -34,6 +34,7 @@ from .errors import (
 )
 from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
+from .head import linear_cross_entropy
 from .interpreter import Step
 from .link import Link, measure_link
 from .loss import cross_entropy
@@ -73,6 +74,7 @@ __all__ = [
     "cross_entropy",
     "explain",
     "handle",
+    "linear_cross_entropy",
     "measure_link",
     "offload",
     "plan",

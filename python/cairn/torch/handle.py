@@ -117,6 +117,8 @@ def apply_by_shape(
     if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
     plan.check_fits(model)
+    outside = Outside.from_json(plan.outside)
+    outside.prove_again()
     shapes = ShapePlans(model, plan, on_shape_change, source)
     executor = Executor(
         model,
@@ -129,7 +131,7 @@ def apply_by_shape(
         inside=plan.opened,
         itinerary=plan.itinerary,
         depot=_depot_of(plan),
-        outside=Outside.from_json(plan.outside),
+        outside=outside,
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

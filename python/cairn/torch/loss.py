@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from . import _compat
 
 CHUNK_BYTES = 2**21  # of logits worked on at a time: what a core's cache holds
-_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def cross_entropy(
@@ -34,8 +34,8 @@ def cross_entropy(
     For logits of two dimensions with class indices as targets; everything else is passed on to PyTorch's own.
     """
     plain = size_average is None and reduce is None and label_smoothing == 0.0
-    if plain and reduction in _REDUCTIONS and _is_supported(input, target, weight):
-        loss, _ = _CrossEntropy.apply(input, target, weight, _REDUCTIONS[reduction], ignore_index)
+    if plain and reduction in REDUCTIONS and _is_supported(input, target, weight):
+        loss, _ = _CrossEntropy.apply(input, target, weight, REDUCTIONS[reduction], ignore_index)
         return loss
     return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
 

@@ -1,10 +1,11 @@
-"""What lies outside blocks in less memory: the gradient of a tied embedding (`tied.py`), and the loss (`loss.py`).
+"""What lies outside blocks in less memory: the gradient of a tied embedding (`tied.py`), the loss (`loss.py`), and head
+and loss together where the model calls a function that computes both (`head.py`).
 
-Neither changes what a model computes or returns, so both are used wherever a profile found them and proved, on the
+None of them changes what a model computes or returns, so they are used wherever a profile found them and proved, on the
 sample's own tensors, that they give the same bits. A tied weight counts only if all that a forward does with it are
-calls of `embedding` and `linear` outside blocks: what else it is used for would be added to its gradient in another
-order. The loss counts if the model itself calls `cross_entropy`. These calls are seen, in the profile and in training,
-by a torch function mode, which is set aside while blocks run.
+calls of `embedding`, `linear` and `linear_cross_entropy` outside blocks: what else it is used for would be added to its
+gradient in another order. The loss counts if the model itself calls `cross_entropy`. These calls are seen, in the
+profile and in training, by a torch function mode, which is set aside while blocks run.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _compat, isolate, loss, tied
+from . import _compat, head, head_proof, isolate, loss, tied
 from .blocks import Block, intercepted
+from .errors import PlanMismatch
 from .tree import tensors_in
 
 
@@ -30,27 +32,41 @@ from .tree import tensors_in
 class Outside:
     """What lies outside blocks.
 
-    Replaced are the uses of the `tied` weights, given by name, and by `loss` the model's own cross entropy.
-    `runs` says for people what runs in the stages outside blocks.
+    Replaced are the uses of the `tied` weights, given by name, and by `loss` the model's own cross entropy. `heads`
+    says how each `linear_cross_entropy` is computed, PyTorch's as Cairn's. `runs` says for people what runs in the
+    stages outside blocks.
     """
 
     tied: tuple[str, ...] = ()
     loss: bool = False
+    heads: tuple[head.Found, ...] = ()
     runs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {"tied": list(self.tied), "loss": self.loss, "runs": dict(self.runs)}
+        heads = [found.to_json() for found in self.heads]
+        return {"tied": list(self.tied), "loss": self.loss, "heads": heads, "runs": dict(self.runs)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outside:
         """Reads what `to_json` wrote."""
-        return cls(tuple(data.get("tied", ())), bool(data.get("loss", False)), dict(data.get("runs", {})))
+        heads = tuple(map(head.Found.from_json, data.get("heads", ())))
+        return cls(tuple(data.get("tied", ())), bool(data.get("loss", False)), heads, dict(data.get("runs", {})))
 
     def notes(self) -> list[str]:
         """What is replaced, for people."""
         found = [f"{name} is embedding and head: its gradients are added in place" for name in self.tied]
-        return found + (["the model's cross entropy makes no further copies of the logits in its backward"] * self.loss)
+        found += ["the model's cross entropy makes no further copies of the logits in its backward"] * self.loss
+        return found + [each.note() for each in self.heads]
+
+    def prove_again(self) -> None:
+        """Raises PlanMismatch where heads cannot be computed as they were when they were profiled."""
+        for found in self.heads:
+            if found.case is not None and not found.holds_still():
+                raise PlanMismatch(
+                    f"{found.note()}, which gives the bits of the whole where it was profiled "
+                    f"({found.case.conditions}), but not here ({head_proof.conditions()}): profile again"
+                )
 
 
 # -- finding -------------------------------------------------------------------------------------------------
@@ -66,7 +82,7 @@ def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) 
     shared = [name for name, weight in weights.items() if usage.is_tied(weight)]
     if any(torch.is_autocast_enabled(weight.device.type) for weight in weights.values()):
         shared = []
-    return Outside(tuple(shared), bool(usage.losses) and all(usage.losses))
+    return Outside(tuple(shared), bool(usage.losses) and all(usage.losses), tuple(dict.fromkeys(usage.heads)))
 
 
 @dataclasses.dataclass
@@ -86,6 +102,7 @@ class _Usage(TorchFunctionMode):
         self._uses = {id(weight): _Uses() for weight in weights}
         self._is_in_block = False
         self.losses: list[bool] = []
+        self.heads: list[head.Found] = []
 
     def is_tied(self, weight: torch.Tensor) -> bool:
         """Whether it is looked up and multiplied by, and no more."""
@@ -116,6 +133,8 @@ class _Usage(TorchFunctionMode):
         result = function(*args, **kwargs)
         if function is F.cross_entropy and not self._is_in_block:
             self.losses.append(_loss_proved(*args, **kwargs))
+        if function is head.linear_cross_entropy or (_is_head(function, kwargs) and not self._is_in_block):
+            self.heads.append(head.examined(*args, **kwargs))
         for tensor in tensors_in((args, kwargs)):
             if id(tensor) in self._uses:
                 self._note(self._uses[id(tensor)], function, tensor, args, kwargs, result)
@@ -124,7 +143,7 @@ class _Usage(TorchFunctionMode):
     def _note(self, uses: _Uses, function: Any, weight: torch.Tensor, args: Any, kwargs: Any, result: Any) -> None:
         if not self._is_in_block and _is_lookup(function, args, kwargs) and args[1] is weight:
             uses.lookups.append(tied.proved(weight, args[0], kwargs.get("padding_idx")))
-        elif not self._is_in_block and _is_product(function, args, kwargs) and args[1] is weight:
+        elif not self._is_in_block and _multiplies_by(weight, function, args, kwargs):
             uses.products += 1
         elif any(t.requires_grad for t in tensors_in(result)):
             uses.others += 1
@@ -137,6 +156,15 @@ def _is_lookup(function: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def _is_product(function: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
     return function is F.linear and 2 <= len(args) <= 3 and set(kwargs) <= {"bias"}
+
+
+def _is_head(function: Any, kwargs: Mapping[str, Any]) -> bool:
+    return function in head.FUNCTIONS and kwargs.get("options") is None
+
+
+def _multiplies_by(weight: torch.Tensor, function: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    is_product = _is_product(function, args, kwargs) or _is_head(function, kwargs)
+    return is_product and args[1] is weight and args[0] is not weight
 
 
 def _loss_proved(input: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
@@ -152,7 +180,7 @@ class Replaced:
 
     def __init__(self, model: nn.Module, outside: Outside) -> None:
         self._model, self._tied = weakref.ref(model), outside.tied
-        self._mode = _Replacing(outside.loss) if outside.loss or outside.tied else None
+        self._mode = _Replacing(outside.loss) if outside.loss or outside.tied or outside.heads else None
 
     @contextlib.contextmanager
     def during_forward(self) -> Iterator[None]:
@@ -194,6 +222,10 @@ class _Replacing(TorchFunctionMode):
             return self._tie(args[1]).embedding(args[0], kwargs.get("padding_idx"))
         if _is_product(function, args, kwargs) and self._is_tied(args[1]):
             return self._tie(args[1]).linear(args[0], args[2] if len(args) > 2 else kwargs.get("bias"))
+        if _is_head(function, kwargs):
+            options = {name: value for name, value in kwargs.items() if name != "options"}
+            weight = self._tie(args[1]).whole() if self._is_tied(args[1]) else args[1]
+            return head.linear_cross_entropy(args[0], weight, *args[2:], **options)
         return function(*args, **kwargs)
 
     def _is_tied(self, weight: torch.Tensor) -> bool:

@@ -143,9 +143,13 @@ class Tie:
         """Whether this is still the weight, unchanged."""
         return self._of == _identity(weight)
 
+    def whole(self) -> torch.Tensor:
+        """The weight, for one use."""
+        return _Use.apply(self._weight, self)
+
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """As `F.linear` with the weight."""
-        return F.linear(x, _Use.apply(self._weight, self), bias)
+        return F.linear(x, self.whole(), bias)
 
     def embedding(self, tokens: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
         """As `F.embedding` with the weight."""

@@ -7,6 +7,8 @@ Peaks are bytes of activations: what a step that adds to existing gradients take
 are given in MiB, or as shares of the way from the least of whole blocks to plain. The models return their loss alone.
 Methods take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's); the
 overhead is the median over the rounds of the ratio to the same round's plain step. All must give plain's exact loss.
+The model's inputs count, as they do in plans. Beside each plan stands the least that any choice of kept tensors could
+cost at the plan's peak, if the operations that it replays were all that it costs (`torch_inside_bound.py`).
 
 The allocator keeps what it has (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 4 GiB), so that tensors are not
 faulted in again and again; `--allocator default` leaves glibc as it is, `--allocator mmap` faults every tensor in.
@@ -30,6 +32,7 @@ import torch
 from cairn.torch import memory
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch_inside_bound import bound_of
 from torch_models_large import resnet50, vgg16
 from torch_support import Method, machine, quiet, write
 
@@ -244,6 +247,9 @@ MODELS: dict[str, Callable[[int | None], Step]] = {
 }
 
 
+ALIKE = "gpt2", "bert", "llama", "vit"  # models of equal blocks
+
+
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
@@ -268,7 +274,12 @@ def _measured(step: Step, chosen: argparse.Namespace) -> dict[str, Any]:
                 print(f"{size / MIB:.0f} MiB, {name}: the least is {error.least_bytes / MIB:.1f} MiB", flush=True)
                 continue
             methods[f"{name} within {size / MIB:.0f} MiB"] = Method(step.run, plan)
-    rows = _timed(step, methods, chosen.rounds)
+    rows = _timed(step, methods, chosen.rounds, profile.input_bytes)
+    if chosen.model in ALIKE:
+        bound = bound_of(profile, step.model, step.loss)
+        for row in rows:
+            planned = row["predicted_peak_bytes"]
+            row["least_overhead"] = None if planned is None else bound.overhead(planned)
     _print(rows)
     return {"options": [vars(option) for option in block.options], "rows": rows}
 
@@ -277,7 +288,7 @@ def _sample(step: Step) -> dict[str, Any]:
     return {name: value for name, value in step.sample.items() if name in ("args", "kwargs")}
 
 
-def _timed(step: Step, methods: dict[str, Method], rounds: int) -> list[dict[str, Any]]:
+def _timed(step: Step, methods: dict[str, Method], rounds: int, input_bytes: int) -> list[dict[str, Any]]:
     taken: dict[str, list[float]] = {name: [] for name in methods}
     peaks: dict[str, int] = {}
     losses: dict[str, set[float]] = {name: set() for name in methods}
@@ -290,7 +301,7 @@ def _timed(step: Step, methods: dict[str, Method], rounds: int) -> list[dict[str
                 p.grad.zero_()
             with method.on(step.model):
                 if number == 0:  # the first step of a plan records; its peak is that of the others
-                    peaks[name] = _peak_of(method)
+                    peaks[name] = input_bytes + _peak_of(method)
                     continue
                 began = time.process_time()
                 losses[name].add(method.run())
@@ -331,16 +342,18 @@ def _print_options(stage: Any) -> None:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     print(
-        f"{'method':<28} {'peak MiB':>9} {'predicted':>9} {'CPU s':>7} {'slower':>8} {'predicted':>9} {'same loss':>9}"
+        f"{'method':<28} {'peak MiB':>9} {'predicted':>9} {'CPU s':>7} {'slower':>8} {'predicted':>9} {'at least':>8} "
+        f"{'same loss':>9}"
     )
     for row in rows:
         predicted = row["predicted_peak_bytes"]
-        slower = row["predicted_overhead"]
+        slower, least = row["predicted_overhead"], row.get("least_overhead")
         print(
             f"{row['method']:<28} {row['peak_bytes'] / MIB:>9.1f} "
             f"{'' if predicted is None else f'{predicted / MIB:.1f}':>9} "
             f"{row['cpu_seconds']:>7.2f} {100 * row['overhead']:>7.1f}% "
-            f"{'' if slower is None else f'{100 * slower:.1f}%':>9} {row['same_loss']!s:>9}",
+            f"{'' if slower is None else f'{100 * slower:.1f}%':>9} "
+            f"{'' if least is None else f'{100 * least:.1f}%':>8} {row['same_loss']!s:>9}",
             flush=True,
         )
 

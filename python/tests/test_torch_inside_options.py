@@ -23,6 +23,7 @@ from cairn.torch.block_options import (
     Choice,
     candidates,
     choices,
+    ideal_choices,
 )
 from cairn.torch.option_measure import _pareto
 from cairn.torch.rebuild import Rebuild, compile_program, mask_of
@@ -94,13 +95,19 @@ def leaf(*shape: int) -> Tensor:
 # -- choices --------------------------------------------------------------------------------------------------
 
 
-def brute_force(graph: BlockGraph) -> list[tuple[int, int]]:
-    """Bytes and time of every choice of kept values: all operations that the others need, each once; no masks."""
+def brute_force(graph: BlockGraph, step_ns: int = STEP_NS, with_output: bool = False) -> list[tuple[int, int]]:
+    """Bytes and time of every choice of kept values: all operations that the others need, each once; no masks.
+
+    with_output: what the block returns is wanted as well, and kept or rebuilt.
+    """
     shown: dict[int, list[int]] = {}
     for index, pack in enumerate(graph.packs):
         if pack.use is not None and graph.values[pack.use.value].root is None:
             shown.setdefault(pack.use.value, []).append(index)
-    free = {v for v in shown if graph.values[v].storage in graph.returned}
+    returned = {v.index for v in graph.values if v.storage in graph.returned and not v.overwritten}
+    if with_output:
+        shown |= {value: [] for value in returned - set(shown)}
+    free = set() if with_output else returned
     points = []
     for kept in itertools.chain.from_iterable(itertools.combinations(shown, n) for n in range(len(shown) + 1)):
         needed: set[int] = set()
@@ -113,7 +120,7 @@ def brute_force(graph: BlockGraph) -> list[tuple[int, int]]:
                     needed.add(operation)
                     missing += [use.value for use in graph.operations[operation].operands]
         nbytes = sum(graph.values[v].nbytes for v in kept if v not in free)
-        points.append((nbytes, sum(graph.operations[o].nanoseconds + STEP_NS for o in needed)))
+        points.append((nbytes, sum(graph.operations[o].nanoseconds + step_ns for o in needed)))
     return points
 
 
@@ -150,6 +157,22 @@ def test_choices_are_the_hull_of_all_choices() -> None:
         found = [(choice.kept_bytes, choice.rebuild_ns) for choice in choices(graph, 1000)]
         corners = hull(brute_force(graph))
         assert found[-1] == corners[-1] and found[0] == corners[0]
+        assert set(corners) <= set(found)
+
+
+def test_ideal_choices_are_the_hull_with_the_output_and_without_overhead() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        a = torch.tanh(x @ y)
+        return F.layer_norm(torch.sigmoid(a * x).exp() + a, (8,)).cos() @ y + x
+
+    graph = Recorded(function, leaf(8, 8), leaf(8, 8)).graph
+    choose = random.Random(1)
+    for _ in range(20):
+        for op in graph.operations:
+            op.nanoseconds = choose.randrange(1, 40000)
+        found = [(choice.kept_bytes, choice.rebuild_ns) for choice in ideal_choices(graph)]
+        corners = hull(brute_force(graph, 0, with_output=True))
+        assert found[-1] == corners[-1] == (0, corners[-1][1]) and found[0] == corners[0]
         assert set(corners) <= set(found)
 
 

@@ -61,6 +61,17 @@ def choices(graph: BlockGraph, at_most: int = MAX_OPTIONS) -> list[Choice]:
     return _thinned(points, at_most)
 
 
+def ideal_choices(graph: BlockGraph) -> list[Choice]:
+    """All of the hull, if nothing cost anything but the replayed operations: below what any choices can reach.
+
+    Here the block's output counts among what is kept, and may be rebuilt as well: whatever runs behind the block reads
+    it in its backward.
+    """
+    model = _Model(graph, ideal=True)
+    everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
+    return [everything, *_between(model, everything, least), least]
+
+
 def candidates(graph: BlockGraph) -> list[Choice]:
     """The choices that are worth measuring: by the times that were measured, and some by times that never vary.
 
@@ -168,15 +179,18 @@ def _keeps_zeros(op: Operation) -> bool:
 class _Model:
     """A block's choices as a network; see the top of this file."""
 
-    def __init__(self, graph: BlockGraph) -> None:
+    def __init__(self, graph: BlockGraph, ideal: bool = False) -> None:
         self._graph = graph
+        self._step_ns, self._is_ideal = 0 if ideal else STEP_NS, ideal
         self._sources = sources(graph)
         self._masks = masks(graph)
         self._free = self._free_values()
+        made = (v for v in graph.values if v.storage in graph.returned and v.root is None and not v.overwritten)
+        self._outputs = {v.index for v in made} if ideal else set()
         self.total_ns = sum(self._time(op) for op in graph.operations) * 2
 
     def _time(self, op: Operation) -> int:
-        return op.nanoseconds + STEP_NS
+        return op.nanoseconds + self._step_ns
 
     def _free_values(self) -> set[int]:
         """Saved values that cost nothing to keep: the block's output, and copies of parameters alone."""
@@ -189,7 +203,8 @@ class _Model:
             operands = [use.value for use in graph.operations[value.operation].operands]
             if operands and all(operand in from_parameters for operand in operands):
                 from_parameters.add(value.index)
-        return {v for v in self._sources if graph.values[v].storage in graph.returned or v in from_parameters}
+        returned = frozenset() if self._is_ideal else graph.returned
+        return {v for v in self._sources if graph.values[v].storage in returned or v in from_parameters}
 
     def bytes_of(self, value: int) -> int:
         """What keeping a saved value takes."""
@@ -197,7 +212,8 @@ class _Model:
         return 0 if found.root is not None or value in self._free else found.nbytes
 
     def keep_everything(self) -> Choice:
-        return Choice(KEEP * len(self._graph.packs), sum(self.bytes_of(v) for v in self._sources), 0)
+        kept = sum(self.bytes_of(v) for v in self._outputs.union(self._sources))
+        return Choice(KEEP * len(self._graph.packs), kept, 0)
 
     def price(self, choice: Choice, per_byte: int, per_ns: int) -> int:
         return per_byte * choice.kept_bytes + per_ns * choice.rebuild_ns
@@ -217,7 +233,7 @@ class _Model:
     def _add_operation(self, network: _Network, index: int, op: Operation, per_byte: int, per_ns: int) -> None:
         node = ("r", index)
         time = per_ns * self._time(op) if not op.reason else _Network.INFINITE
-        network.edge(node, _Network.SINK, per_ns * STEP_NS if index in self._masks else time)
+        network.edge(node, _Network.SINK, per_ns * self._step_ns if index in self._masks else time)
         for use in op.operands:
             if use.value >= 0 and not is_always_there(self._graph, use.value):
                 network.edge(node, ("a", use.value), _Network.INFINITE)
@@ -235,14 +251,14 @@ class _Model:
 
     def _mask_ns(self, index: int) -> int:
         """For reading a mask off a noise, and making the noise from it."""
-        return STEP_NS + self._mask_elements(index) // 4
+        return 0 if self._is_ideal else STEP_NS + self._mask_elements(index) // 4
 
     def _mask_elements(self, index: int) -> int:
         value = self._graph.values[self._masks[index]]
         return value.nbytes // value.dtype.itemsize
 
     def _add_value(self, network: _Network, value: int, per_byte: int) -> None:
-        saved = value in self._sources
+        saved = value in self._sources or value in self._outputs
         if saved:
             network.edge(_Network.SOURCE, ("a", value), _Network.INFINITE)
         cost = per_byte * self.bytes_of(value) if saved else _Network.INFINITE
@@ -263,16 +279,20 @@ class _Model:
             else:
                 letters.append(MASK if value in mask_values and self._sources[value] == index else DROP)
         kept += sum(self._mask_bytes(i) for i in as_masks)
+        kept += sum(self.bytes_of(v) for v in self._outputs.difference(self._sources) if self._made_by(v) not in again)
         return Choice("".join(letters), kept, self._rebuild_ns(again, as_masks))
 
     def _rebuild_ns(self, again: set[int], as_masks: set[int]) -> int:
         total = 0
         for index in again:
             if index in as_masks:
-                total += STEP_NS + self._mask_ns(index)
+                total += self._step_ns + self._mask_ns(index)
             else:
-                total += self._time(self._graph.operations[index]) + (STEP_NS if index in self._masks else 0)
+                total += self._time(self._graph.operations[index]) + (self._step_ns if index in self._masks else 0)
         return total
+
+    def _made_by(self, value: int) -> int:
+        return self._graph.values[value].operation
 
 
 class _Network:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -234,12 +235,15 @@ def test_options_that_are_passed_on() -> None:
 
 def test_invalid_calls_fail_as_pytorchs() -> None:
     operands = Operands.random()
-    for target in (operands.target.clone().fill_(WORDS), operands.target[:-1], operands.target.float()):
+    below = operands.target.clone().fill_(-1)
+    for target in (below + 1 + WORDS, below, operands.target[:-1], operands.target.float()):
         operands.target = target
         with pytest.raises((RuntimeError, ValueError, IndexError)) as plain:
             operands.run(_whole)
-        with pytest.raises(plain.type):
+        with pytest.raises(plain.type, match=re.escape(str(plain.value))):
             operands.run(ct.linear_cross_entropy, chunk_bytes=1)
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        Operands.random().run(ct.linear_cross_entropy, chunk_bytes=0)
     with pytest.raises(ValueError, match="not a valid value for reduction"):
         Operands.random().run(ct.linear_cross_entropy, reduction="median", chunk_bytes=1)
 

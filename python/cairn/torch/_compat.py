@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils._python_dispatch
 
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -227,6 +228,12 @@ def function_mode_set_aside(mode: Any) -> Iterator[None]:
         yield
     finally:
         torch.overrides._push_mode(mode)
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Operators called inside are seen by nobody's dispatch mode; where torch cannot say so, by all of them."""
+    disabled = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+    return contextlib.nullcontext() if disabled is None else disabled()
 
 
 def graph_is_kept() -> bool:

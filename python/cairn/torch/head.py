@@ -38,6 +38,7 @@ from .loss import REDUCTIONS, cross_entropy
 
 CHUNK_BYTES = 2**24  # of logits at a time
 IGNORE_INDEX = -100
+_IGNORED = -(2**62)  # what no target is
 _DTYPES = (torch.float32, torch.float64)
 _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
@@ -79,6 +80,8 @@ def linear_cross_entropy(
             exact=exact,
             chunk_bytes=chunk_bytes,
         )
+    if chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes is a number of bytes, not {chunk_bytes}")
     loss = _Loss(weight, reduction, IGNORE_INDEX if ignore_index is None else ignore_index, label_smoothing)
     head = Head(input, linear_weight, linear_bias)
     found = _find(head, target, loss, exact, chunk_bytes)
@@ -111,26 +114,25 @@ class _Loss:
             label_smoothing=self.label_smoothing,
         )
 
-    def of_picked(self, picked: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and what a mean is divided by, from the logarithm of each target's probability."""
-        only = self._in_one_column(target)
-        return torch.ops.aten.nll_loss_forward(picked, only, None, REDUCTIONS[self.reduction], IGNORE_INDEX)
+    def forward(self, picked: torch.Tensor, only: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and what a mean is divided by, from the logarithm of each target's probability, the only column."""
+        return torch.ops.aten.nll_loss_forward(picked, only, None, REDUCTIONS[self.reduction], _IGNORED)
 
     def backward(
-        self, of_loss: torch.Tensor, picked: torch.Tensor, target: torch.Tensor, total: torch.Tensor
+        self, of_loss: torch.Tensor, picked: torch.Tensor, only: torch.Tensor, total: torch.Tensor
     ) -> torch.Tensor:
         """The gradient of `picked`, of which only the shape matters."""
-        only = self._in_one_column(target)
         return torch.ops.aten.nll_loss_backward(
-            of_loss, picked, only, None, REDUCTIONS[self.reduction], IGNORE_INDEX, total
+            of_loss, picked, only, None, REDUCTIONS[self.reduction], _IGNORED, total
         )
 
-    def _in_one_column(self, target: torch.Tensor) -> torch.Tensor:
-        return torch.where(target == self.ignore_index, IGNORE_INDEX, 0)
-
-    def places(self, target: torch.Tensor) -> torch.Tensor:
-        """The targets as a column, that of an ignored row somewhere."""
-        return target.masked_fill(target == self.ignore_index, 0)[:, None]
+    def places(self, target: torch.Tensor, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The targets as a column, those that are no class somewhere; and the targets where one column stands for all
+        classes, those that are neither class nor ignored as they are, for PyTorch to complain of.
+        """
+        place = target.clamp(0, words - 1)
+        only = torch.where(place == target, 0, target).masked_fill_(target == self.ignore_index, _IGNORED)
+        return place[:, None], only
 
 
 # -- in chunks or not ------------------------------------------------------------------------------------------
@@ -236,8 +238,6 @@ def _other_loss(head: Head, target: torch.Tensor, loss: _Loss) -> str:
         return "the loss has weights or smoothed labels"
     if target.dtype is not torch.long or target.shape != head.input.shape[:1] or loss.reduction not in REDUCTIONS:
         return "targets are not one class index for each row"
-    if (((target < 0) | (target >= head.words)) & (target != loss.ignore_index)).any():
-        return "a target is no class"
     return ""
 
 
@@ -252,8 +252,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss: _Loss,
         chunks: Chunks,
     ) -> torch.Tensor:
-        softmax, picked = Softmax.of(Head(input, weight, bias), loss.places(target), chunks.rows)
-        value, total = loss.of_picked(picked, target)
+        place, only = loss.places(target, len(weight))
+        softmax, picked = Softmax.of(Head(input, weight, bias), place, chunks.rows)
+        value, total = loss.forward(picked, only)
         ctx.loss, ctx.chunks, ctx.conditions = loss, chunks, conditions()
         ctx.save_for_backward(input, weight, bias, target, softmax.largest, softmax.denominator, total)
         return value
@@ -263,10 +264,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled() or ctx.conditions != conditions():
             return *_whole(ctx, of_loss), None, None, None
         input, weight, bias, target, largest, denominator, total = ctx.saved_tensors
-        of_picked = ctx.loss.backward(of_loss, largest, target, total)
-        backward = Backward(
-            Head(input, weight, bias), Softmax(largest, denominator), ctx.loss.places(target), of_picked
-        )
+        place, only = ctx.loss.places(target, len(weight))
+        of_picked = ctx.loss.backward(of_loss, largest, only, total)
+        backward = Backward(Head(input, weight, bias), Softmax(largest, denominator), place, of_picked)
         made = backward.run(ctx.chunks, *ctx.needs_input_grad[:3])
         return made.input, made.weight, made.bias, None, None, None
 

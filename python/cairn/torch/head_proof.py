@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from . import _compat
 from .head_chunks import Backward, Chunks, Gradients, Head, Softmax, slices
 from .loss import cross_entropy
 
@@ -112,7 +113,8 @@ _known: dict[Case, Chunks | None] = {}
 def proved(case: Case, weight: torch.Tensor | None = None) -> Chunks | None:
     """Chunks that give the same bits as the whole; None if there are none."""
     if case not in _known:
-        with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        identity = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+        with _compat.without_dispatch_modes(), torch.device("cpu"), torch.no_grad(), identity:
             _known[case] = _Proof(case, weight).chunks()
     return _known[case]
 

@@ -1,9 +1,9 @@
 """Plans with offloading beside plans that only compute again, at equal budgets: predicted and measured.
 
 Budgets lie evenly between the least that works with offloading and storing everything. At each of them: the plan that
-runs whole blocks again, and the plans in which values may travel to the host's memory or to a file as well. Peaks are
-of the device's allocator; times are of the clock, for copies are made by other threads, and of all threads; steps take
-turns, and medians count. Predictions are the simulator's, with the link as it was measured.
+only computes again, whole blocks and parts of them, and the plans in which values may travel to the host's memory or
+to a file as well. Peaks are of the device's allocator; times are of the clock, for copies are made by other threads,
+and of all threads; steps take turns, and medians count. Predictions are the simulator's, with the link as measured.
 
 python bench/torch_offload_plan.py [mlp] [resnet50] [vgg16] [--device cuda] [--folder /tmp] [--rounds 5] [--json FILE]
 """
@@ -46,7 +46,7 @@ def compare(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     step, device = LARGE[name](), torch.device(chosen.device)
     step.model.to(device)
     step.args = tuple(argument.to(device) for argument in step.args)
-    profile = ct.profile(step.model, **step.sample, inside=False)
+    profile = ct.profile(step.model, **step.sample)
     tiers = {"host": "host", "file": f"file:{chosen.folder}"}
     links = {each: ct.measure_link(device, tier) for each, tier in tiers.items()}
     points = ct.sweep(profile, chosen.budgets + 1, host_budget="8GiB", link=links["host"])
@@ -129,7 +129,7 @@ def show(name: str, links: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     print(f"\n{name}")
     for each, link in links.items():
         out, back = link.to_host_bytes_per_s / 1e9, link.to_device_bytes_per_s / 1e9
-        print(f"  link to {each}: {out:.1f} GB/s out, {back:.1f} GB/s back")
+        print(f"  link to {each}: {out:.1f} GB/s out, {back:.1f} GB/s back, computing {link.slowdown:+.0%} meanwhile")
     print(f"  {'':34}{'peak, MiB':>20}{'extra time':>20}{'processor s':>13}{'slower MiB':>12}")
     print(f"  {'':34}{'predicted':>10}{'measured':>10}{'predicted':>10}{'measured':>10}")
     for row in rows:

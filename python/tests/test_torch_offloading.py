@@ -14,13 +14,15 @@ import cairn
 import cairn.torch as ct
 import pytest
 import torch
+from cairn.torch import budgets
 from cairn.torch.errors import TierUnavailable, TransferFailed
 from cairn.torch.executor import Executor
-from cairn.torch.itinerary import itinerary_of, peak_with_transfers
+from cairn.torch.itinerary import itinerary_of, peak_with_transfers, traffic_of
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.tiers import FileTier, HostTier
 from executor_support import backward, blocks, differing, drop, expected_runs, save, train
 from offloading_support import (
+    CPU,
     FAST,
     MIB,
     by_chance,
@@ -458,6 +460,36 @@ def test_links(vgg: tuple[Step, ct.Profile]) -> None:
         ct.plan(measured, budget, host_budget="1GiB", link="0B/s")
     with pytest.raises(ct.Unsupported, match="file:PATH"):
         ct.plan(measured, budget, host_budget="1GiB", tier="tape")
+
+
+def test_a_file_larger_than_the_cache_is_measured_without_it(
+    vgg: tuple[Step, ct.Profile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measure(device: torch.device, tier: str, cached: bool) -> ct.Link:
+        asked.append((tier.partition(":")[0], cached))
+        return ct.Link(10**9, 10**9, 0, True)
+
+    monkeypatch.setattr("cairn.torch.offloading._measured_link", measure)
+    free = budgets.free_bytes(CPU)
+    for tier, size in (("host", free), (f"file:{tmp_path}", 1 << 20), (f"file:{tmp_path}", free)):
+        ct.plan(vgg[1], host_budget=size, tier=tier)
+    assert asked == [("host", True), ("file", True), ("file", False)]
+
+
+def test_copies_that_slow_computing_down_count_in_the_plan_s_time(vgg: tuple[Step, ct.Profile]) -> None:
+    _, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    links = [ct.Link(20 * 10**9, 20 * 10**9, 0, True, slowdown) for slowdown in (0.0, 0.5)]
+    free, slowed = (ct.plan(measured, budget, host_budget="1GiB", link=link) for link in links)
+    assert free.offloads and slowed.offloads
+    assert free.itinerary is not None
+    assert free.problem["machine"] == slowed.problem["machine"]
+    replay = cairn.simulate(free.verified.problem, free.verified.schedule, None)
+    assert free.step_ns == replay.makespan_ns
+    beside = traffic_of(free.problem, free.itinerary.ops).busy_ns - (replay.stall_ns or 0)
+    assert slowed.step_ns - free.step_ns == max(0, beside) // 3
 
 
 def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:

@@ -63,6 +63,30 @@ def has_transfers(ops: Sequence[Op]) -> bool:
     return any(op[0] == "offload" for op in ops)
 
 
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What a list's transfers move, and how long the link is busy with it (the busier of two lanes)."""
+
+    to_host_bytes: int
+    to_device_bytes: int
+    busy_ns: int
+
+
+def traffic_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> Traffic:
+    """Of a chain with a machine."""
+    replay, machine = Replay(chain), chain["machine"]
+    totals, times = {"offload": 0, "prefetch": 0}, {"offload": 0, "prefetch": 0}
+    rates = {"offload": machine["to_host_bytes_per_s"], "prefetch": machine["to_device_bytes_per_s"]}
+    for op in ops:
+        replay.run(op)
+        if op[0] in totals:
+            size = replay.value_bytes(op[1], op[2], replay.host[op[1], op[2]])
+            totals[op[0]] += size
+            times[op[0]] += machine["latency_ns"] + -(-size * 10**9 // rates[op[0]])
+    busy = sum(times.values()) if machine["shared_link"] else max(times.values())
+    return Traffic(totals["offload"], totals["prefetch"], busy)
+
+
 def peak_with_transfers(chain: Mapping[str, Any], itinerary: Itinerary) -> tuple[int, int, int]:
     """Where the most memory is taken, how much, and how much of it is on its way out.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import statistics
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import cairn
@@ -14,6 +18,7 @@ from .transfers import Parcel, Transfers
 
 _SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
 _ROUNDS = 7
+_WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some hundredths of a second at a time
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,15 @@ class Link:
         to_device_bytes_per_s: rate of copies in, the pages of new tensors included.
         latency_ns: what a copy of no size takes.
         is_shared: copies out and in take from each other: true of the CPU, where both go through its memory.
+        slowdown: by how much longer computing takes while something is copied: on the CPU copies take a core, or a
+            part of its memory's speed; 1.0 is twice as long. A machine file cannot say it; the times of plans do.
     """
 
     to_host_bytes_per_s: int
     to_device_bytes_per_s: int
     latency_ns: int
     is_shared: bool
+    slowdown: float = 0.0
 
     def machine(self, host_bytes: int) -> cairn.Machine:
         """The machine of a problem whose values travel on this link."""
@@ -43,20 +51,27 @@ class Link:
         )
 
 
-def measure_link(device: torch.device | str = "cpu", tier: str = "host") -> Link:
+def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
     """Measures the link between a device and the tier "host" or "file:PATH": medians of a few copies of two sizes.
 
-    Takes some tenths of a second and 16 MiB on either side. A file is measured as training meets it, with the kernel's
-    cache before the disk; a slab that does not fit in that cache is as slow as the disk.
+    Takes some tenths of a second and 16 MiB on either side; on the CPU, the large copies are made beside a computation,
+    with as many threads as torch has, as in a step.
+
+    cached: a file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting
+        to be written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
     """
     transfers = Transfers(open_tier(tier, _LARGE, device), device)
     try:
-        small, large = (_times(transfers, count) for count in (_SMALL, _LARGE))
+        small, large = (_times(transfers, count, cached) for count in (_SMALL, _LARGE))
+        loaded = _loaded(transfers) if transfers.device.type == "cpu" else None
     finally:
         transfers.close()
+    if loaded is not None and cached:
+        large = loaded.out_seconds, loaded.back_seconds
     out, back = (_rate(small[i], large[i]) for i in range(2))
     latency = max(0, int(statistics.median((small[0] - _SMALL / out, small[1] - _SMALL / back)) * 1e9))
-    return Link(int(out), int(back), latency, is_shared=transfers.device.type == "cpu")
+    slowdown = 0.0 if loaded is None else loaded.slowdown
+    return Link(int(out), int(back), latency, is_shared=transfers.device.type == "cpu", slowdown=slowdown)
 
 
 def _rate(small: float, large: float) -> float:
@@ -65,17 +80,19 @@ def _rate(small: float, large: float) -> float:
     return max(1.0, (_LARGE - _SMALL if large > small else _LARGE) / max(seconds, 1e-9))
 
 
-def _times(transfers: Transfers, count: int) -> tuple[float, float]:
+def _times(transfers: Transfers, count: int, cached: bool) -> tuple[float, float]:
     """Median seconds of a copy out and of a copy in."""
     source = torch.zeros(count, dtype=torch.uint8, device=transfers.device)
-    taken = [_round_trip(transfers, source) for _ in range(_ROUNDS + 1)][1:]  # the first meets new pages, new threads
+    taken = [_round_trip(transfers, source, cached) for _ in range(_ROUNDS + 1)][1:]  # the first meets new pages
     return statistics.median(each[0] for each in taken), statistics.median(each[1] for each in taken)
 
 
-def _round_trip(transfers: Transfers, source: torch.Tensor) -> tuple[float, float]:
+def _round_trip(transfers: Transfers, source: torch.Tensor, cached: bool) -> tuple[float, float]:
     began = _now(transfers.device)
     parcel = transfers.offload("measured", [source], 0)
     parcel.wait_out()
+    if not cached:
+        transfers.tier.settle()
     halfway = _now(transfers.device)
     _return(parcel)
     return halfway - began, _now(transfers.device) - halfway
@@ -90,3 +107,58 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+# -- beside a computation ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Copies beside a computation: what they take, and by how much longer it takes."""
+
+    out_seconds: float
+    back_seconds: float
+    slowdown: float
+
+
+def _loaded(transfers: Transfers) -> _Loaded:
+    """Computes for a while alone and for a while beside copies, in turns."""
+    factor = torch.randn(_WIDTH, _WIDTH)
+    trips: list[tuple[float, float]] = []
+    slowdowns = []
+    for _ in range(_TURNS):
+        alone = _computing(factor)
+        with _copying(transfers, trips):
+            beside = _computing(factor)
+        slowdowns.append(beside / max(alone, 1e-9) - 1)
+    out, back = (statistics.median(found) for found in zip(*trips, strict=True))
+    return _Loaded(out, back, min(max(0.0, statistics.median(slowdowns)), 1.0))  # one thread takes half of a core
+
+
+def _computing(factor: torch.Tensor) -> float:
+    """Seconds for a fixed amount of work."""
+    began = time.perf_counter()
+    for _ in range(_PRODUCTS):
+        torch.mm(factor, factor)
+    return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _copying(transfers: Transfers, trips: list[tuple[float, float]]) -> Iterator[None]:
+    """Copies go on, one after the other; at least one is made. Adds what each took."""
+    source = torch.zeros(_LARGE, dtype=torch.uint8)
+    ending = threading.Event()
+
+    def copy() -> None:
+        while True:
+            trips.append(_round_trip(transfers, source, cached=True))
+            if ending.is_set():
+                return
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(copy)
+        try:
+            yield
+        finally:
+            ending.set()
+        copying.result()

@@ -32,7 +32,7 @@ import torch
 
 from . import budgets
 from .composition import Replay
-from .itinerary import Itinerary, has_transfers, itinerary_of
+from .itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
 from .link import Link, measure_link
 from .profiler import Profile
 from .program import ON_VALUES, OUTPUT, SAVED, Value
@@ -41,6 +41,7 @@ Op = Sequence[Any]
 Made = tuple[str, int, int]  # a value, and the option that its stage was run with (0 for an output)
 
 TRIES = 6  # at asking again
+UNWRITTEN = 8  # a file of at most this part of the free memory is written behind the process's back, and stays cached
 
 
 # -- where to ------------------------------------------------------------------------------------------------
@@ -48,10 +49,11 @@ TRIES = 6  # at asking again
 
 @dataclasses.dataclass(frozen=True)
 class Destination:
-    """Slower memory that values may travel to, and the way there."""
+    """Slower memory that values may travel to, and the way there; `slowdown` is that of a `Link`."""
 
     tier: str
     machine: cairn.Machine
+    slowdown: float = 0.0
 
 
 def destination(host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
@@ -67,11 +69,12 @@ def destination(host_budget: Any, tier: str, link: Any, device: torch.device) ->
     else:
         size = 0 if host_budget == 0 else budgets.size_bytes(host_budget, "host_budget")
     if link is None:
-        link = _measured_link(device, tier)
+        is_cached = tier == "host" or size <= budgets.free_bytes(torch.device("cpu")) // UNWRITTEN
+        link = _measured_link(device, tier, is_cached)
     elif isinstance(link, str):
         link = cairn.Machine(size, link, link, shared_link=device.type == "cpu")  # type: ignore[arg-type]
     machine = link.machine(size) if isinstance(link, Link) else dataclasses.replace(link, host_bytes=size)
-    return Destination(tier, machine)
+    return Destination(tier, machine, link.slowdown if isinstance(link, Link) else 0.0)
 
 
 def _free_bytes(tier: str) -> int:
@@ -84,8 +87,8 @@ def _free_bytes(tier: str) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _measured_link(device: torch.device, tier: str) -> Link:
-    return measure_link(device, tier)
+def _measured_link(device: torch.device, tier: str, is_cached: bool) -> Link:
+    return measure_link(device, tier, cached=is_cached)
 
 
 # -- planning ------------------------------------------------------------------------------------------------
@@ -99,6 +102,7 @@ class Journey:
     schedule: cairn.Schedule
     itinerary: Itinerary
     makespan_ns: int
+    step_ns: int  # the same, and what copies take from computations
     lower_bound_ns: int | None
     solver: str
 
@@ -109,7 +113,7 @@ class Offloading:
     def __init__(
         self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
     ) -> None:
-        self._machine, self._solver, self._options = to.machine, solver, options
+        self._machine, self._slowdown, self._solver, self._options = to.machine, to.slowdown, solver, options
         self.problem = {**problem_of(profile, scope, gradients), "machine": dataclasses.asdict(to.machine)}
         self._chain = cairn.Chain.from_json(json.dumps(self.problem))
         always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
@@ -172,10 +176,18 @@ class Offloading:
         if makespan is None:
             return None
         ops = self._tidied(budget, ops, makespan)
-        makespan = self._makespan(budget, ops) or makespan
         schedule = cairn.Schedule.from_ops(self._chain, ops)
+        itinerary = itinerary_of(self.problem, ops, budget)
+        replay = cairn.simulate(self._chain, schedule, budget)
+        makespan = replay.makespan_ns or makespan
+        step = makespan + self._taken_ns(itinerary, replay.stall_ns or 0)
         bound = cairn.bound(self._chain, budget).lower_bound_ns
-        return Journey(self.problem, schedule, itinerary_of(self.problem, ops, budget), makespan, bound, solver)
+        return Journey(self.problem, schedule, itinerary, makespan, step, bound, solver)
+
+    def _taken_ns(self, itinerary: Itinerary, stall_ns: int) -> int:
+        """By how much longer computations take for the copies that are made while they run."""
+        beside = max(0, traffic_of(self.problem, itinerary.ops).busy_ns - stall_ns)
+        return int(beside * self._slowdown / (1 + self._slowdown))
 
     def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
         """By the simulator; None if it does not accept the list."""

@@ -339,7 +339,7 @@ class _Chosen:
         return cls(
             journey.problem,
             journey.schedule,
-            journey.makespan_ns,
+            journey.step_ns,
             journey.lower_bound_ns,
             None,
             journey.solver,
@@ -382,7 +382,7 @@ class _Task:
         journey = None
         if solution is not None and self.offloading is not None and solution.makespan_ns != solution.store_all_ns:
             journey = self.offloading.solve(room.usable_bytes)
-        if journey is not None and (stays is None or journey.makespan_ns < stays.step_ns):
+        if journey is not None and (stays is None or journey.step_ns < stays.step_ns):
             stays = _Chosen.of_journey(journey)
         return self._infeasible(room) if stays is None else self._plan_of(room, stays)
 

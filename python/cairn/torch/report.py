@@ -10,7 +10,8 @@ from typing import Any
 from cairn import format_bytes, format_ns
 
 from .arguments import check_plan
-from .composition import Replay, grouped
+from .composition import grouped
+from .itinerary import traffic_of
 from .plan import Plan
 from .shapes import ShapePlan
 
@@ -57,24 +58,15 @@ class Offloaded:
         """None if nothing travels."""
         if plan.itinerary is None:
             return None
-        replay, machine = Replay(plan.problem), plan.problem["machine"]
-        totals, times = {"offload": 0, "prefetch": 0}, {"offload": 0, "prefetch": 0}
-        rates = {"offload": machine["to_host_bytes_per_s"], "prefetch": machine["to_device_bytes_per_s"]}
-        for op in plan.itinerary.ops:
-            replay.run(op)
-            if op[0] in totals:
-                size = replay.value_bytes(op[1], op[2], replay.host[op[1], op[2]])
-                totals[op[0]] += size
-                times[op[0]] += machine["latency_ns"] + -(-size * 10**9 // rates[op[0]])
-        busy = sum(times.values()) if machine["shared_link"] else max(times.values())
+        traffic = traffic_of(plan.problem, plan.itinerary.ops)
         return cls(
             plan.tier,
             plan.host_budget_bytes,
             plan.host_bytes,
             plan.itinerary.host_peak_bytes,
-            totals["offload"],
-            totals["prefetch"],
-            busy / plan.step_ns if plan.step_ns else 0.0,
+            traffic.to_host_bytes,
+            traffic.to_device_bytes,
+            traffic.busy_ns / plan.step_ns if plan.step_ns else 0.0,
         )
 
 

@@ -73,6 +73,9 @@ class Tier:
         """Copies `count` bytes of the slab to a host address."""
         raise NotImplementedError
 
+    def settle(self) -> None:
+        """Returns when what was written is where it belongs, and no longer in a cache before that."""
+
     def close(self) -> None:
         """Gives the memory back. May be called again."""
         raise NotImplementedError
@@ -178,6 +181,10 @@ class FileTier(Tier):
             done = os.preadv(self._file, [target[:CHUNK_BYTES]], offset)
             self._require_progress(done, offset, "read")
             target, offset = target[done:], offset + done
+
+    def settle(self) -> None:
+        os.fdatasync(self._file)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _require_progress(self, done: int, offset: int, verb: str) -> None:
         if done <= 0:

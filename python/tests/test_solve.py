@@ -58,6 +58,11 @@ def test_without_a_budget_everything_is_stored() -> None:
         assert (solution.peak_bytes, solution.makespan_ns) == (solution.store_all_bytes, solution.store_all_ns)
 
 
+def test_search_reaches_the_best_frontier_schedule() -> None:
+    graph = cairn.load(DATA / "graphs" / "skips_49.json")
+    assert cairn.solve(graph, 268, solver="graph-search").makespan_ns == 5627  # proved by graph-milp
+
+
 def test_infeasible_is_an_answer() -> None:
     solution = cairn.solve(GPT2, 1000)
     assert solution.outcome == "infeasible" and not solution.found

@@ -18,6 +18,7 @@ struct crn_improver {
     crn_improver_stop *stop;
     bool asks; /* the task whether to stop */
     uint64_t random;
+    crn_improver_leeway leeway;
     crn_sequence current, trial, best;
     int64_t current_cost, best_cost;
     crn_sequence_eval eval;  /* of the trial */
@@ -45,8 +46,8 @@ static void sequence_copy(crn_sequence *to, const crn_sequence *from)
     memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
 }
 
-cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver **improver,
-                              cairn_error *error)
+cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver_leeway leeway,
+                              crn_improver **improver, cairn_error *error)
 {
     crn_arena arena;
     crn_arena_init(&arena, model->arena.allocator);
@@ -70,6 +71,7 @@ cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, ui
         return crn_no_memory(error);
     }
     made->model = model;
+    made->leeway = leeway;
     made->random = seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     made->arena = arena;
     *improver = made;
@@ -467,7 +469,7 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
 
 static void round_once(crn_improver *im)
 {
-    int64_t slack = im->current_cost / 2000;
+    int64_t slack = im->current_cost / im->leeway.step_part, far = im->best_cost / im->leeway.far_part;
     sequence_copy(&im->trial, &im->current);
     judge(im);
     if (random_below(im, 4) == 0)
@@ -480,7 +482,7 @@ static void round_once(crn_improver *im)
     if (im->eval.peak > im->budget_bytes) /* as above */
         return;
     int64_t allowed = random_below(im, 8) == 0 ? im->current_cost + slack : im->current_cost;
-    if (im->eval.cost <= allowed && im->eval.cost <= im->best_cost + im->best_cost / 200)
+    if (im->eval.cost <= allowed && im->eval.cost <= im->best_cost + far)
         take_current(im);
 }
 

@@ -25,9 +25,14 @@ typedef struct crn_improver_stop {
     atomic_bool stopped;
 } crn_improver_stop;
 
+/** How much worse a trial may be and now and then be taken nevertheless: parts of what it came from, and of the best. */
+typedef struct crn_improver_leeway {
+    int32_t step_part, far_part;
+} crn_improver_leeway;
+
 /** An improver for sequences of at most capacity events. */
-cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver **improver,
-                              cairn_error *error);
+cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver_leeway leeway,
+                              crn_improver **improver, cairn_error *error);
 void crn_improver_free(crn_improver *improver);
 
 /** What begin and run heed from now on; asks: this improver may ask the task. */

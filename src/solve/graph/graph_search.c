@@ -25,6 +25,9 @@
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
 
+/* The first island stays near its best; the last crosses the ridges that single values make on small graphs. */
+static const crn_improver_leeway leeway[ISLANDS] = {{2000, 200}, {500, 100}, {200, 50}, {100, 25}};
+
 typedef struct search {
     crn_graph_model *model;
     crn_walk *walk;
@@ -112,7 +115,7 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     for (int i = 0; i < ISLANDS; i++) {
         uint64_t seed = (uint64_t)crn_max(0, task->settings->seed) * ISLANDS + (uint64_t)i;
         CRN_TRY(sequence_new(&s->arena, capacity, &s->start[i], error));
-        CRN_TRY(crn_improver_new(s->model, capacity, seed, &s->island[i], error));
+        CRN_TRY(crn_improver_new(s->model, capacity, seed, leeway[i], &s->island[i], error));
     }
     s->weight = crn_arena_alloc(&s->arena, (size_t)s->model->use_begin[s->model->node_count], sizeof(*s->weight));
     if (!s->weight)

@@ -49,7 +49,7 @@ def seeded() -> Iterator[None]:
 def made(name: str) -> torch_models.Step:
     if name in torch_models.HUGGING_FACE:
         pytest.importorskip("transformers")
-    return (torch_models.ALL | torch_models.ODD)[name]()
+    return (torch_models.ALL | torch_models.ODD | torch_models.TANGLED)[name]()
 
 
 def with_random_times(profile: ct.Profile, seed: int) -> ct.Profile:
@@ -127,6 +127,22 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
         plan = chosen_by_nobody(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops
+
+
+@pytest.mark.parametrize("name", torch_models.TANGLED)
+def test_models_that_are_no_chains_are_exact_within_every_budget(name: str) -> None:
+    sample = made(name)
+    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    top = ct.plan(profile, UNLIMITED)
+    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
+    for part in range(4):
+        plan = ct.plan(profile, low + (high - low) * part // 3)
+        assert ct.verify(sample.model, plan, sample.args, loss_fn=sample.loss_fn).ok
+    plan = chosen_by_planner(profile, 1)
+    for peak, predicted in measured(sample, plan, {}):
+        assert peak <= predicted + plan.reserve_bytes, plan.ops
+    kept = {stage.keep_reason for stage in profile.stages if stage.kind == "block"}
+    assert kept == ({"is passed a tensor that is changed in place after it ran"} if name == "overwriting" else {""})
 
 
 @pytest.mark.parametrize(

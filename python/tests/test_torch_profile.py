@@ -462,3 +462,14 @@ def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> No
     profile = profiled(step)
     plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
     assert ct.verify(step.model, plan, (), step.kwargs).ok
+
+
+def test_gradients_taken_in_the_forward_are_refused_by_name() -> None:
+    class Descending(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(super().forward(inner).square().sum(), inner)
+            return super().forward(x - gradient)
+
+    with pytest.raises(ct.Unsupported, match="'1' takes gradients"):
+        ct.profile(nn.Sequential(nn.Linear(8, 8), Descending(8, 8)), torch.randn(4, 8), loss_fn=torch.sum)

@@ -329,3 +329,107 @@ ODD = {
     "tabled": tabled,
     "shared": shared,
 }
+
+
+# -- no chains, or with something that is changed while the step runs ------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.down(F.gelu(self.up(x))))
+
+
+class Interleaved(nn.Module):
+    """Two streams take turns in the same layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        for layer in self.layers:
+            x, y = layer(x), layer(y)
+        return x + y
+
+
+class Growing(nn.Module):
+    """Reads everything that was made before it, in one list, as DenseNet's layers do."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(channels), nn.Conv2d(channels, 8, 3, padding=1)
+
+    def forward(self, earlier: list[Tensor]) -> Tensor:
+        return self.conv(F.relu(self.norm(torch.cat(earlier, 1))))
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.leave = nn.ModuleList(Growing(16 + 8 * i) for i in range(4)), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [x]
+        for layer in self.layers:
+            found.append(layer(found))
+        return self.leave(torch.cat(found, 1).mean((2, 3)))
+
+
+class Doubled(nn.Module):
+    """Its backward does not need what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x * 2))
+
+
+class Overwriting(nn.Module):
+    """Adds to what its layers have read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Doubled() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        for layer in self.layers:
+            x += layer(x)
+        return x
+
+
+class Remembering(nn.Module):
+    """Puts a new tensor in the place of its buffer in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Residual()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.inner(x + self.mean)
+
+
+def squared(model: nn.Module, *args: Tensor) -> Step:
+    return Step(model.train(), args, {}, lambda output: output.square().mean())
+
+
+TANGLED = {
+    "interleaved": lambda: squared(Interleaved(), torch.randn(512, 64)),
+    "dense": lambda: squared(Dense(), torch.randn(4, 16, 32, 32)),
+    "overwriting": lambda: squared(Overwriting(), torch.randn(512, 64)),
+    "remembering": lambda: squared(nn.Sequential(*(Remembering() for _ in range(3))), torch.randn(512, 64)),
+    "sparse": lambda: squared(
+        nn.Sequential(nn.Embedding(100, 64, sparse=True), *(Residual() for _ in range(3))), torch.randint(100, (16, 32))
+    ),
+}

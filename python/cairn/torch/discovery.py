@@ -19,6 +19,7 @@ from torch import nn
 
 from . import _compat, memory
 from .blocks import Block
+from .errors import Unsupported
 from .tree import tensors_in
 
 
@@ -55,7 +56,7 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
         handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, _never_unpacked):
+        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward):
             run()
     finally:
         for handle in handles:
@@ -67,10 +68,6 @@ def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules whose calls can be observed: none inside a compiled one, which is called as a whole."""
     hidden = {id(p) for m in model.modules() if (c := _compat.compiled_inside(m)) is not None for p in c.modules()}
     return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
-
-
-def _never_unpacked(packed: Any) -> torch.Tensor:
-    raise AssertionError("a traced forward has no backward")
 
 
 class _Recorder:
@@ -103,6 +100,14 @@ class _Recorder:
         if memory.has_storage(tensor):
             for call, _ in self._open:
                 call.saves.add(_compat.storage_id(tensor))
+
+    def refuse_backward(self, packed: Any) -> torch.Tensor:
+        """Called when autograd wants a saved tensor, although the forward has not ended."""
+        where = next((f"'{call.name}' takes" for call, _ in reversed(self._open) if call.name), "the model takes")
+        raise Unsupported(
+            f"{where} gradients (autograd.grad or backward) inside the model's forward, so the step is no forward with "
+            "a backward behind it; plan the parts of the model that do not, each by itself"
+        )
 
     def _keys(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         refs = [_compat.StorageRef(t) for t in tensors]

@@ -6,7 +6,8 @@ is where their gradients end; `_Sink` takes the outputs, and in the backward mak
 as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph.
 
 How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
-are made with the layout in which they arrive, once that is known.
+are made with the layout in which they arrive, once that is known. One with gaps is a view of a larger gradient that
+others have views of (those of what was concatenated, say), so it does not go when the block has read it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class _Sink(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         grads = _made(ctx.grads)
+        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.has_gaps]
         ctx.hooks.begun()
         return None, None, *grads
 
@@ -98,13 +100,25 @@ class Layout:
         """A new one; all its values are normal numbers, for denormal ones take their own time."""
         if self._strides is None:
             return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
-        example = torch.empty_strided(self._stored_shape(), self._strides, dtype=self._dtype, device="meta")
-        return torch.full_like(example, 1e-3, device=self._device).expand(self._shape)
+        storage = torch.full((self._extent(),), 1e-3, dtype=self._dtype, device=self._device)
+        return storage.as_strided(self._shape, self._strides)
 
     @property
     def nbytes(self) -> int:
         """Of a new one."""
-        return memory.allocated_bytes(self._stored_shape().numel() * self._dtype.itemsize, self._device)
+        return memory.allocated_bytes(self._extent() * self._dtype.itemsize, self._device)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether it leaves out a part of what it lies in."""
+        return self._extent() > self._stored_shape().numel()
+
+    def _extent(self) -> int:
+        """From the first element in memory to the last."""
+        stored = self._stored_shape()
+        if self._strides is None or 0 in stored:
+            return stored.numel()
+        return 1 + sum((size - 1) * stride for size, stride in zip(stored, self._strides, strict=True))
 
     def _stored_shape(self) -> torch.Size:
         """Without what an expanded tensor only repeats."""

@@ -19,7 +19,7 @@ from . import _compat, isolate, memory
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .sample import Sample, backward_of
-from .stage_measure import SLACK_BYTES, StageMeasure
+from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
 
 LOSS_BYTES = 4
@@ -80,6 +80,7 @@ class _Run:
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
+    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed
     arrived: _Moment | None = None
     arriving: isolate.Layouts = ()
 
@@ -135,6 +136,7 @@ class MemoryPass:
             output, loss = self._sample.forward()
         self._note_held(False)
         self._segments[-1].end = self._moment()
+        self._keep_overwritten()
         for run in self._runs:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
@@ -170,6 +172,7 @@ class MemoryPass:
         output = run.alone.run(function, arguments, hooks, waiting, self._created)
         self._note_weight_grads(run, waiting)
         self._remember_outputs(run, output, arguments)
+        run.read = list(map(_compat.VersionWitness, arguments.tensors))
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
         handed = isolate.layouts_of(arguments.differentiable, run.alone.leaving)
@@ -215,6 +218,13 @@ class MemoryPass:
             for t in arguments.tensors
             if memory.has_storage(t) and _compat.storage_id(t) not in returned | self._static
         ]
+
+    def _keep_overwritten(self) -> None:
+        """A block cannot be run again from what was changed after it ran."""
+        for run in self._runs:
+            if any(witness.has_changed() for witness in run.read):
+                run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
+            run.read.clear()
 
     def _note_weight_grads(self, run: _Run, waiting: Sequence[nn.Parameter]) -> None:
         """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
@@ -273,7 +283,10 @@ class MemoryPass:
             if run is not None:
                 self._finish_block(index, run, main, readers)
                 stages.append(run.stage)
-        pinned = {f"output of {run.stage.name}": size for run in self._runs if (size := _bytes_of(run, run.pinned))}
+        pinned: dict[str, int] = {}
+        for run in self._runs:  # a block that runs twice has two outputs
+            if size := _bytes_of(run, run.pinned):
+                pinned[f"output of {run.stage.name}"] = pinned.get(f"output of {run.stage.name}", 0) + size
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}

@@ -128,7 +128,7 @@ class _BlockRuns:
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
         self.rewind()
-        constants = Constants(self.modules())
+        constants, buffers = Constants(self.modules()), self.buffers()
         args, kwargs = self.arguments.source(isolate.Hooks())
         recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=True)
         count = 0
@@ -150,6 +150,8 @@ class _BlockRuns:
         graph = recorder.graph(result)
         if not constants.hold(self.modules()):
             graph.closed = graph.closed or "changes an attribute of its own in every run"
+        if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
+            graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:
             self.backward(result)
         torch.clear_autocast_cache()

@@ -8,6 +8,7 @@ from typing import Any
 
 SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
 CHANGES_INPUT = "changes its input in place"
+OVERWRITTEN = "is passed a tensor that is changed in place after it ran"
 
 
 @dataclasses.dataclass

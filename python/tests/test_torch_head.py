@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 ROWS, WIDTH, WORDS = 96, 24, 900
+PAGE_BYTES = 4096
 OWN = getattr(F, "linear_cross_entropy", None)
 
 
@@ -391,9 +392,9 @@ def test_in_a_planned_model(tied: bool, own: bool) -> None:
     plain = _step(model, tokens, 3)
     model.in_chunks = True
     profile = ct.profile(model, kwargs={"tokens": tokens})
-    (found,) = profile.outside.heads
+    (way,) = profile.outside.heads
     _needs_chunks()
-    assert found.chunks is not None and any("words in the backward" in note for note in profile.notes)
+    assert way.chunks is not None and any("words in the backward" in note for note in profile.notes)
     assert profile.outside.tied == (("words.weight",) if tied else ())
     assert ct.Profile.from_json(profile.to_json()) == profile
     everything = ct.plan(profile, "1GiB")
@@ -401,9 +402,36 @@ def test_in_a_planned_model(tied: bool, own: bool) -> None:
         plan = ct.Plan.from_json(ct.plan(profile, budget).to_json())
         head_proof._known.clear()
         with ct.apply(model, plan):
-            assert found.case in head_proof._known
+            assert way.case in head_proof._known
             assert all(map(_same, plain, _step(model, tokens, 3)))
         assert ct.verify(model, plan, kwargs={"tokens": tokens}).ok
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+def test_peaks_are_predicted_as_well_as_with_whole_logits(tied: bool) -> None:
+    torch.manual_seed(0)
+    model, tokens = Language(tied).train(), torch.randint(4000, (4, 40))
+    errors, least = [], []
+    for model.in_chunks in (False, True):
+        profile = ct.profile(model, kwargs={"tokens": tokens})
+        plan = ct.plan(profile, "1GiB")
+        found = ct.verify(model, plan, kwargs={"tokens": tokens})
+        errors.append(plan.created_peak_bytes - found.created.peak_bytes)
+        errors.append(plan.accumulated_peak_bytes - found.accumulated.peak_bytes)
+        least.append(plan.least_budget_bytes)
+    _needs_chunks()
+    assert max(errors) - min(errors) < PAGE_BYTES
+    assert least[1] < least[0] / 2
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_trace_sees_the_step_and_not_the_proof() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), torch.randint(4000, (4, 40))
+    first = ct.trace(model, kwargs={"tokens": tokens})
+    assert head_proof._known
+    assert str(first) == str(ct.trace(model, kwargs={"tokens": tokens}))
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -126,6 +126,21 @@ void crn_forward_fill(crn_forward *forward, int32_t s, int32_t last)
         step(model, s, j, &row[j - 1], &row[j]);
 }
 
+void crn_forward_walk_begin(crn_forward_walk *walk, const crn_chain_model *model)
+{
+    *walk = (crn_forward_walk){.model = model, .ways[0].alone_count = 1}; /* nothing but X */
+}
+
+int64_t crn_forward_walk_on(crn_forward_walk *walk)
+{
+    int32_t j = ++walk->j;
+    crn_ways *to = &walk->ways[j % 2];
+    if (j >= walk->model->fence[1])
+        return INT64_MAX;
+    step(walk->model, 1, j, &walk->ways[(j - 1) % 2], to);
+    return to->alone_count > 0 ? to->alone[0].peak_bytes : INT64_MAX;
+}
+
 /* ---- emitting ---- */
 
 static cairn_status drop(cairn_builder *builder, cairn_value value, int32_t l, cairn_error *error)

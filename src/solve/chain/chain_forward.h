@@ -52,6 +52,17 @@ int64_t crn_forward_memory(int32_t n);
 /** Fills the row of s, up to j = last at most. */
 void crn_forward_fill(crn_forward *forward, int32_t s, int32_t last);
 
+/** Goes through the row of s = 1 without keeping it: the stage that was reached, and its ways and those before. */
+typedef struct crn_forward_walk {
+    const crn_chain_model *model;
+    int32_t j;
+    crn_ways ways[2]; /* of j at j % 2 */
+} crn_forward_walk;
+
+void crn_forward_walk_begin(crn_forward_walk *walk, const crn_chain_model *model);
+/** One stage further: the least peak of a way to alone(j), INT64_MAX where there is none. */
+int64_t crn_forward_walk_on(crn_forward_walk *walk);
+
 /** Emits a way to alone(j) of the row that is filled in. */
 cairn_status crn_forward_emit(crn_forward *forward, int32_t j, int32_t way, cairn_builder *builder, cairn_error *error);
 

@@ -164,20 +164,22 @@ static cairn_status allocate(crn_chain_table *table, cairn_error *error)
 /* ---- the least without tables ---- */
 
 /* What it takes to start again from a[0] for every backward: a schedule of the programs, if a slow one. */
-static int64_t restart_bytes(const crn_chain_table *table, const crn_forward *forward)
+static int64_t restart_bytes(const crn_chain_table *table)
 {
     const crn_chain_model *model = &table->model;
+    crn_forward_walk walk;
     int64_t needed = save_least(table, 1, 1, 0);
     for (int32_t k = 1; k < crn_stage(model, 1)->option_count; k++)
         needed = crn_min(needed, save_least(table, 1, 1, k));
+    crn_forward_walk_begin(&walk, model);
     for (int32_t t = 2; t <= model->n; t++) {
-        int64_t least = INT64_MAX;
-        if (t - 1 > forward->end || forward->row[t - 1].alone_count == 0)
+        int64_t least = INT64_MAX, peak = crn_forward_walk_on(&walk);
+        if (peak == INT64_MAX)
             return INT64_MAX;
         for (int32_t k = 0; k < crn_stage(model, t)->option_count; k++)
             least = crn_min(least, save_least(table, t, t, k));
         needed = crn_max(needed, model->output[t - 1] + least);
-        needed = crn_max(needed, model->base[t] + forward->row[t - 1].alone[0].peak_bytes);
+        needed = crn_max(needed, model->base[t] + peak);
     }
     return needed;
 }
@@ -185,7 +187,6 @@ static int64_t restart_bytes(const crn_chain_table *table, const crn_forward *fo
 /* Whether no budget is enough: told by a schedule that meets the lower bound of all, and so L does, too. */
 static cairn_status is_hopeless(crn_chain_table *table, const crn_task *task, bool *hopeless, cairn_error *error)
 {
-    crn_forward forward;
     int64_t lower_bytes;
     *hopeless = false;
     if (task->budget_max_bytes == CAIRN_NONE)
@@ -193,13 +194,9 @@ static cairn_status is_hopeless(crn_chain_table *table, const crn_task *task, bo
     CRN_TRY(crn_least_lower(task, &lower_bytes, error));
     if (task->budget_max_bytes >= lower_bytes)
         return CAIRN_OK;
-    if (!crn_forward_init(&forward, &table->allocator, &table->model))
-        return crn_no_memory(error);
-    crn_forward_fill(&forward, 1, table->model.n - 1);
-    table->least_bytes = restart_bytes(table, &forward);
+    table->least_bytes = restart_bytes(table);
     *hopeless = table->least_bytes < INT64_MAX && table->model.always_bytes + table->least_bytes == lower_bytes;
     table->least_bytes = lower_bytes;
-    crn_forward_clear(&forward);
     return CAIRN_OK;
 }
 

@@ -231,6 +231,11 @@ static int64_t least_bytes(const session *p)
     return crn_chain_table_least(&p->table);
 }
 
+static bool is_too_little(const session *p, int64_t budget_bytes)
+{
+    return budget_bytes != CAIRN_NONE && budget_bytes < least_bytes(p);
+}
+
 static void find_cells(session *p, const crn_task *task)
 {
     int64_t top = p->full_bytes = find_full_bytes(p);
@@ -295,6 +300,8 @@ static cairn_status prepare(session *p, const crn_task *task, cairn_error *error
 {
     CRN_TRY(crn_chain_table_init(&p->table, task, false, error));
     crn_arena *arena = &p->table.model.arena;
+    if (is_too_little(p, task->budget_max_bytes)) /* the least is known, and nothing else will be asked for */
+        return CAIRN_OK;
     CRN_TRY(crn_subchains_init(&p->subchains, p->model, arena, error));
     size_t kinds = (size_t)p->subchains.begin[p->model->n + 1];
     p->steps = crn_arena_alloc_zero(arena, kinds, sizeof(*p->steps));
@@ -303,8 +310,6 @@ static cairn_status prepare(session *p, const crn_task *task, cairn_error *error
         return crn_no_memory(error);
     fill_floor(p);
     find_cells(p, task);
-    if (p->cells.top_bytes < least_bytes(p) - p->model->always_bytes)
-        return CAIRN_OK;
     if (!make_workers(p, task))
         return crn_no_memory(error);
     cairn_status status = fill(p, task, error);
@@ -360,6 +365,8 @@ static cairn_status chain_exact_solve(const crn_task *task, void *state, int64_t
                                       cairn_error *error)
 {
     const session *p = state;
+    if (is_too_little(p, budget_bytes))
+        return CAIRN_OK;
     int64_t bytes = useful_bytes(p, budget_bytes);
     if (bytes == CAIRN_NONE)
         return CAIRN_OK;
@@ -414,20 +421,24 @@ static int64_t estimate(const crn_task *task, int64_t (*of)(const crn_subchains 
     return found;
 }
 
-static int64_t chain_exact_memory(const crn_task *task)
+/* Whatever repeats; where this is too much, there is no need to look at the sub-chains. */
+static int64_t fixed_memory(const crn_task *task)
 {
     int32_t n = cairn_problem_chain(task->problem)->stage_count;
-    if (n > STAGES_MAX)
-        return INT64_MAX;
-    int64_t fixed = crn_chain_table_memory(n) + crn_subchains_memory(n);
+    return n > STAGES_MAX ? INT64_MAX : crn_chain_table_memory(n) + crn_subchains_memory(n);
+}
+
+static int64_t chain_exact_memory(const crn_task *task)
+{
+    int64_t fixed = fixed_memory(task);
     return fixed > crn_memory_limit(task->settings) ? fixed
                                                     : crn_add_saturating(fixed, estimate(task, tables_estimate, 0));
 }
 
 static int64_t chain_exact_work(const crn_task *task)
 {
-    int32_t n = cairn_problem_chain(task->problem)->stage_count;
-    return n > STAGES_MAX ? INT64_MAX : estimate(task, work_estimate, INT64_MAX);
+    bool affordable = fixed_memory(task) <= crn_memory_limit(task->settings);
+    return affordable ? estimate(task, work_estimate, INT64_MAX) : INT64_MAX;
 }
 
 const crn_solver crn_chain_exact_solver = {

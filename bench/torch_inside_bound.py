@@ -7,9 +7,8 @@ block's argument is the output of the block before, which counts among what that
 apart, and the best set is one point on the hull of (bytes, time) of each block, at one slope for all. The hulls are
 those of `block_options.ideal_choices`: minimum cuts, as many options as there are, no cost but that of the operations.
 
-What else is in memory at that moment is taken from the profile: what the stages keep that keep everything, and the
-least that the stage needs whose backward begins. Of the bounds at the backwards of the head and of the last block, the
-higher counts.
+What else is in memory at that moment is taken from the profile: what the stages keep that keep everything, gradients of
+weights that wait, and the least that the stage needs whose backward begins. The highest bound of all moments counts.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class Bound:
 
     def overhead(self, peak_bytes: int) -> float:
         """Infinite where no choice is small enough."""
-        last = len(self._chain["stages"]) - 1
-        moments = {last, self._opened[-1]}
+        moments = [*self._opened[1:], len(self._chain["stages"]) - 1]
         return max(self._at(moment, peak_bytes) for moment in moments) / self._plain_ns
 
     def _at(self, moment: int, peak_bytes: int) -> float:
@@ -58,8 +56,12 @@ class Bound:
         stages = self._chain["stages"]
         total = self._chain["fixed_bytes"] + self._chain["input_bytes"]
         total += sum(s["options"][0]["saved_bytes"] for i, s in enumerate(stages[:moment]) if i not in self._opened)
-        total += stages[moment]["grad_bytes"] + (stages[moment - 1]["grad_bytes"] if moment else 0)
-        return int(total + min(o["saved_bytes"] + o["backward_workspace_bytes"] for o in stages[moment]["options"]))
+        total += stages[moment]["grad_bytes"] + sum(stage["weight_grad_bytes"] for stage in stages[moment + 1 :])
+        result = stages[moment - 1]["grad_bytes"] + stages[moment]["weight_grad_bytes"]
+        return int(
+            total
+            + min(o["saved_bytes"] + max(0, result + o["backward_workspace_bytes"]) for o in stages[moment]["options"])
+        )
 
     def _time(self, nbytes: float) -> float:
         """The hull at a size."""

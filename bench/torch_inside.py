@@ -11,14 +11,17 @@ The model's inputs count, as they do in plans. Beside each plan stands the least
 cost at the plan's peak, if the operations that it replays were all that it costs (`torch_inside_bound.py`).
 
 The allocator keeps what it has (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 4 GiB), so that tensors are not
-faulted in again and again; `--allocator default` leaves glibc as it is, `--allocator mmap` faults every tensor in.
+faulted in again and again; `--allocator default` leaves glibc as it is, `--allocator mmap` faults every tensor in, and
+`--allocator jemalloc` preloads that library (libjemalloc2 on Debian) as it is. Page faults of a step are counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import dataclasses
 import os
+import resource
 import statistics
 import sys
 import time
@@ -41,6 +44,7 @@ ALLOCATORS = {
     "keeping": {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**30), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)},
     "default": {},
     "mmap": {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)},
+    "jemalloc": {"LD_PRELOAD": ctypes.util.find_library("jemalloc") or ""},
 }
 
 
@@ -56,13 +60,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     wanted = ALLOCATORS[chosen.allocator]
+    if not all(wanted.values()):
+        parser.error(f"{chosen.allocator} is not installed")
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
     with quiet():
         torch.manual_seed(0)
         step = MODELS[chosen.model](chosen.layers)
         data = _measured(step, chosen)
-    described = {"machine": machine(), "allocator": chosen.allocator, "model": chosen.model, "layers": chosen.layers}
+    described = {"machine": machine(), "allocator": chosen.allocator, "allocator_environment": wanted}
+    described |= {"model": chosen.model, "layers": chosen.layers}
     write(chosen.json, {**described, **data})
 
 
@@ -290,6 +297,7 @@ def _sample(step: Step) -> dict[str, Any]:
 
 def _timed(step: Step, methods: dict[str, Method], rounds: int, input_bytes: int) -> list[dict[str, Any]]:
     taken: dict[str, list[float]] = {name: [] for name in methods}
+    faults: dict[str, list[int]] = {name: [] for name in methods}
     peaks: dict[str, int] = {}
     losses: dict[str, set[float]] = {name: set() for name in methods}
     for p in step.model.parameters():
@@ -303,9 +311,10 @@ def _timed(step: Step, methods: dict[str, Method], rounds: int, input_bytes: int
                 if number == 0:  # the first step of a plan records; its peak is that of the others
                     peaks[name] = input_bytes + _peak_of(method)
                     continue
-                began = time.process_time()
+                faulted, began = _page_faults(), time.process_time()
                 losses[name].add(method.run())
                 taken[name].append(time.process_time() - began)
+                faults[name].append(_page_faults() - faulted)
     rows = []
     for name, method in methods.items():
         ratios = [mine / plain for mine, plain in zip(taken[name], taken["plain"], strict=True)]
@@ -315,12 +324,18 @@ def _timed(step: Step, methods: dict[str, Method], rounds: int, input_bytes: int
                 "peak_bytes": peaks[name],
                 "predicted_peak_bytes": None if method.plan is None else method.plan.peak_bytes,
                 "cpu_seconds": statistics.median(taken[name]),
+                "page_faults": statistics.median(faults[name]),
                 "overhead": statistics.median(ratios) - 1,
                 "predicted_overhead": None if method.plan is None else method.plan.overhead,
                 "same_loss": losses[name] == losses["plain"],
             }
         )
     return rows
+
+
+def _page_faults() -> int:
+    """Of the process so far, without reading from a disk: memory that the kernel has put in place."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _peak_of(method: Method) -> int:
@@ -343,7 +358,7 @@ def _print_options(stage: Any) -> None:
 def _print(rows: list[dict[str, Any]]) -> None:
     print(
         f"{'method':<28} {'peak MiB':>9} {'predicted':>9} {'CPU s':>7} {'slower':>8} {'predicted':>9} {'at least':>8} "
-        f"{'same loss':>9}"
+        f"{'faults':>9} {'same loss':>9}"
     )
     for row in rows:
         predicted = row["predicted_peak_bytes"]
@@ -353,7 +368,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{'' if predicted is None else f'{predicted / MIB:.1f}':>9} "
             f"{row['cpu_seconds']:>7.2f} {100 * row['overhead']:>7.1f}% "
             f"{'' if slower is None else f'{100 * slower:.1f}%':>9} "
-            f"{'' if least is None else f'{100 * least:.1f}%':>8} {row['same_loss']!s:>9}",
+            f"{'' if least is None else f'{100 * least:.1f}%':>8} {row['page_faults']:>9,.0f} {row['same_loss']!s:>9}",
             flush=True,
         )
 

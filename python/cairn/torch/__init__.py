@@ -39,10 +39,11 @@ from .interpreter import Step
 from .link import Link, measure_link
 from .loss import cross_entropy
 from .offload import Offload, offload
-from .plan import Plan, Point, plan, sweep
+from .plan import Plan, plan
 from .profiler import Profile, profile
 from .report import Report, explain
 from .stages import StageRef
+from .sweep import Measurement, Point, Sweep, sweep
 from .trace import Traced, trace
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Handle",
     "InfeasibleBudget",
     "Link",
+    "Measurement",
     "Offload",
     "Plan",
     "PlanMismatch",
@@ -60,6 +62,7 @@ __all__ = [
     "Report",
     "StageRef",
     "Step",
+    "Sweep",
     "TierUnavailable",
     "TorchError",
     "Traced",

@@ -160,10 +160,35 @@ def set_aside(model: nn.Module) -> Iterator[None]:
     if applied is None or not applied.is_applied:
         yield
         return
-    applied.executor.detach()
-    del _handles[model]
+    _stop(model, applied)
     try:
         yield
     finally:
-        applied.executor.attach(applied)
-        _handles[model] = weakref.ref(applied)
+        _start(model, applied)
+
+
+class Recalled:
+    """A plan that is at work on a model by turns: what its first step found out is there at the next ones."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._model, self._applied = model, apply(model, plan)
+        _stop(model, self._applied)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The plan is at work for the body of a with statement."""
+        _start(self._model, self._applied)
+        try:
+            yield
+        finally:
+            _stop(self._model, self._applied)
+
+
+def _start(model: nn.Module, applied: Handle) -> None:
+    applied.executor.attach(applied)
+    _handles[model] = weakref.ref(applied)
+
+
+def _stop(model: nn.Module, applied: Handle) -> None:
+    applied.executor.detach()
+    del _handles[model]

@@ -264,11 +264,11 @@ def plan(
 
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
-    _check(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    check_request(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
     arguments.check_budget(budget)
     profile = profile if "inside" in allow else profile.without_options()
     to = destination(_host_budget(budget, host_budget), tier, link, torch.device(profile.device))
-    [made] = _Task(profile, scope, gradients, solver, options, to).plans([budget])
+    [made] = Task(profile, scope, gradients, solver, options, to).plans([budget])
     if isinstance(made, InfeasibleBudget):
         raise made
     return made
@@ -285,7 +285,8 @@ def _host_budget(budget: Any, host_budget: Any) -> Any:
     return host_budget
 
 
-def _check(profile: Profile, options: Mapping[str, Any]) -> None:
+def check_request(profile: Profile, options: Mapping[str, Any]) -> None:
+    """Raises for what is no profile, and for options that a plan does not take."""
     if not isinstance(profile, Profile):
         raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")
     arguments.check_plan_options(options)
@@ -348,7 +349,7 @@ class _Chosen:
         )
 
 
-class _Task:
+class Task:
     """What plans of one profile have in common; the solver's tables are made once for all budgets."""
 
     def __init__(
@@ -533,82 +534,3 @@ def _optimizer_peak(profile: Profile) -> int:
     """Memory while the optimizer steps: everything resident, what the caller holds, and its temporaries."""
     resident = profile.resident_bytes("step", ACCUMULATED) + profile.input_bytes
     return resident + profile.held_bytes + profile.optimizer_step_bytes
-
-
-# -- several budgets -----------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """One point of the trade-off curve; None where no plan exists."""
-
-    budget_bytes: int
-    peak_bytes: int | None
-    step_ns: int | None
-    overhead: float | None
-
-
-def sweep(
-    profile: Profile,
-    budgets_or_count: int | Sequence[Any] = 10,
-    *,
-    plot: str | Path | None = None,
-    host_budget: Any = None,
-    tier: str = "host",
-    link: Any = None,
-    allow: Iterable[str] = ALLOWED,
-    solver: str = "auto",
-    scope: str = "step",
-    gradients: str = ACCUMULATED,
-    **options: Any,
-) -> list[Point]:
-    """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
-
-    Many budgets take little more time than one: the solver's tables serve all of them.
-
-    plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
-        beside it. The others are as for `plan`.
-    """
-    _check(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
-    if isinstance(budgets_or_count, str) or not isinstance(budgets_or_count, (int, Iterable)):
-        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets_or_count!r}")
-    if isinstance(budgets_or_count, int) and budgets_or_count < 1:
-        raise ValueError(f"a sweep has at least one point, not {budgets_or_count}")
-    profile = profile if "inside" in allow else profile.without_options()
-    to = destination(host_budget, tier, link, torch.device(profile.device))
-    task = _Task(profile, scope, gradients, solver, options, to)
-    wanted = budgets_or_count
-    if isinstance(wanted, int):
-        wanted = task.even_budgets(wanted)
-    points = [_point(made) for made in task.plans(list(wanted))]
-    if plot is not None:
-        curves = {"as planned": points}
-        if any(stage.options for stage in profile.stages):
-            whole = _Task(profile.without_options(), scope, gradients, solver, options, to)
-            curves = {"parts of blocks": points, "whole blocks": [_point(made) for made in whole.plans(list(wanted))]}
-        _draw(curves, Path(plot), profile.model_name)
-    return points
-
-
-def _point(made: Plan | InfeasibleBudget) -> Point:
-    if isinstance(made, InfeasibleBudget):
-        return Point(made.budget_bytes or 0, None, None, None)
-    return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
-
-
-def _draw(curves: Mapping[str, Sequence[Point]], path: Path, title: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for label, points in curves.items():
-        found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
-        axes.plot(
-            [peak / 2**20 for peak, _ in found], [100 * overhead for _, overhead in found], marker="o", label=label
-        )
-    axes.legend()
-    axes.set(xlabel="peak memory of the step, MiB", ylabel="extra time, %", title=title)
-    axes.grid(alpha=0.3)
-    figure.savefig(path)

@@ -1,0 +1,299 @@
+"""`sweep`: the trade-off curve of a model, as predicted, and as measured beside what PyTorch offers for the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import cairn
+import torch
+from torch import nn
+
+from . import sweep_plot
+from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
+from .arguments import ACCUMULATED, ALLOWED, check_call
+from .comparison import Comparison, Steps, Turn
+from .errors import InfeasibleBudget
+from .handle import Recalled, set_aside
+from .offloading import destination
+from .plan import Plan, Task, check_request
+from .profiler import Profile
+from .sample import Sample
+from .untouched import untouched
+
+SWEEP_VERSION = 1
+PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"
+PLANS_MEASURED = 5  # at most, of each curve
+_UNLIMITED = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One point of the trade-off curve; None where no plan exists."""
+
+    budget_bytes: int
+    peak_bytes: int | None
+    step_ns: int | None
+    overhead: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to run the step, and what was predicted of it (None: nothing was).
+
+    method: "plain", "every block" (each checkpointed), "checkpoint_sequential", "torch.compile", or one of the curves,
+        "parts of blocks" or "whole blocks".
+    budget_bytes, segments, activation_memory_budget: the setting of a plan, of checkpoint_sequential, of torch.compile.
+    """
+
+    method: str
+    budget_bytes: int | None = None
+    segments: int | None = None
+    activation_memory_budget: float | None = None
+    predicted_peak_bytes: int | None = None
+    predicted_overhead: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The method and its setting."""
+        if self.budget_bytes is not None:
+            return f"{self.method}, {cairn.format_bytes(self.budget_bytes)}"
+        if self.segments is not None:
+            return f"{self.method}, {self.segments} segments"
+        if self.activation_memory_budget is not None:
+            return f"{self.method}, activation_memory_budget {self.activation_memory_budget:g}"
+        return self.method
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement(Way):
+    """A way to run the step, as measured.
+
+    step_ns: median of the rounds. overhead: extra time as a share of the plain step's, the median over the rounds of
+        the ratio to the plain step of the same round; to the predicted plain step where that could not be measured.
+    same_loss: whether the loss is the plain step's to the bit; None where it could not be compared.
+    """
+
+    peak_bytes: int
+    step_ns: int
+    overhead: float
+    same_loss: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep(Sequence[Point]):
+    """The trade-off curve; as a sequence, its points. Sizes in bytes, times in nanoseconds.
+
+    whole_blocks: the curve of whole blocks at the same budgets, where blocks may be kept in part and a picture or
+        measurements were asked for. measured: what was measured. left_out: what was not, and why.
+    """
+
+    model_name: str
+    device: str
+    scope: str
+    gradients: str
+    points: tuple[Point, ...]
+    whole_blocks: tuple[Point, ...] = ()
+    measured: tuple[Measurement, ...] = ()
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rounds: int = 0
+
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Point, ...]: ...
+    def __getitem__(self, index: int | slice) -> Point | tuple[Point, ...]:
+        return self.points[index]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def curves(self) -> dict[str, tuple[Point, ...]]:
+        """The predicted curves by name; without `whole_blocks` there is one, of whole blocks."""
+        return {PARTS: self.points, WHOLE: self.whole_blocks} if self.whole_blocks else {WHOLE: self.points}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; units are in the names."""
+        conditions = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        return {"format": "cairn-torch-sweep", "version": SWEEP_VERSION, **conditions, **dataclasses.asdict(self)}
+
+
+def sweep(
+    profile: Profile,
+    budgets_or_count: int | Sequence[Any] = 10,
+    *,
+    plot: str | Path | None = None,
+    model: nn.Module | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    beside: Iterable[str] = ALTERNATIVES,
+    rounds: int = 3,
+    host_budget: Any = None,
+    tier: str = "host",
+    link: Any = None,
+    allow: Iterable[str] = ALLOWED,
+    solver: str = "auto",
+    scope: str = "step",
+    gradients: str = ACCUMULATED,
+    **options: Any,
+) -> Sweep:
+    """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
+
+    Many budgets take little more time than one: the solver's tables serve all of them. With a model, steps are run and
+    measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and what PyTorch offers.
+
+    plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
+        beside it, and with all that is measured.
+    model, args, kwargs, loss_fn: what was profiled. It is left as it was; a plan at work on it is set aside meanwhile.
+    beside: of PyTorch, "every block" (each checkpointed; a transformers model does so by itself),
+        "checkpoint_sequential" (over the longest run of blocks that form a sequence, with every number of segments),
+        and "torch.compile" (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not
+        apply, is in `left_out`.
+    rounds: so many steps of each are timed, in turns.
+    The others are as for `plan`.
+    """
+    check_request(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    _check(budgets_or_count, beside, rounds)
+    profile = profile if "inside" in allow else profile.without_options()
+    to = destination(host_budget, tier, link, torch.device(profile.device))
+
+    def planned(profiled: Profile, wanted: int | Sequence[Any]) -> _Curve:
+        return _Curve.of(Task(profiled, scope, gradients, solver, options, to), wanted)
+
+    found = [planned(profile, budgets_or_count)]
+    if (plot is not None or model is not None) and any(stage.options for stage in profile.stages):
+        found.append(planned(profile.without_options(), found[0].budgets))
+    whole_blocks = found[1].points if len(found) > 1 else ()
+    made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
+    if model is not None:
+        check_call(model, kwargs, loss_fn)
+        arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+        made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, tuple(beside), rounds)
+    if plot is not None:
+        sweep_plot.draw(made, Path(plot))
+    return made
+
+
+def _check(budgets_or_count: Any, beside: Any, rounds: Any) -> None:
+    if isinstance(budgets_or_count, str) or not isinstance(budgets_or_count, (int, Iterable)):
+        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets_or_count!r}")
+    if isinstance(budgets_or_count, int) and budgets_or_count < 1:
+        raise ValueError(f"a sweep has at least one point, not {budgets_or_count}")
+    unknown = [beside] if isinstance(beside, str) else [name for name in beside if name not in ALTERNATIVES]
+    if unknown:
+        raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}; {unknown[0]!r} is none")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"rounds= counts the steps to time, at least one, not {rounds!r}")
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """Plans for several budgets."""
+
+    task: Task
+    budgets: Sequence[Any]
+    plans: Sequence[Plan | InfeasibleBudget]
+
+    @classmethod
+    def of(cls, task: Task, wanted: int | Sequence[Any]) -> _Curve:
+        """For budgets, or for so many of them."""
+        wanted = task.even_budgets(wanted) if isinstance(wanted, int) else list(wanted)
+        return cls(task, wanted, task.plans(wanted))
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(map(_point, self.plans))
+
+    def to_measure(self) -> list[Plan]:
+        """Plans that differ, spread evenly."""
+        by_schedule = {str(plan.ops): plan for plan in self.plans if isinstance(plan, Plan)}
+        plans = list(by_schedule.values())
+        count = min(PLANS_MEASURED, len(plans))
+        return [plans[i * (len(plans) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def _point(made: Plan | InfeasibleBudget) -> Point:
+    if isinstance(made, InfeasibleBudget):
+        return Point(made.budget_bytes or 0, None, None, None)
+    return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside: Sequence[str], rounds: int) -> Sweep:
+    """The sweep with measurements."""
+    task = next(iter(curves.values())).task
+    [roomy] = task.plans([_UNLIMITED])
+    if isinstance(roomy, InfeasibleBudget):
+        raise roomy
+    model = sample.model
+    roomy.check_fits(model, sample.args, sample.kwargs)
+    with set_aside(model), untouched(model, torch.device(made.device)):
+        others, left_out = alternatives(sample, task.profile.refs, beside)
+        ways: list[tuple[Way, Turn]] = [(_plain(roomy), lambda: contextlib.nullcontext(model))]
+        ways += [(_other(other, roomy, task.chain), other.turn) for other in others]
+        for method, curve in curves.items():
+            ways += [(_planned(method, plan), _following(model, plan)) for plan in curve.to_measure()]
+        steps = _in_turns(Comparison(sample, roomy), ways, rounds)
+    measured = []
+    for way, found in steps:
+        if isinstance(found, str):
+            left_out[way.name] = found
+        else:
+            measured.append(Measurement(**dataclasses.asdict(way), **dataclasses.asdict(found)))
+    return dataclasses.replace(made, measured=tuple(measured), left_out=left_out, rounds=rounds)
+
+
+def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: int) -> list[tuple[Way, Steps | str]]:
+    """All in turns, but each that is compiled alone with plain steps: for what others change it would compile again."""
+    together = [(way, turn) for way, turn in ways if way.activation_memory_budget is None]
+    steps = comparison.measured([turn for _, turn in together], rounds)
+    found = [(way, its) for (way, _), its in zip(together, steps, strict=True)]
+    for way, turn in ways:
+        if way.activation_memory_budget is not None:
+            found.append((way, comparison.measured([ways[0][1], turn], rounds)[1]))
+    return found
+
+
+def _following(model: nn.Module, plan: Plan) -> Turn:
+    recalled = Recalled(model, plan)
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[nn.Module]:
+        with recalled.at_work():
+            yield model
+
+    return turn
+
+
+def _plain(plan: Plan) -> Way:
+    return Way(PLAIN, predicted_peak_bytes=_if_untouched(plan, plan.plain_peak_bytes), predicted_overhead=0.0)
+
+
+def _planned(method: str, plan: Plan) -> Way:
+    return Way(
+        method, budget_bytes=plan.budget_bytes, predicted_peak_bytes=plan.peak_bytes, predicted_overhead=plan.overhead
+    )
+
+
+def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
+    """One of PyTorch's; those that run whole blocks again can be predicted."""
+    found = None if other.reruns is None else predicted(chain, other.reruns)
+    peak = None if found is None else _if_untouched(plan, max(found[0], plan.optimizer_peak_bytes))
+    overhead = None if found is None or peak is None else found[1] / plan.plain_ns - 1
+    return Way(other.method, None, other.segments, other.share, peak, overhead)
+
+
+def _if_untouched(plan: Plan, peak_bytes: int) -> int | None:
+    """The peak, unless plans replace what lies outside blocks: PyTorch's own steps take more than the chain says."""
+    return None if plan.outside.get("tied") or plan.outside.get("loss") else peak_bytes

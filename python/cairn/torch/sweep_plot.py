@@ -1,0 +1,69 @@
+"""The picture of a sweep: extra time against peak memory, lines as predicted, marks as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .sweep import Measurement, Point, Sweep
+
+MIB = 2**20
+STYLES = {
+    "parts of blocks": ("tab:green", "o"),
+    "whole blocks": ("tab:blue", "s"),
+    "plain": ("black", "*"),
+    "every block": ("tab:red", "D"),
+    "checkpoint_sequential": ("tab:orange", "^"),
+    "torch.compile": ("tab:purple", "v"),
+}
+LABELS = {
+    "plain": "plain PyTorch",
+    "every block": "every block checkpointed",
+    "checkpoint_sequential": "checkpoint_sequential, all k",
+    "torch.compile": "torch.compile(aot_eager), memory budgets",
+}
+
+
+def draw(sweep: Sweep, path: Path) -> None:
+    """Draws a sweep; the ending of the path says in which format."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for method, points in sweep.curves.items():
+        color, marker = STYLES[method]
+        shown = "" if sweep.measured else marker
+        axes.plot(*_predicted(points), color=color, marker=shown, label=f"{_label(method)}, predicted")
+    for method in STYLES:
+        found = [m for m in sweep.measured if m.method == method]
+        if found:
+            _mark(axes, method, found)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)
+    axes.set(xlabel="peak memory of the step, MiB", ylabel="extra time, %", title=sweep.model_name)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def _predicted(points: Iterable[Point]) -> tuple[list[float], list[float]]:
+    found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
+    return [peak / MIB for peak, _ in found], [100 * overhead for _, overhead in found]
+
+
+def _mark(axes: Any, method: str, found: list[Measurement]) -> None:
+    """What was measured of one method; settings that make a curve of their own are joined and named."""
+    color, marker = STYLES[method]
+    settings = [m.segments if m.segments is not None else m.activation_memory_budget for m in found]
+    line = ":" if settings[0] is not None else ""
+    peaks, extra = [m.peak_bytes / MIB for m in found], [100 * m.overhead for m in found]
+    axes.plot(peaks, extra, linestyle=line, marker=marker, color=color, label=f"{_label(method)}, measured")
+    for at, setting in zip(zip(peaks, extra, strict=True), settings, strict=True):
+        if setting is not None:
+            axes.annotate(f"{setting:g}", at, textcoords="offset points", xytext=(4, 3), fontsize=7, color=color)
+
+
+def _label(method: str) -> str:
+    return LABELS.get(method, f"Cairn, {method}")

@@ -1,110 +1,171 @@
 """Cairn beside torch's checkpoint_sequential and beside checkpointing every block, in one run: peak and time of a step.
 
-For every peak that another method reaches, Cairn plans for exactly that many bytes. Steps take turns; medians count.
+For every peak that another method reaches, with any number of segments, Cairn plans for exactly that many bytes. Steps
+create their gradients and take turns; times are of the one thread's processor. Extra time is the median, over the
+rounds, of the ratio to the plain step of the round. Exits with 1 if Cairn is slower than another method at its peak, or
+has no plan for it, and says where.
 
-python bench/torch_curves.py [resnet50] [vgg16] [--rounds 5] [--json FILE] [--plot FILE]
+python bench/torch_curves.py [resnet50] [vgg16] [--rounds 5] [--batch 4] [--size N] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cairn
 import cairn.torch as ct
 import torch
+from cairn.torch.comparison import Comparison, Steps, Turn
+from cairn.torch.handle import Recalled
+from cairn.torch.sample import Sample
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-from torch_models_large import LARGE, Step
-from torch_support import Method, machine, medians, peak_of, quiet, write
+from torch_models_large import Step, resnet50, vgg16
+from torch_support import machine, quiet, write
 
-SEGMENTS = {"resnet50": (2, 3, 4, 6, 7, 9), "vgg16": (2, 3, 4, 6, 8, 11)}
+MIB = 2**20
+MODELS: dict[str, tuple[Callable[..., Step], int]] = {"resnet50": (resnet50, 160), "vgg16": (vgg16, 128)}
+PLAIN = "plain"
 
 
-def main() -> None:
+@dataclasses.dataclass
+class Row:
+    """A method as measured; with a budget, a plan of Cairn's."""
+
+    method: str
+    peak_bytes: int
+    step_ns: int
+    overhead: float
+    same_loss: bool | None
+    budget_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    predicted_overhead: float | None = None
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="resnet50, vgg16; default: both")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; default: both")
+    parser.add_argument("--rounds", type=int, default=5, help="steps timed per method")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--size", type=int, help="of the images; default: 160 for resnet50, 128 for vgg16")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
+    results, lost = {}, []
     with quiet():
-        results = {name: _model(name, chosen.rounds) for name in chosen.models or SEGMENTS}
-    write(chosen.json, {"machine": machine(), "models": results})
+        for name in chosen.models or MODELS:
+            make, size = MODELS[name]
+            torch.manual_seed(0)
+            rows = _measured(make(chosen.batch, chosen.size or size), chosen.rounds)
+            results[name] = rows
+            _print(name, rows)
+            lost += [f"{name}: {where}" for where in _lost(rows)]
+    data = {name: [dataclasses.asdict(row) for row in rows] for name, rows in results.items()}
+    conditions = {"machine": machine(), "batch": chosen.batch, "size": chosen.size, "rounds": chosen.rounds}
+    write(chosen.json, {**conditions, "models": data, "cairn_slower": lost})
     if chosen.plot is not None:
         _draw(results, chosen.plot)
+    print("\n".join(lost) if lost else "Cairn is faster at every peak that another method reaches.")
+    return 1 if lost else 0
 
 
-def _model(name: str, rounds: int) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    step = LARGE[name]()
-    others = _others(step, SEGMENTS[name])
-    tensors = [*step.args, *_targets(step)]
-    for method in others.values():
-        method.run()
-    peaks = {name: peak_of(step.model, method, tensors) for name, method in others.items()}
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+def _measured(step: Step, rounds: int) -> list[Row]:
+    sample = Sample(step.model, step.args, step.kwargs, step.loss_fn)
     profile = ct.profile(step.model, **step.sample)
-    plans: dict[str, ct.Plan] = {}
-    for other, peak in peaks.items():
-        with contextlib.suppress(ct.InfeasibleBudget):  # the reserve may not fit
-            plans[f"cairn within {other}"] = ct.plan(profile, peak, gradients="created")
-    least = ct.plan(profile, 2**62, gradients="created").least_budget_bytes
-    plans["cairn at its least"] = ct.plan(profile, least, gradients="created")
-    methods = others | {name: Method(others["plain"].run, plan) for name, plan in plans.items()}
-    peaks |= {name: peak_of(step.model, methods[name], tensors) for name in plans}
-    seconds = medians(step.model, methods, rounds)
-    plain = seconds["plain"]
-    rows = [
-        {
-            "method": method,
-            "peak_bytes": peaks[method],
-            "seconds": seconds[method],
-            "overhead": seconds[method] / plain - 1,
-        }
-        for method in methods
-    ]
-    for row in rows:
-        plan = plans.get(row["method"])
-        row["predicted_overhead"] = plan.overhead if plan else None
-        row["predicted_peak_bytes"] = plan.peak_bytes if plan else None
-    _print(name, rows)
+    roomy = ct.plan(profile, 2**62, gradients="created")
+    comparison = Comparison(sample, roomy)
+    others = _others(step.model)
+    peaks = {_found(steps).peak_bytes for steps in comparison.measured(list(others.values()), 1)[1:]}
+    plans = [plan for peak in sorted(peaks) if (plan := _plan_within(profile, peak)) is not None]
+    plans.insert(0, ct.plan(profile, roomy.least_budget_bytes, gradients="created"))
+    recalled = [Recalled(step.model, plan) for plan in plans]
+    turns = [*others.values(), *(functools.partial(_following, step.model, each) for each in recalled)]
+    found = [_found(each) for each in comparison.measured(turns, rounds)]
+    rows = [Row(name, **dataclasses.asdict(steps)) for name, steps in zip(others, found, strict=False)]
+    for plan, steps in zip(plans, found[len(others) :], strict=True):
+        method = f"cairn within {plan.budget_bytes / MIB:.1f} MiB"
+        told = (plan.budget_bytes, plan.peak_bytes, plan.overhead)
+        rows.append(Row(method, *dataclasses.astuple(steps), *told))
     return rows
 
 
-def _others(step: Step, segments: tuple[int, ...]) -> dict[str, Method]:
-    model, x = step.model, step.args[0]
+def _plan_within(profile: ct.Profile, peak_bytes: int) -> ct.Plan | None:
+    """Without a reserve: what is compared are measured peaks, and one that is higher is told."""
+    with contextlib.suppress(ct.InfeasibleBudget):
+        return ct.plan(profile, cairn.Budget(total=peak_bytes, reserve=0), gradients="created")
+    return None
 
-    def every_block() -> None:
-        value = x
+
+def _found(steps: Steps | str) -> Steps:
+    if isinstance(steps, str):
+        raise RuntimeError(f"a step failed: {steps}")
+    return steps
+
+
+@contextlib.contextmanager
+def _following(model: nn.Module, recalled: Recalled) -> Iterator[nn.Module]:
+    with recalled.at_work():
+        yield model
+
+
+def _others(model: nn.Sequential) -> dict[str, Turn]:
+    """Plain, and torch's own checkpointing of the children of a Sequential."""
+
+    def every_block(x: Tensor) -> Tensor:
         for layer in model:
-            value = checkpoint(layer, value, use_reentrant=False)
-        step.loss_fn(value).backward()
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
 
-    def in_segments(count: int) -> Callable[[], None]:
-        def run() -> None:
-            step.loss_fn(checkpoint_sequential(model, count, x, use_reentrant=False)).backward()
+    def in_segments(count: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: checkpoint_sequential(model, count, x, use_reentrant=False)
 
-        return run
-
-    methods = {"plain": Method(lambda: step.loss().backward()), "every block": Method(every_block)}
-    return methods | {f"checkpoint_sequential {count}": Method(in_segments(count)) for count in segments}
+    runs: dict[str, Callable[..., Any]] = {PLAIN: model, "every block": every_block}
+    runs |= {f"checkpoint_sequential {count}": in_segments(count) for count in range(2, len(model) + 1)}
+    return {name: functools.partial(contextlib.nullcontext, run) for name, run in runs.items()}
 
 
-def _targets(step: Step) -> list[torch.Tensor]:
-    cells = getattr(step.loss_fn, "__closure__", None) or ()
-    return [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, torch.Tensor)]
+# -- telling -------------------------------------------------------------------------------------------------
 
 
-def _print(name: str, rows: list[dict[str, Any]]) -> None:
-    print(f"{name:<40} {'peak':>12} {'slower than plain':>18} {'predicted':>10}")
+def _lost(rows: list[Row]) -> list[str]:
+    """Where Cairn is slower than another method within that one's peak, takes more, or changes the loss."""
+    mine = {row.budget_bytes: row for row in rows if row.budget_bytes is not None}
+    least = min(mine.values(), key=lambda row: row.peak_bytes)
+    found = [f"{row.method} changed the loss" for row in rows if not row.same_loss]
+    for other in rows:
+        if other.budget_bytes is not None or other.method == PLAIN:
+            continue
+        row, peak = mine.get(other.peak_bytes), f"{other.peak_bytes / MIB:.1f} MiB ({other.method})"
+        if row is None:
+            more, slower = least.peak_bytes - other.peak_bytes, f"{100 * least.overhead:.1f} %"
+            against = f"{100 * other.overhead:.1f} %"
+            found.append(f"no plan within {peak}: the least takes {more} bytes more; slower {slower} against {against}")
+        elif row.peak_bytes > other.peak_bytes:
+            found.append(f"{row.peak_bytes - other.peak_bytes} bytes over {peak}")
+        elif row.overhead > other.overhead:
+            found.append(f"slower within {peak}: {100 * row.overhead:.1f} % against {100 * other.overhead:.1f} %")
+    return found
+
+
+def _print(name: str, rows: list[Row]) -> None:
+    print(f"{name:<42} {'peak':>12} {'slower than plain':>18} {'predicted':>10}")
     for row in rows:
-        predicted = "" if row["predicted_overhead"] is None else f"{100 * row['predicted_overhead']:.1f} %"
-        measured = f"{row['peak_bytes'] / 2**20:>8.1f} MiB {100 * row['overhead']:>16.1f} %"
-        print(f"  {row['method']:<38} {measured} {predicted:>10}", flush=True)
+        predicted = "" if row.predicted_overhead is None else f"{100 * row.predicted_overhead:.1f} %"
+        measured = f"{row.peak_bytes / MIB:>8.1f} MiB {100 * row.overhead:>16.1f} %"
+        print(f"  {row.method:<40} {measured} {predicted:>10}", flush=True)
 
 
-def _draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
+def _draw(results: dict[str, list[Row]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(results), 4.5), layout="constrained")
@@ -112,12 +173,10 @@ def _draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes = figure.add_subplot(1, len(results), index)
         for label, prefix in (
             ("Cairn", "cairn"),
-            ("checkpoint_sequential", "checkpoint_sequential"),
+            ("checkpoint_sequential, all k", "checkpoint_sequential"),
             ("every block", "every"),
         ):
-            points = sorted(
-                (r["peak_bytes"] / 2**20, 100 * r["overhead"]) for r in rows if r["method"].startswith(prefix)
-            )
+            points = sorted((row.peak_bytes / MIB, 100 * row.overhead) for row in rows if row.method.startswith(prefix))
             axes.plot(*zip(*points, strict=True), marker="o", label=label)
         axes.set(title=name, xlabel="measured peak of the step, MiB", ylabel="measured extra time, %")
         axes.grid(alpha=0.3)
@@ -126,4 +185,4 @@ def _draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

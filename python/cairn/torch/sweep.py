@@ -296,4 +296,4 @@ def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
 
 def _if_untouched(plan: Plan, peak_bytes: int) -> int | None:
     """The peak, unless plans replace what lies outside blocks: PyTorch's own steps take more than the chain says."""
-    return None if plan.outside.get("tied") or plan.outside.get("loss") else peak_bytes
+    return None if any(plan.outside.get(what) for what in ("tied", "loss", "heads")) else peak_bytes

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import pickle
@@ -733,6 +734,12 @@ def test_mistakes_are_named_before_anything_runs(
 ) -> None:
     with pytest.raises(error, match=message):
         ct.checkpoint(never_run, torch.randn(2, 4), **given)
+
+
+def test_arguments_by_name_in_the_place_of_the_first_one_are_named(never_run: nn.Module) -> None:
+    for call in (ct.profile, functools.partial(ct.checkpoint, budget="1GiB")):
+        with pytest.raises(TypeError, match=r"takes by name \(x\): give it as kwargs="):
+            call(never_run, {"x": torch.randn(2, 4)})
 
 
 def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:

@@ -77,7 +77,7 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
 
 
-def check_call(model: Any, kwargs: Any, loss_fn: Any = None) -> None:
+def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> None:
     """Raises TypeError where a model and its sample are not what their places say."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be an nn.Module, not {_kind(model)}")
@@ -85,6 +85,11 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None) -> None:
         raise TypeError(
             f"kwargs must map names to the model's keyword arguments, not be {_kind(kwargs)}; several positional "
             "arguments are a tuple, and a budget is given by name: budget='8GiB'"
+        )
+    if isinstance(args, Mapping) and args and set(args) <= set(inspect.signature(model.forward).parameters):
+        raise TypeError(
+            f"args is {_kind(args)} of what this {type(model).__name__} takes by name "
+            f"({', '.join(map(str, args))}): give it as kwargs="
         )
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of the model's output, not {_kind(loss_fn)}")

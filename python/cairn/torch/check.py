@@ -104,7 +104,7 @@ def verify(
     left as it was. With compare=False only the planned step runs, for models that do not fit plainly.
     Raises VerificationFailed unless strict is false.
     """
-    check_call(model, kwargs, loss_fn)
+    check_call(model, kwargs, loss_fn, args)
     check_plan(plan)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)

@@ -72,7 +72,7 @@ def _applied(
     strict: bool,
     options: Mapping[str, Any],
 ) -> Handle:
-    check_call(model, kwargs, options.get("loss_fn"))
+    check_call(model, kwargs, options.get("loss_fn"), args)
     check_checkpoint(budget, options)
     to_profile, to_plan, left = _sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)

@@ -207,7 +207,7 @@ def profile(
 
     Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
     """
-    check_call(model, kwargs, loss_fn)
+    check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)

@@ -6,6 +6,9 @@ import copy
 import gc
 import json
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -490,6 +493,61 @@ def test_copies_that_slow_computing_down_count_in_the_plan_s_time(vgg: tuple[Ste
     assert free.step_ns == replay.makespan_ns
     beside = traffic_of(free.problem, free.itinerary.ops).busy_ns - (replay.stall_ns or 0)
     assert slowed.step_ns - free.step_ns == max(0, beside) // 3
+
+
+def test_a_step_under_a_cap_of_the_operating_system(tier: str) -> None:
+    """The process gets what the plan says and 4 MiB: the planned step fits, bit for bit, and the plain one does not."""
+    program = textwrap.dedent(f"""
+        import ctypes, resource, torch
+        import cairn.torch as ct
+        from torch import nn
+
+        ctypes.CDLL(None).mallopt(-3, 1 << 18)  # what is larger goes back to the system at once
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+
+            def forward(self, x):
+                return x + self.down(torch.tanh(self.up(x)).sin())
+
+        model, x = nn.Sequential(*(Block() for _ in range(8))), torch.randn(2048, 128)
+
+        def loss_fn(output):
+            return output.square().mean()
+
+        def step():
+            model.zero_grad()
+            loss_fn(model(x)).backward()
+            return [p.grad.clone() for p in model.parameters()]
+
+        expected = step()
+        model.zero_grad()
+        profile = ct.profile(model, x, loss_fn=loss_fn)
+        options = dict(host_budget="1GiB", link="1TB/s")
+        budget = ct.sweep(profile, 6, **options)[1].budget_bytes
+        plan = ct.plan(profile, budget, tier={tier!r}, **options)
+        assert plan.offloads
+        with ct.apply(model, plan) as handle:
+            step()  # opens the slower memory
+            model.zero_grad()
+            slab = handle.executor.depot.transfers
+            used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
+            there = sum(p.numel() * 4 for p in model.parameters()) + x.numel() * 4
+            cap = used + plan.created_peak_bytes - there + (4 << 20)
+            resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
+            assert all(map(torch.equal, step(), expected))
+        model.zero_grad()
+        try:
+            step()
+        except RuntimeError:
+            print("capped")
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "capped\n"), done.stderr
 
 
 def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:

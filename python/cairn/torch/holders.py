@@ -4,7 +4,8 @@ A first run puts one `Holder` into the graph for every tensor that autograd save
 what the block saves. A later run refills the holders, matched by the order in which tensors are packed; the backward
 only reads. The graph owns the holders; the executor knows them by weak references, so that what autograd is done with
 is gone. A holder of a tensor that is one of the block's arguments (or a view of one) holds nothing: it asks for the
-argument, which the executor keeps once for all its readers.
+argument, which the executor keeps once for all its readers. Where a part of a block is kept and nothing of it is ever
+taken away, a tensor that is just kept needs no holder: the graph has it with its version.
 
 All holders of a block's run share one `Lease`. When the last of them goes, the block's backward is over and its graph
 freed, and what was kept for running the block again is freed with it.

@@ -9,8 +9,8 @@ it in training: the logits, their gradient, and the gradients of input, weight a
 Tried are, of the size that is asked for, numbers of columns that are multiples of what libraries take at a time: MKL
 sums up products in runs of 384 where they are long, and of 1,536 = 4 x 384 where 384 are not yet long.
 
-Memory: one tensor of logits and one gradient of the weight, which is what the backward without chunks takes. What was
-found is kept for the process.
+Memory: one tensor of logits and one gradient of the weight, as the backward without chunks takes, and a few chunks.
+What was found is kept for the process.
 """
 
 from __future__ import annotations

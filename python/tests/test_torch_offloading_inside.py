@@ -13,6 +13,7 @@ import torch
 from cairn.torch import memory
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.opened import Inside
+from cairn.torch.profiler import RANDOM_STATE_BYTES
 from executor_support import Op, backward, differing, drop, expected_runs, train
 from offloading_support import CPU, FAST, MIB, by_chance, carried_out, copies, offload, prefetch, trace_of
 from torch import Tensor, nn
@@ -166,8 +167,9 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
             kept[name] = meter.level(last) - meter.level(first)
             loss.backward()
             other.zero_grad()
-    measured = profile_of(Mlp).stages[0].options[1]
-    assert kept["there"] - kept["away"] >= 3 * measured.travel_bytes - 4096
+    stage = profile_of(Mlp).stages[0]
+    states = RANDOM_STATE_BYTES * len(stage.draws)  # blocks share them, and those of steps that need none are not there
+    assert kept["there"] - kept["away"] >= 3 * (stage.options[1].travel_bytes - states)
 
 
 def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:

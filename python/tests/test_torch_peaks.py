@@ -73,7 +73,7 @@ def chosen_by_planner(profile: ct.Profile, seed: int) -> ct.Plan:
 
 def chosen_by_nobody(profile: ct.Profile, seed: int) -> ct.Plan:
     """A random schedule, with a budget of just what the simulator says."""
-    task = planning._Task(profile, "step", "accumulated", "auto", {}, None)
+    task = planning.Task(profile, "step", "accumulated", "auto", {}, None)
     stages = task.problem["stages"]
     refs = [StageRef("outside" if s["no_recompute"] else "block", s["name"]) for s in stages]
     choose = random.Random(seed)

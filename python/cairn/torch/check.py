@@ -113,10 +113,10 @@ def verify(
     with set_aside(model), untouched(model, device):
         runs = _Runs(sample, plan, device)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
-            plain = runs.step(existing=False) if compare else None
+            plain = runs.step(existing=False, keeps=True) if compare else None
             with apply(model, plan):
                 runs.step(existing=False)  # what is allocated once, at the first step
-                created = runs.step(existing=False)
+                created = runs.step(existing=False, keeps=compare)
                 again = runs.step(existing=True)
             differences = _differences(plain, created, plan) if plain is not None else []
             runs.release()
@@ -135,7 +135,7 @@ def verify(
 
 @dataclasses.dataclass
 class _Outcome:
-    """A step's results, copied, and the marks around it."""
+    """A step's results, copied if they are kept, and the marks around it."""
 
     loss: torch.Tensor | None
     grads: dict[str, torch.Tensor]
@@ -157,8 +157,9 @@ class _Runs:
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device)
 
-    def step(self, existing: bool) -> _Outcome:
-        """One step, onto gradients that exist already or creating them."""
+    def step(self, existing: bool, keeps: bool = False) -> _Outcome:
+        """One step, onto gradients that exist already or creating them; `keeps` its results."""
+        memory.give_back()
         model, meter = self._sample.model, self.meter
         self._start.restore()
         self._buffers.restore()
@@ -175,8 +176,8 @@ class _Runs:
         last = meter.mark()
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
-            {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None},
-            {name: b.clone() for name, b in model.named_buffers()},
+            {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
+            {name: b.clone() for name, b in model.named_buffers() if keeps},
             RandomState(self._device),
             resident_of(self._plan, gradient_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
             first,
@@ -343,6 +344,7 @@ class Watch:
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.__exit__(None, None, None)
+            memory.give_back()
         return meter
 
     def _finish(self) -> None:

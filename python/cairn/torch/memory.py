@@ -6,6 +6,8 @@ All sizes are bytes.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 from collections.abc import Iterable
 from typing import ClassVar
@@ -59,6 +61,17 @@ def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -
 def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of new tensors of the same shapes."""
     return sum(allocated_bytes(t.numel() * t.element_size(), t.device) for t in tensors)
+
+
+def give_back() -> None:
+    """Gives memory that was freed back to the system, where the C library can: a heap that a metered step has left in
+    pieces would grow with every step.
+    """
+    if _trim is not None:
+        _trim(0)
+
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 # -- meters --------------------------------------------------------------------------------------------------

@@ -869,6 +869,7 @@ def test_compiled_blocks_are_planned_to_the_same_bits() -> None:
             return x.square().mean()
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of what ran before in this process
     model, plain, x = Compiled(), Compiled(), torch.randn(64, 32)
     plain.load_state_dict(model.state_dict())
     profile = ct.profile(model, x, passes=1)

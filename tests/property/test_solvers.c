@@ -468,7 +468,7 @@ static void check_larger(const question *given, void *context)
 static void threads_change_nothing(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 6; seed++) {
+    for (uint64_t seed = 0; seed < 6; seed += TEST_ROUNDS(4) == 4 ? 1 : 2) { /* every third one is a graph */
         test_random random = test_random_seeded(seed);
         test_chain_shape shape = test_chain_of_everything(80);
         shape.stages_min = 66; /* enough for threads to be used */

@@ -6,13 +6,14 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import cairn
 import torch
 from cairn.torch.executor import Executor
 from cairn.torch.stages import BLOCK, OUTSIDE, StageRef
-from torch import nn
+from torch import distributed, nn
 
 Op = tuple[Any, ...]
 
@@ -287,3 +288,22 @@ def assert_same(
             assert not executor.notes
             if in_order:
                 assert executor.trace == expected_runs(stages, ops)
+
+
+_groups: list[object] = []
+
+
+@contextlib.contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    """Collectives of this process alone.
+
+    The group outlives the test: one that is freed soon after a collective can wait for a thread of its own for ever,
+    which waits for the interpreter to let go of that collective's tensors (torch 2.13).
+    """
+    store = distributed.FileStore(str(folder / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    _groups.append(distributed.group.WORLD)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()

@@ -33,6 +33,7 @@ from executor_support import (
     every_block,
     expected_runs,
     from_input,
+    group_of_one,
     is_valid,
     keep,
     outside,
@@ -908,11 +909,9 @@ def test_anomaly_detection() -> None:
 
 
 def test_distributed_data_parallel(tmp_path: Path) -> None:
-    import torch.distributed as distributed
     from torch.nn.parallel import DistributedDataParallel
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with group_of_one(tmp_path):
         model, plain = net(), net()
         ops = from_input(STAGES)
         with planned(model, STAGES, ops) as executor:
@@ -920,8 +919,6 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
             for step in range(3):
                 assert not differing(*(train(one, loss_of, step) for one in pair))
                 assert executor.trace == expected_runs(STAGES, ops)
-    finally:
-        distributed.destroy_process_group()
 
 
 def test_full_backward_hooks_run_once() -> None:

@@ -28,6 +28,7 @@ from cairn.torch.errors import TransferFailed
 from cairn.torch.graph_program import LiveValues
 from cairn.torch.lanes import Copy, ThreadLanes
 from cairn.torch.tiers import HostTier
+from executor_support import group_of_one
 from torch import nn
 from torch.nn import functional as F
 
@@ -314,10 +315,7 @@ def test_collectives_are_performed_once_and_waited_for(tmp_path: Path) -> None:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("torch without gloo")
-    distributed.init_process_group(
-        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
-    try:
+    with group_of_one(tmp_path):
 
         def forward(net: Small, x: torch.Tensor) -> torch.Tensor:
             y = (x @ net.weight).tanh()
@@ -334,8 +332,6 @@ def test_collectives_are_performed_once_and_waited_for(tmp_path: Path) -> None:
         loss.backward()
         given = traced.run(solved(traced, 0.0))
         assert torch.equal(given.loss, loss) and torch.equal(given.grads["weight"], net.weight.grad)
-    finally:
-        distributed.destroy_process_group()
 
 
 def test_operations_that_are_alike_cost_alike() -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import mechanism, memory, profiler
+from cairn.torch import mechanism, memory
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
@@ -473,25 +473,3 @@ def test_gradients_taken_in_the_forward_are_refused_by_name() -> None:
 
     with pytest.raises(ct.Unsupported, match="'1' takes gradients"):
         ct.profile(nn.Sequential(nn.Linear(8, 8), Descending(8, 8)), torch.randn(4, 8), loss_fn=torch.sum)
-
-
-# -- random states -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("drawing", "states"), [((), 1), ((0, 1, 2, 3), 4), ((1,), 2), ((0, 3), 2)])
-def test_blocks_between_two_draws_share_a_random_state(drawing: tuple[int, ...], states: int) -> None:
-    def block(index: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5) if index in drawing else nn.Tanh(), nn.Linear(8, 8))
-
-    model = nn.Sequential(*map(block, range(4)))
-    profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, blocks=list(model), passes=1)
-    assert len(block_names(profile)) == 4
-    one_more = profiler.RANDOM_STATE_BYTES  # while a block runs again
-    assert profile.resident["random states and buffers to replay"] == states * profiler.RANDOM_STATE_BYTES + one_more
-
-
-def test_the_state_before_a_block_that_is_kept_counts_for_the_next_one() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
-    x, blocks = torch.randn(4, 8), list(model)[1:]
-    profile = ct.profile(model, x, loss_fn=torch.sum, blocks=blocks, keep=[model[1]], passes=1)
-    assert profile.resident["random states and buffers to replay"] == 2 * profiler.RANDOM_STATE_BYTES

@@ -21,7 +21,6 @@ from .blocks import Block, intercepted
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
-from .untouched import RandomState
 
 LOSS_BYTES = 4
 
@@ -111,7 +110,6 @@ class MemoryPass:
         self._calls: dict[int, int] = {}
         self._created: Created = []
         self._held: dict[int, int] = {}
-        self._random_state: int | None = None  # before the last block, fingerprinted
 
     def run(self) -> StepMeasure:
         handles = [
@@ -162,8 +160,6 @@ class MemoryPass:
         self._calls[id(block)] = call + 1
         arguments = isolate.Arguments(args, kwargs)
         stage = StageMeasure(block.name, "block", block.class_name, call)
-        state = RandomState(self._device).torch_fingerprint()
-        stage.random_state_is_new, self._random_state = state != self._random_state, state
         run = _Run(
             stage,
             BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static),

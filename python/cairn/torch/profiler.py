@@ -364,8 +364,8 @@ def _resident(sample: Sample, measured: measure.StepMeasure, optimizer: Optimize
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if not stage.keep_reason]
     written = [_buffer_bytes(sample.model, stage) for stage in states if stage.writes_buffers]
-    # those for runs to come, and those of the present one while a block runs again
-    replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(written) + max(written, default=0)
+    # one for each run to come, and those of the present one while a block runs again
+    replayed = RANDOM_STATE_BYTES * (len(states) + 1) + sum(written) + max(written, default=0)
     named = {
         "parameters": sum(parameters.values()),
         "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
@@ -374,17 +374,6 @@ def _resident(sample: Sample, measured: measure.StepMeasure, optimizer: Optimize
         **measured.pinned,
     }
     return {name: size for name, size in named.items() if size}
-
-
-def _random_states(blocks: Iterable[StageMeasure]) -> int:
-    """Different random states before blocks that may run again: those between which nothing drew share one."""
-    count, is_new = 0, False
-    for stage in blocks:
-        is_new |= stage.random_state_is_new
-        if not stage.keep_reason:
-            count += is_new
-            is_new = False
-    return count
 
 
 def _count_copies_of_buffers(model: nn.Module, stages: Iterable[StageMeasure]) -> None:

@@ -243,7 +243,6 @@ class Run:
         self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
         self._switches = Switches()
         self._modes: Modes | None = None  # of the block that ran last
-        self._last_state: RandomState | None = None  # before it ran
         self._switched = False  # they differ in the backward that was looked at last
         self._casting = False  # autocast is on in that backward
         self._compared_in = -1  # its number
@@ -399,10 +398,7 @@ class Run:
             return None
         known = self._settings.devices
         moved = {leaf.device for leaf in leaves if not leaf.is_cpu}.difference(known)
-        state = RandomState((*known, *filter(with_generator, moved)) if moved else known)
-        if self._last_state is None or not self._last_state.equals(state):  # blocks between two draws share one
-            self._last_state = state
-        return self._last_state
+        return RandomState((*known, *filter(with_generator, moved)) if moved else known)
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where each tensor argument of a block will be found when it runs again."""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from . import _compat
-from .prints import fingerprint
 
 
 class RandomState:
@@ -37,11 +36,6 @@ class RandomState:
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
-
-    def torch_fingerprint(self) -> int:
-        """Of the state of torch's generators."""
-        states = [self.cpu] if self.cuda is None else [self.cpu, self.cuda]
-        return hash(tuple(map(fingerprint, states)))
 
     def torch_differs(self, other: RandomState) -> bool:
         if not torch.equal(self.cpu, other.cpu):

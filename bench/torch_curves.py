@@ -146,6 +146,8 @@ def _lost(rows: list[Row]) -> list[str]:
         if other.budget_bytes is not None or other.method == PLAIN:
             continue
         row, peak = mine.get(other.peak_bytes), f"{other.peak_bytes / MIB:.1f} MiB ({other.method})"
+        if row is None and least.peak_bytes <= other.peak_bytes:  # predicted to take more than it did
+            row = least
         if row is None:
             more, slower = least.peak_bytes - other.peak_bytes, f"{100 * least.overhead:.1f} %"
             against = f"{100 * other.overhead:.1f} %"

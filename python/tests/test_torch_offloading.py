@@ -384,7 +384,7 @@ def test_plans_that_offload_are_exact_and_within_both_budgets(name: str, tmp_pat
         travels += made.offloads
         if made.offloads:
             _assert_in_order(step, made)
-    assert travels or name == "returning"
+    assert travels or name in ODD  # of these little can travel, and whether it pays is a matter of measured times
 
 
 def _overhead_alone(measured: ct.Profile, budget: int) -> float | None:

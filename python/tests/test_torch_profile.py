@@ -436,15 +436,19 @@ def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not
     assert block_names(profile) == ["0", "1.layers.0", "1.layers.1", "2", "3"]
 
 
-def test_what_a_block_hands_out_beside_its_result_reaches_the_loss() -> None:
-    class Leaves(nn.Linear):
-        penalty: torch.Tensor
+class Leaves(nn.Linear):
+    """A block with a loss of its own, left in an attribute."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.penalty = self.weight.square().mean() + x.mean()
-            return super().forward(x).tanh()
+    penalty: torch.Tensor
 
-    model = nn.Sequential(*(Leaves(64, 64) for _ in range(4)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.penalty = self.weight.square().mean() + x.mean()
+        return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize("layers", [1, 4, 8])
+def test_what_a_block_leaves_beside_its_result_reaches_the_loss(layers: int) -> None:
+    model = nn.Sequential(*(Leaves(64, 64) for _ in range(layers)))
     x = torch.randn(32, 64)
 
     def loss_fn(output: torch.Tensor) -> torch.Tensor:
@@ -453,6 +457,21 @@ def test_what_a_block_hands_out_beside_its_result_reaches_the_loss() -> None:
     profile = ct.profile(model, x, loss_fn=loss_fn, passes=1)
     plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
     assert ct.verify(model, plan, x, loss_fn=loss_fn).ok
+
+
+def test_what_a_block_leaves_counts_only_if_the_loss_reads_it() -> None:
+    model, x = nn.Sequential(*(Leaves(64, 64) for _ in range(3))), torch.randn(32, 64)
+    unread = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    first = ct.profile(model, x, loss_fn=lambda output: output.sum() + model[0].penalty, passes=1)
+
+    def rises(profile: ct.Profile) -> list[int]:
+        return [stage.backward_rise_bytes for stage in profile.stages[:3]]
+
+    weight = model[0].weight.nbytes
+    assert rises(first)[0] >= rises(unread)[0] + 2 * weight
+    assert rises(first)[1:] == rises(unread)[1:]
+    (waiting,) = set(first.resident) - set(unread.resident)
+    assert "beside" in waiting and first.resident[waiting] == model[0].penalty.nbytes
 
 
 def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> None:

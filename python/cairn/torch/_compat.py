@@ -313,6 +313,11 @@ def next_sequence_number() -> int:
     return int(number()) if number is not None else 0
 
 
+def is_made_since(tensor: torch.Tensor, number: int) -> bool:
+    """Whether a function of autograd's made it that got `number` or a later one; False where torch does not say."""
+    return number > 0 and tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= number
+
+
 def is_made_earlier(tensor: torch.Tensor) -> bool:
     """While autograd saves a tensor: whether it surely comes from another function than the one that saves it.
 

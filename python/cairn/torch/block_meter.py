@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import _compat, isolate, memory
+from .beside import Arrivals, Beside, collecting_apart
 from .blocks import Block
 from .prints import fingerprint
 from .stage_measure import CHANGES_INPUT, SLACK_BYTES, StageMeasure
@@ -36,8 +37,9 @@ class BlockMeter:
     ) -> None:
         self._meter, self._stage, self._block, self._device = meter, stage, block, device
         self._static = static  # storages that are there during the whole step
-        self.arriving = arriving  # how the gradients of the outputs lie; as the outputs, where it is not known
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.leaving: list[isolate.Layout | None] = []  # how those of the inputs lie
+        self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self._marks: dict[str, int] = {}
         self._created: Created = []
         self.grads: dict[int, int] = {}  # bytes of the inputs' gradients, by storage of the input
@@ -60,7 +62,7 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
-        with isolate.capturing_nothing():
+        with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
         replay.note_first_run(self._stage)
         if any(t._version != version for t, version in versions):
@@ -89,7 +91,7 @@ class BlockMeter:
     ) -> list[int]:
         """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save."""
         self._mark("base")
-        saved = saving()
+        saved, beside = saving(), Beside(self._block)
         with saved.recording():
             args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
             saved.given(args, kwargs)
@@ -105,9 +107,8 @@ class BlockMeter:
         }
         self._note_travelling(saved, arguments, tensors)
         prints = [fingerprint(t) for t in tensors]
-        made = isolate.differentiable(result)
+        made, self.arriving = beside.root(result, self.arriving)
         del saved
-        self.arriving = isolate.layouts_of(made, self.arriving)
         handed = [*self.arriving, *isolate.layouts_of(waiting)]
         self._handed_bytes = isolate.bytes_of(handed)
         hooks = isolate.Hooks(begun=lambda: self._mark("begun"))
@@ -157,7 +158,9 @@ class BlockMeter:
         self._mark("plain base")
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
+            beside = Beside(self._block)
             result = function(*args, **kwargs)
+        self.beside = Arrivals(beside.tensors(result))
         del args, kwargs
         self._mark("plain end")
         torch.clear_autocast_cache()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -192,9 +191,12 @@ def differentiable(value: Any) -> list[torch.Tensor]:
 
 def sink(outputs: Sequence[torch.Tensor], hooks: Hooks, grads: Layouts) -> torch.Tensor:
     """The root from which the backward of outputs (and of tied parameters, which get a gradient first) begins, with
-    gradients of these layouts.
+    gradients of these layouts. Outputs without a gradient are left out, as long as there is another.
     """
-    return _Sink.apply(hooks, grads, *outputs)
+    pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
+    if not pairs:
+        return _Sink.apply(hooks, grads, *outputs)
+    return _Sink.apply(hooks, [grad for _, grad in pairs], *(output for output, _ in pairs))
 
 
 def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks, grads: Layouts = ()) -> Any:
@@ -299,18 +301,3 @@ def saving_nothing() -> contextlib.AbstractContextManager[None]:
     A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
     """
     return torch.autograd.graph.saved_tensors_hooks(Layout, Layout.tensor)
-
-
-@contextlib.contextmanager
-def capturing_nothing() -> Iterator[None]:
-    """Whoever collects what modules return (transformers, for `output_hidden_states` and the like) does not see it."""
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    collector = getattr(capturing, "_active_collector", None)
-    if collector is None:
-        yield
-        return
-    token = collector.set(None)
-    try:
-        yield
-    finally:
-        collector.reset(token)

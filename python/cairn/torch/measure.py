@@ -24,7 +24,7 @@ from .tree import tensors_in
 
 LOSS_BYTES = 4
 
-#: How the gradients of a block's outputs lie when they arrive, by its name and the number of its call.
+#: How gradients lie of a block's outputs and of what it leaves beside them, by its name and the number of its call.
 Arriving = Mapping[tuple[str, int], isolate.Layouts]
 
 
@@ -270,6 +270,7 @@ class MemoryPass:
     def _evaluate(self) -> StepMeasure:
         for measured in self._runs:
             measured.alone.read()
+            measured.arriving = [*measured.arriving, *measured.alone.beside.layouts]
         readers = self._readers()
         stages: list[StageMeasure] = []
         surroundings: list[StageMeasure | None] = []
@@ -289,6 +290,8 @@ class MemoryPass:
                 pinned[f"output of {run.stage.name}"] = pinned.get(f"output of {run.stage.name}", 0) + size
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
+        if waiting := sum(isolate.bytes_of(run.alone.beside.layouts) for run in self._runs):
+            pinned["gradients of what blocks leave beside their results"] = waiting
         first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}
         input_grad = sum(size for key, size in first.items() if key in self._static)
         settled = all(map(_is_settled, self._runs))

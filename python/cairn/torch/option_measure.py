@@ -22,6 +22,7 @@ import torch
 
 from . import clock, isolate, mechanism, memory
 from .ambient import RandomState, no_autocast, with_generator
+from .beside import Beside, collecting_apart
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
 from .block_options import KEEP, Choice, candidates
@@ -71,7 +72,7 @@ class OptionPass:
         if block.is_compiled:
             stage.closed = "is compiled"
         elif not stage.keep_reason:
-            with isolate.capturing_nothing():
+            with collecting_apart():
                 self._open(stage, block, call, function, arguments)
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
@@ -104,7 +105,7 @@ class _BlockRuns:
         arriving: isolate.Layouts,
     ) -> None:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
-        self.arriving = arriving  # how the gradients of the outputs lie
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.devices = (device,) if with_generator(device) else ()
         self._rewinding = Rewinding(block, device)
 
@@ -128,7 +129,7 @@ class _BlockRuns:
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
         self.rewind()
-        constants, buffers = Constants(self.modules()), self.buffers()
+        constants, buffers, beside = Constants(self.modules()), self.buffers(), Beside(self.block)
         args, kwargs = self.arguments.source(isolate.Hooks())
         recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=True)
         count = 0
@@ -153,14 +154,13 @@ class _BlockRuns:
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:
-            self.backward(result)
+            self.backward(*beside.root(result, self.arriving))
         torch.clear_autocast_cache()
         return graph
 
-    def backward(self, result: Any) -> None:
-        made = isolate.differentiable(result)
-        root = isolate.sink(made, isolate.Hooks(), isolate.layouts_of(made, self.arriving))
-        del result, made
+    def backward(self, made: list[torch.Tensor], grads: isolate.Layouts) -> None:
+        root = isolate.sink(made, isolate.Hooks(), grads)
+        made.clear()
         with isolate.as_in_backward(self.device):
             root.backward()
         for parameter in parameters_of(self.block):

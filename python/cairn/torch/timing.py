@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import clock, isolate, mechanism
+from .beside import Beside, collecting_apart
 from .blocks import Block, intercepted, resolve
 from .measure import StepMeasure
 from .sample import Sample, backward_of
@@ -90,8 +91,8 @@ class TimePasses:
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = RandomState(self._device)
-            with isolate.capturing_nothing():
-                self._time_saving(stage, function, arguments)
+            with collecting_apart():
+                self._time_saving(stage, block, function, arguments)
             state.restore()
         result = self._time_forward_only(stage, function, arguments)
         hooks = isolate.Hooks(arrived=lambda grads: self._close_backward(index + 1), begun=self._begin_backward)
@@ -114,16 +115,18 @@ class TimePasses:
             self._samples_of(stage).forward_only.append(self._now() - began)
         return result
 
-    def _time_saving(self, stage: StageMeasure, function: Callable[..., Any], arguments: isolate.Arguments) -> None:
+    def _time_saving(
+        self, stage: StageMeasure, block: Block, function: Callable[..., Any], arguments: isolate.Arguments
+    ) -> None:
         samples = self._samples_of(stage)
         args, kwargs = arguments.source(isolate.Hooks())
+        beside = Beside(block)
         began = self._now()
         result = function(*args, **kwargs)
         samples.forward.append(self._now() - began)
         del args, kwargs
         begun: list[int] = []
-        made = isolate.differentiable(result)
-        grads = isolate.layouts_of(made, self._measured.arriving.get((stage.name, stage.call), ()))
+        made, grads = beside.root(result, self._measured.arriving.get((stage.name, stage.call), ()))
         root = isolate.sink(made, isolate.Hooks(begun=lambda: begun.append(self._now())), grads)
         del result, made
         with isolate.as_in_backward(self._device):

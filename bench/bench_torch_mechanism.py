@@ -121,8 +121,8 @@ def layers_us() -> dict[str, float]:
         model(x).sum().backward()
 
     first, least = executor(1), executor(len(inside.options) - 1)
-    methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "kept but for one tensor": (step, first)}
-    methods |= {"as little kept as possible": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
+    methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "most is kept": (step, first)}
+    methods |= {"least is kept": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
     taken: dict[str, list[int]] = {name: [] for name in methods}
     for _ in range(RUNS // 6):
         for name, (run, planned) in methods.items():

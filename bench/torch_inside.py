@@ -4,7 +4,9 @@ python bench/torch_inside.py [gpt2 | bert | llama | vit | resnet50 | vgg16] [--l
                              [--share 0.25 0.5] [--segments 2 4] [--rounds 5] [--allocator default] [--json FILE]
 
 Peaks are bytes of activations: what a step that adds to existing gradients takes beyond parameters and gradients. They
-are given in MiB, or as shares of the way from the least of whole blocks to plain. The models return their loss alone.
+are given in MiB, or as shares of the way from the least of whole blocks to plain. Whole blocks are planned twice: with
+PyTorch's head and loss ("blocks alone"; shares refer to these), and with Cairn's, which take less ("blocks", and
+"parts", where blocks may be kept in part, too). The models return their loss alone.
 Methods take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's); the
 overhead is the median over the rounds of the ratio to the same round's plain step. All must give plain's exact loss.
 The model's inputs count, as they do in plans. Beside each plan stands the least that any choice of kept tensors could
@@ -262,21 +264,24 @@ ALIKE = "gpt2", "bert", "llama", "vit"  # models of equal blocks
 
 def _measured(step: Step, chosen: argparse.Namespace) -> dict[str, Any]:
     profile = ct.profile(step.model, loss_fn=step.sample.get("loss_fn"), **_sample(step))
+    alone = ct.profile(step.model, loss_fn=step.sample.get("loss_fn"), **_sample(step), inside=False, outside=False)
     block = next(stage for stage in profile.stages if stage.options)
     _print_options(block)
     methods = {"plain": Method(step.run), "every block": Method(step.run_every_block)}
     for k in chosen.segments:
         methods[f"checkpoint_sequential {k}"] = Method(lambda k=k: step.run_in_segments(k))
-    least = ct.plan(profile, 2**62, scope="activations", allow=("recompute",))
+    least = ct.plan(alone, 2**62, scope="activations")
     sizes = [mib * MIB for mib in chosen.mib]
     sizes += [
         int(least.least_budget_bytes + share * (least.plain_peak_bytes - least.least_budget_bytes))
         for share in chosen.share
     ]
+    ways = {"blocks alone": (alone, ("recompute",))} if profile.outside.notes() else {}
+    ways |= {"blocks": (profile, ("recompute",)), "parts": (profile, ("recompute", "inside"))}
     for size in sizes:
-        for name, allow in (("blocks", ("recompute",)), ("parts", ("recompute", "inside"))):
+        for name, (measured, allow) in ways.items():
             try:
-                plan = ct.plan(profile, cairn.Budget(total=size, reserve=0), scope="activations", allow=allow)
+                plan = ct.plan(measured, cairn.Budget(total=size, reserve=0), scope="activations", allow=allow)
             except ct.InfeasibleBudget as error:
                 print(f"{size / MIB:.0f} MiB, {name}: the least is {error.least_bytes / MIB:.1f} MiB", flush=True)
                 continue

@@ -91,7 +91,7 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
 {
     cairn_allocator allocator = crn_allocator(task->env);
     auto_session *session = crn_alloc_zero(&allocator, 1, sizeof(*session));
-    *state = NULL;
+    *state = session;
     if (!session)
         return crn_no_memory(error);
     for (const crn_solver *const *solver = crn_solvers; *solver && session->count < SOLVERS_MAX; solver++)
@@ -100,14 +100,12 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
             candidate made = {.solver = *solver, .work = work, .turn = turn_of(task, *solver, work)};
             insert(session, made, task->deadline_ns != CAIRN_NONE);
         }
-    *state = session;
     return CAIRN_OK;
 }
 
 static void close_candidate(const crn_task *task, candidate *c)
 {
-    if (c->is_open && c->solver->close)
-        c->solver->close(task, c->state);
+    crn_solver_close(c->solver, task, c->state);
     c->is_open = false;
     c->state = NULL;
 }
@@ -125,8 +123,7 @@ static cairn_status open_candidate(const crn_task *task, candidate *c, cairn_err
 {
     if (c->is_open)
         return CAIRN_OK;
-    if (c->solver->open)
-        CRN_TRY(c->solver->open(task, &c->state, error));
+    CRN_TRY(crn_solver_open(c->solver, task, &c->state, error));
     c->is_open = true;
     return CAIRN_OK;
 }
@@ -150,15 +147,13 @@ static void merge_least(crn_least *best, const crn_least *own)
 static cairn_status least_of(const crn_task *task, const candidate *c, crn_least *own, cairn_error *error)
 {
     crn_task question = *task;
-    void *state = NULL;
+    void *state;
     if (c->is_open)
         return c->solver->least(task, c->state, own, error);
     question.budget_max_bytes = 0;
-    if (c->solver->open)
-        CRN_TRY(c->solver->open(&question, &state, error));
+    CRN_TRY(crn_solver_open(c->solver, &question, &state, error));
     cairn_status status = c->solver->least(&question, state, own, error);
-    if (c->solver->close)
-        c->solver->close(&question, state);
+    crn_solver_close(c->solver, &question, state);
     return status;
 }
 

@@ -114,6 +114,23 @@ cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, 
     return solver->accepts ? solver->accepts(task, error) : CAIRN_OK;
 }
 
+cairn_status crn_solver_open(const crn_solver *solver, const crn_task *task, void **session, cairn_error *error)
+{
+    *session = NULL;
+    cairn_status status = solver->open ? solver->open(task, session, error) : CAIRN_OK;
+    if (status != CAIRN_OK) {
+        crn_solver_close(solver, task, *session);
+        *session = NULL;
+    }
+    return status;
+}
+
+void crn_solver_close(const crn_solver *solver, const crn_task *task, void *session)
+{
+    if (session)
+        solver->close(task, session);
+}
+
 const char *cairn_outcome_name(cairn_outcome outcome)
 {
     static const char *const names[] = {"optimal", "feasible", "infeasible", "unknown"};

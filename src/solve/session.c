@@ -183,9 +183,8 @@ cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const
 
 void crn_session_end(crn_session *session)
 {
-    if (session->is_open && session->solver->close)
-        session->solver->close(&session->task, session->state);
-    session->is_open = false;
+    crn_solver_close(session->solver, &session->task, session->state);
+    session->state = NULL;
     crn_bounds_forget(&session->task);
     crn_team_free(session->task.team);
     session->task.team = NULL;
@@ -193,12 +192,7 @@ void crn_session_end(crn_session *session)
 
 static cairn_status open_solver(crn_session *session, cairn_error *error)
 {
-    if (session->is_open)
-        return CAIRN_OK;
-    if (session->solver->open)
-        CRN_TRY(session->solver->open(&session->task, &session->state, error));
-    session->is_open = true;
-    return CAIRN_OK;
+    return session->state ? CAIRN_OK : crn_solver_open(session->solver, &session->task, &session->state, error);
 }
 
 /* ---- least memory ---- */

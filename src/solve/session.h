@@ -17,8 +17,7 @@ typedef struct crn_session {
     crn_settings settings;
     crn_task task;
     const crn_solver *solver;
-    void *state; /* the solver's */
-    bool is_open;
+    void *state;      /* the solver's, once it is open; NULL where it needs none */
     bool answered;    /* a budget, at least */
     int64_t begun_ns; /* what it takes from then on counts with the first answer */
     bool cancelled;   /* the caller's poll asked to stop */

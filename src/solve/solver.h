@@ -101,11 +101,12 @@ typedef struct crn_solver {
     /** Improves its answer until time ends, and bounds it: with a time limit auto asks it before others. */
     bool is_anytime;
     /**
-     * Makes a session; NULL = the solver needs none. On failure *session is NULL. open, least and solve return
-     * CANCELLED when crn_should_stop told them to stop and they have nothing to show for it.
+     * Makes a session; NULL = the solver needs none. What it leaves in *session, NULL at first, is closed even where it
+     * fails. open, least and solve return CANCELLED when crn_should_stop told them to stop and they have nothing to
+     * show for it.
      */
     cairn_status (*open)(const crn_task *task, void **session, cairn_error *error);
-    void (*close)(const crn_task *task, void *session);
+    void (*close)(const crn_task *task, void *session); /* not called with NULL */
     cairn_status (*least)(const crn_task *task, void *session, crn_least *least, cairn_error *error);
     /** budget_bytes CAIRN_NONE = no budget. Not found is OK with answer->found false. */
     cairn_status (*solve)(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
@@ -114,6 +115,10 @@ typedef struct crn_solver {
 
 /** Refuses what the solver cannot handle: UNSUPPORTED or UNAVAILABLE, and why. */
 cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, cairn_error *error);
+/** Opens a session of a solver. *session is NULL where that fails or the solver needs none. */
+cairn_status crn_solver_open(const crn_solver *solver, const crn_task *task, void **session, cairn_error *error);
+/** Closes a session; NULL is allowed. */
+void crn_solver_close(const crn_solver *solver, const crn_task *task, void *session);
 
 /**
  * A way to bound all schedules of a problem from below; listed in registry.c beside the solvers. Each call either

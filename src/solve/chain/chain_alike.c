@@ -205,8 +205,7 @@ static void chain_alike_close(const crn_task *task, void *state)
 {
     session *p = state;
     cairn_allocator allocator = crn_allocator(task->env);
-    if (p->exact)
-        crn_chain_exact_solver.close(&p->task, p->exact);
+    crn_solver_close(&crn_chain_exact_solver, &p->task, p->exact);
     cairn_problem_free(p->problem);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
@@ -217,23 +216,17 @@ static cairn_status prepare(session *p, const crn_task *task, cairn_error *error
     p->task = *task;
     p->task.problem = p->problem;
     p->task.bounds = NULL;
-    return crn_chain_exact_solver.open(&p->task, &p->exact, error);
+    return crn_solver_open(&crn_chain_exact_solver, &p->task, &p->exact, error);
 }
 
 static cairn_status chain_alike_open(const crn_task *task, void **state, cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(task->env);
     session *p = crn_alloc_zero(&allocator, 1, sizeof(*p));
-    *state = NULL;
+    *state = p;
     if (!p)
         return crn_no_memory(error);
-    cairn_status status = prepare(p, task, error);
-    if (status != CAIRN_OK) {
-        chain_alike_close(task, p);
-        return status;
-    }
-    *state = p;
-    return CAIRN_OK;
+    return prepare(p, task, error);
 }
 
 static cairn_status chain_alike_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)

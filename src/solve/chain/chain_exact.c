@@ -321,19 +321,13 @@ static cairn_status chain_exact_open(const crn_task *task, void **state, cairn_e
 {
     cairn_allocator allocator = crn_allocator(task->env);
     session *p = crn_alloc_zero(&allocator, 1, sizeof(*p));
-    *state = NULL;
+    *state = p;
     if (!p)
         return crn_no_memory(error);
     p->allocator = allocator;
     p->model = &p->table.model;
     atomic_init(&p->failed, false);
-    cairn_status status = prepare(p, task, error);
-    if (status != CAIRN_OK) {
-        chain_exact_close(task, p);
-        return status;
-    }
-    *state = p;
-    return CAIRN_OK;
+    return prepare(p, task, error);
 }
 
 static cairn_status chain_exact_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)

@@ -98,8 +98,7 @@ static void chain_weak_close(const crn_task *task, void *state)
     session *p = state;
     cairn_allocator allocator = crn_allocator(task->env);
     crn_weak_steps_free(p->steps);
-    if (p->exact)
-        crn_chain_exact_solver.close(task, p->exact);
+    crn_solver_close(&crn_chain_exact_solver, task, p->exact);
     crn_chain_table_clear(&p->table);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
@@ -126,7 +125,7 @@ static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error 
 static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
 {
     crn_least exact_least = {CAIRN_NONE, false, CAIRN_NONE};
-    CRN_TRY(crn_chain_exact_solver.open(task, &p->exact, error));
+    CRN_TRY(crn_solver_open(&crn_chain_exact_solver, task, &p->exact, error));
     CRN_TRY(crn_chain_exact_solver.least(task, p->exact, &exact_least, error));
     p->least_bytes = p->exact_least = exact_least.bytes;
     cairn_status status = prepare_parts(p, task, error);
@@ -140,16 +139,10 @@ static cairn_status chain_weak_open(const crn_task *task, void **state, cairn_er
 {
     cairn_allocator allocator = crn_allocator(task->env);
     session *p = crn_alloc_zero(&allocator, 1, sizeof(*p));
-    *state = NULL;
+    *state = p;
     if (!p)
         return crn_no_memory(error);
-    cairn_status status = prepare(p, task, error);
-    if (status != CAIRN_OK) {
-        chain_weak_close(task, p);
-        return status;
-    }
-    *state = p;
-    return CAIRN_OK;
+    return prepare(p, task, error);
 }
 
 static cairn_status chain_weak_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)

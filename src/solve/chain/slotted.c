@@ -444,17 +444,12 @@ cairn_status crn_slotted_open(const crn_task *task, bool outputs_only, void **st
 {
     cairn_allocator allocator = crn_allocator(task->env);
     session *made = crn_alloc(&allocator, 1, sizeof(*made));
-    *state = NULL;
+    *state = made;
     if (!made)
         return crn_no_memory(error);
-    cairn_status status = crn_chain_table_init(&made->table, task, outputs_only, error);
-    if (status != CAIRN_OK) {
-        crn_slotted_close(task, made);
-        return status;
-    }
+    CRN_TRY(crn_chain_table_init(&made->table, task, outputs_only, error));
     made->full_bytes = find_full_bytes(&made->table.model);
     made->least_ns = CAIRN_NONE;
-    *state = made;
     return CAIRN_OK;
 }
 

@@ -324,8 +324,6 @@ static void baseline_close(const crn_task *task, void *session)
 {
     baseline *b = session;
     (void)task;
-    if (!b)
-        return;
     crn_graph_model_free(b->model);
     crn_arena arena = b->arena;
     crn_arena_clear(&arena);
@@ -363,19 +361,13 @@ static cairn_status baseline_open(const crn_task *task, baseline_rule rule, bool
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     baseline *b = crn_arena_alloc_zero(&arena, 1, sizeof(*b));
-    *session = NULL;
+    *session = b;
     if (!b)
         return crn_no_memory(error);
     b->arena = arena;
     b->rule = rule;
-    cairn_status status = baseline_fill(task, b, articulation, error);
-    if (status != CAIRN_OK) {
-        baseline_close(task, b);
-        return status;
-    }
     b->smallest_peak_bytes = INT64_MAX;
-    *session = b;
-    return CAIRN_OK;
+    return baseline_fill(task, b, articulation, error);
 }
 
 static cairn_status baseline_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

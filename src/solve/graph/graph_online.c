@@ -29,8 +29,6 @@ static void online_close(const crn_task *task, void *session)
 {
     online *o = session;
     (void)task;
-    if (!o)
-        return;
     crn_walk_free(o->walk);
     crn_graph_model_free(o->model);
     crn_arena arena = o->arena;
@@ -100,18 +98,12 @@ static cairn_status online_open(const crn_task *task, void **session, cairn_erro
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     online *o = crn_arena_alloc_zero(&arena, 1, sizeof(*o));
-    *session = NULL;
+    *session = o;
     if (!o)
         return crn_no_memory(error);
     o->arena = arena;
     o->smallest_peak_bytes = INT64_MAX;
-    cairn_status status = online_fill(task, o, error);
-    if (status != CAIRN_OK) {
-        online_close(task, o);
-        return status;
-    }
-    *session = o;
-    return CAIRN_OK;
+    return online_fill(task, o, error);
 }
 
 static cairn_status online_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

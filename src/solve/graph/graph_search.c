@@ -48,8 +48,6 @@ static void search_close(const crn_task *task, void *session)
 {
     search *s = session;
     (void)task;
-    if (!s)
-        return;
     for (int i = 0; i < ISLANDS; i++)
         crn_improver_free(s->island[i]);
     crn_walk_free(s->walk);
@@ -206,17 +204,11 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     search *s = crn_arena_alloc_zero(&arena, 1, sizeof(*s));
-    *session = NULL;
+    *session = s;
     if (!s)
         return crn_no_memory(error);
     s->arena = arena;
-    cairn_status status = search_fill(task, s, error);
-    if (status != CAIRN_OK) {
-        search_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
+    return search_fill(task, s, error);
 }
 
 /*

@@ -543,8 +543,6 @@ static void select_acg_close(const crn_task *task, void *session)
 {
     acg *a = session;
     (void)task;
-    if (!a)
-        return;
     crn_graph_model_free(a->model);
     crn_arena arena = a->arena; /* the session itself lies in the arena */
     crn_arena_clear(&arena);
@@ -555,17 +553,11 @@ static cairn_status select_acg_open(const crn_task *task, void **session, cairn_
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     acg *a = crn_arena_alloc_zero(&arena, 1, sizeof(*a));
-    *session = NULL;
+    *session = a;
     if (!a)
         return crn_no_memory(error);
     a->arena = arena;
-    cairn_status status = fill(task, a, error);
-    if (status != CAIRN_OK) {
-        select_acg_close(task, a);
-        return status;
-    }
-    *session = a;
-    return CAIRN_OK;
+    return fill(task, a, error);
 }
 
 static cairn_status select_acg_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

@@ -379,17 +379,15 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
                            crn_joint_take take, void *context, int64_t *least_bytes, cairn_error *error)
 {
     const crn_solver *solver = crn_solver_find(name);
-    void *state = NULL;
+    void *state;
     if (!solver || crn_solver_accepts(solver, task, NULL) != CAIRN_OK)
         return CAIRN_OK;
     if (solver->memory && solver->memory(task) > crn_memory_limit(task->settings))
         return CAIRN_OK;
-    cairn_status status = solver->open ? solver->open(task, &state, error) : CAIRN_OK;
-    if (status == CAIRN_OK) {
+    cairn_status status = crn_solver_open(solver, task, &state, error);
+    if (status == CAIRN_OK)
         status = ask_all(task, solver, state, budgets, count, take, context, least_bytes, error);
-        if (solver->close)
-            solver->close(task, state);
-    }
+    crn_solver_close(solver, task, state);
     return is_passed_over(status) ? CAIRN_OK : status;
 }
 

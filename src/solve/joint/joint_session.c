@@ -18,19 +18,12 @@ cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **
 {
     cairn_allocator allocator = crn_allocator(task->env);
     crn_joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
-    *session = NULL;
+    *session = s;
     if (!s)
         return crn_no_memory(error);
     s->least_bytes = s->lists_bytes = INT64_MAX;
-    cairn_status status = crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error);
-    if (status == CAIRN_OK)
-        status = lower(task, s, error);
-    if (status != CAIRN_OK) {
-        crn_joint_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
+    CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
+    return lower(task, s, error);
 }
 
 cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

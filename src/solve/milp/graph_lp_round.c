@@ -32,8 +32,6 @@ static void round_close(const crn_task *task, void *session)
 {
     rounding *r = session;
     (void)task;
-    if (!r)
-        return;
     crn_frontier_best_free(&r->smallest);
     crn_frontier_graph_free(r->graph);
     crn_arena arena = r->arena;
@@ -125,17 +123,11 @@ static cairn_status round_open(const crn_task *task, void **session, cairn_error
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     rounding *r = crn_arena_alloc_zero(&arena, 1, sizeof(*r));
-    *session = NULL;
+    *session = r;
     if (!r)
         return crn_no_memory(error);
     r->arena = arena;
-    cairn_status status = fill(task, r, error);
-    if (status != CAIRN_OK) {
-        round_close(task, r);
-        return status;
-    }
-    *session = r;
-    return CAIRN_OK;
+    return fill(task, r, error);
 }
 
 static cairn_status round_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

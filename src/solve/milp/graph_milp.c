@@ -38,7 +38,6 @@ typedef struct milp {
     crn_frontier_plan plan; /* scratch */
     const crn_solver *search;
     void *search_state;
-    bool search_is_open;
     crn_frontier_best smallest; /* the schedule with the least peak */
     crn_least least;
     bool least_is_known;
@@ -48,10 +47,7 @@ typedef struct milp {
 static void milp_close(const crn_task *task, void *session)
 {
     milp *s = session;
-    if (!s)
-        return;
-    if (s->search_is_open)
-        s->search->close(task, s->search_state);
+    crn_solver_close(s->search, task, s->search_state);
     crn_frontier_best_free(&s->smallest);
     crn_frontier_graph_free(s->graph);
     crn_arena arena = s->arena;
@@ -64,9 +60,7 @@ static cairn_status fill(const crn_task *task, milp *s, cairn_error *error)
     CRN_TRY(crn_frontier_plan_new(s->graph, &s->arena, &s->plan, error));
     CRN_TRY(crn_frontier_best_new(task, &s->smallest, error));
     s->search = crn_solver_find("graph-search");
-    CRN_TRY(s->search->open(task, &s->search_state, error));
-    s->search_is_open = true;
-    return CAIRN_OK;
+    return crn_solver_open(s->search, task, &s->search_state, error);
 }
 
 static cairn_status milp_open(const crn_task *task, void **session, cairn_error *error)
@@ -74,17 +68,11 @@ static cairn_status milp_open(const crn_task *task, void **session, cairn_error 
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     milp *s = crn_arena_alloc_zero(&arena, 1, sizeof(*s));
-    *session = NULL;
+    *session = s;
     if (!s)
         return crn_no_memory(error);
     s->arena = arena;
-    cairn_status status = fill(task, s, error);
-    if (status != CAIRN_OK) {
-        milp_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
+    return fill(task, s, error);
 }
 
 /* ---- the start ---- */

@@ -395,19 +395,13 @@ static cairn_status dp_fill(dp *s, const crn_task *task, size_t count, cairn_err
 static cairn_status dp_open(const crn_task *task, void **session, cairn_error *error)
 {
     crn_arena arena;
-    *session = NULL;
     crn_arena_init(&arena, crn_allocator(task->env));
     dp *s = crn_arena_alloc_zero(&arena, 1, sizeof(*s));
+    *session = s;
     if (!s)
         return crn_no_memory(error);
     s->arena = arena;
-    cairn_status status = dp_fill(s, task, (size_t)cairn_problem_chain(task->problem)->stage_count + 1, error);
-    if (status != CAIRN_OK) {
-        dp_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
+    return dp_fill(s, task, (size_t)cairn_problem_chain(task->problem)->stage_count + 1, error);
 }
 
 static cairn_status dp_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

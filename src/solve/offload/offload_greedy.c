@@ -67,24 +67,23 @@ static cairn_status greedy_open(const crn_task *task, void **session, cairn_erro
 {
     crn_arena arena;
     size_t count = (size_t)cairn_problem_chain(task->problem)->stage_count + 1;
-    *session = NULL;
     crn_arena_init(&arena, crn_allocator(task->env));
     greedy *s = crn_arena_alloc_zero(&arena, 1, sizeof(*s));
-    bool fits = s && (s->goes = crn_arena_alloc_zero(&arena, count, sizeof(bool))) &&
-                (s->best = crn_arena_alloc_zero(&arena, count, sizeof(bool)));
-    cairn_status status = fits ? crn_offload_profiles(task, s->plans, error) : crn_no_memory(error);
-    if (status != CAIRN_OK) {
-        crn_arena_clear(&arena);
-        return status;
-    }
+    *session = s;
+    if (!s)
+        return crn_no_memory(error);
     s->arena = arena;
     s->least_bytes = INT64_MAX;
+    s->goes = crn_arena_alloc_zero(&s->arena, count, sizeof(bool));
+    s->best = crn_arena_alloc_zero(&s->arena, count, sizeof(bool));
+    if (!s->goes || !s->best)
+        return crn_no_memory(error);
+    CRN_TRY(crn_offload_profiles(task, s->plans, error));
     for (int i = 0; i < CRN_OFFLOAD_PROFILES; i++)
         if (s->plans[i]) {
             s->most[i] = most_that_fit(s->plans[i]);
             s->least_bytes = crn_min(s->least_bytes, need_of(s, s->plans[i], s->most[i]));
         }
-    *session = s;
     return CAIRN_OK;
 }
 

@@ -137,40 +137,33 @@ static cairn_status try_set(vdnn *s, const crn_offload_plan *plan, void *context
 
 /* ---- the solver ---- */
 
-static bool make_room(vdnn *s, crn_arena *arena, size_t count)
+static bool make_room(vdnn *s, size_t count)
 {
     for (int i = 0; i < CRN_OFFLOAD_PROFILES; i++)
-        if (!(s->by_ratio[i] = crn_arena_alloc(arena, count, sizeof(candidate))))
+        if (!(s->by_ratio[i] = crn_arena_alloc(&s->arena, count, sizeof(candidate))))
             return false;
-    return (s->all = crn_arena_alloc_zero(arena, count, sizeof(bool))) &&
-           (s->goes = crn_arena_alloc_zero(arena, count, sizeof(bool))) &&
-           (s->best = crn_arena_alloc_zero(arena, count, sizeof(bool)));
+    return (s->all = crn_arena_alloc_zero(&s->arena, count, sizeof(bool))) &&
+           (s->goes = crn_arena_alloc_zero(&s->arena, count, sizeof(bool))) &&
+           (s->best = crn_arena_alloc_zero(&s->arena, count, sizeof(bool)));
 }
 
 static cairn_status vdnn_open(const crn_task *task, void **session, cairn_error *error)
 {
     crn_arena arena;
-    *session = NULL;
     crn_arena_init(&arena, crn_allocator(task->env));
     vdnn *s = crn_arena_alloc_zero(&arena, 1, sizeof(*s));
-    bool fits = s && make_room(s, &arena, (size_t)cairn_problem_chain(task->problem)->stage_count + 1);
-    cairn_status status = fits ? crn_offload_profiles(task, s->plans, error) : crn_no_memory(error);
-    if (status != CAIRN_OK) {
-        crn_arena_clear(&arena);
-        return status;
-    }
+    *session = s;
+    if (!s)
+        return crn_no_memory(error);
     s->arena = arena;
     s->least_bytes = INT64_MAX;
+    if (!make_room(s, (size_t)cairn_problem_chain(task->problem)->stage_count + 1))
+        return crn_no_memory(error);
+    CRN_TRY(crn_offload_profiles(task, s->plans, error));
     for (int i = 0; i < CRN_OFFLOAD_PROFILES; i++)
         if (s->plans[i])
             rank_stages(s, i);
-    status = for_each_set(s, lower_least, NULL, error);
-    if (status != CAIRN_OK) {
-        vdnn_close(task, s);
-        return status;
-    }
-    *session = s;
-    return CAIRN_OK;
+    return for_each_set(s, lower_least, NULL, error);
 }
 
 static cairn_status vdnn_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

@@ -225,25 +225,17 @@ cairn_status crn_selection_open(const crn_task *task, crn_choose *choose, void *
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
     crn_selection *selection = crn_arena_alloc_zero(&arena, 1, sizeof(*selection));
-    *session = NULL;
+    *session = selection;
     if (!selection)
         return crn_no_memory(error);
     selection->arena = arena;
-    cairn_status status = fill(task, selection, choose, error);
-    if (status != CAIRN_OK) {
-        crn_selection_close(task, selection);
-        return status;
-    }
-    *session = selection;
-    return CAIRN_OK;
+    return fill(task, selection, choose, error);
 }
 
 void crn_selection_close(const crn_task *task, void *session)
 {
     crn_selection *selection = session;
     (void)task;
-    if (!selection)
-        return;
     crn_arena arena = selection->arena; /* the session itself lies in the arena */
     crn_arena_clear(&arena);
 }

@@ -153,18 +153,6 @@ static cairn_status fill(session *p, const crn_task *task, cairn_error *error)
 
 /* ---- the way back ---- */
 
-static int64_t term_at(const session *p, const crn_term *t, int64_t bytes)
-{
-    if (bytes < t->from_bytes)
-        return CRN_STEPS_INFINITE;
-    int64_t ns = t->ns;
-    if (t->first)
-        ns += crn_steps_at(t->first, &p->cells, bytes - t->first_shift);
-    if (t->second)
-        ns += crn_steps_at(t->second, &p->cells, bytes - t->second_shift);
-    return ns;
-}
-
 static bool is_checkpoint(const session *p, int32_t s, int32_t t, int64_t bytes, int64_t ns, crn_decision *decision)
 {
     for (int32_t split = s + 1; split <= crn_last_split(&p->table, s, t); split++) {
@@ -174,7 +162,7 @@ static bool is_checkpoint(const session *p, int32_t s, int32_t t, int64_t bytes,
             crn_term term = checkpoint_term(p, s, t, split, &pass[i]);
             decision->split = split;
             decision->way = i;
-            if (term_at(p, &term, bytes) == ns)
+            if (crn_term_at(&term, &p->cells, bytes) == ns)
                 return true;
         }
     }
@@ -190,7 +178,7 @@ static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t m)
     crn_decision decision = {.left = m};
     for (int32_t k = 0; k < stage->option_count; k++) {
         crn_term term = save_term(p, s, t, k);
-        if (term_at(p, &term, bytes) == ns)
+        if (crn_term_at(&term, &p->cells, bytes) == ns)
             return (crn_decision){.kind = CRN_DECIDE_SAVE, .option = k, .right = m - stage->options[k].saved_bytes};
     }
     if (is_checkpoint(p, s, t, bytes, ns, &decision)) {
@@ -201,7 +189,7 @@ static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t m)
     decision.kind = CRN_DECIDE_SAVE_AND_DROP;
     for (; decision.option + 1 < stage->option_count; decision.option++) {
         crn_term term = save_and_drop_term(p, s, t, decision.option);
-        if (term_at(p, &term, bytes) == ns)
+        if (crn_term_at(&term, &p->cells, bytes) == ns)
             break;
     }
     decision.right = m - stage->options[decision.option].saved_bytes;

@@ -575,6 +575,18 @@ int64_t crn_steps_at(const crn_steps *steps, const crn_cells *cells, int64_t byt
     return at < 0 ? CRN_STEPS_INFINITE : steps->points[at].ns;
 }
 
+int64_t crn_term_at(const crn_term *term, const crn_cells *cells, int64_t bytes)
+{
+    if (bytes < term->from_bytes)
+        return CRN_STEPS_INFINITE;
+    int64_t ns = term->ns;
+    if (term->first)
+        ns += crn_steps_at(term->first, cells, bytes - term->first_shift);
+    if (term->second)
+        ns += crn_steps_at(term->second, cells, bytes - term->second_shift);
+    return ns;
+}
+
 crn_cells crn_cells_for(int64_t top_bytes, int32_t count)
 {
     crn_cells cells = {.top_bytes = top_bytes};

@@ -89,5 +89,7 @@ bool crn_envelope_end(crn_envelope *envelope, int64_t moved_shift, crn_arena *ar
 
 /** Value at m; CRN_STEPS_INFINITE below the first point. */
 int64_t crn_steps_at(const crn_steps *steps, const crn_cells *cells, int64_t bytes);
+/** Value of a term at m. */
+int64_t crn_term_at(const crn_term *term, const crn_cells *cells, int64_t bytes);
 
 #endif

@@ -251,18 +251,6 @@ cairn_status crn_weak_steps_new(const crn_weak_model *model, const crn_task *tas
 
 /* ---- the way back ---- */
 
-static int64_t term_at(const crn_weak_steps *p, const crn_term *t, int64_t bytes)
-{
-    if (bytes < t->from_bytes)
-        return CRN_STEPS_INFINITE;
-    int64_t ns = t->ns;
-    if (t->first)
-        ns += crn_steps_at(t->first, &p->cells, bytes - t->first_shift);
-    if (t->second)
-        ns += crn_steps_at(t->second, &p->cells, bytes - t->second_shift);
-    return ns;
-}
-
 typedef struct search {
     const crn_weak_steps *p;
     int32_t l;
@@ -274,7 +262,7 @@ static bool is_it(void *context, const crn_weak_term *term)
 {
     search *s = context;
     crn_term t = in_tables(s->p, s->l, term);
-    if (t.ns > s->ns || term_at(s->p, &t, s->bytes) != s->ns)
+    if (t.ns > s->ns || crn_term_at(&t, &s->p->cells, s->bytes) != s->ns)
         return false;
     s->found = *term;
     return true;

@@ -205,10 +205,8 @@ def test_random_networks_that_write_in_place(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", {**torch_models.ALL, **torch_models.ODD})
 def test_models(name: str, tmp_path: Path) -> None:
-    if name in torch_models.HUGGING_FACE:
-        pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sample = {**torch_models.ALL, **torch_models.ODD}[name]()
+    sample = torch_models.made(name)
     initial = copy.deepcopy(sample.model.state_dict())
     results = []
     for context in (

@@ -29,27 +29,13 @@ from cairn.torch.prints import fingerprint
 from cairn.torch.stages import StageRef
 from cairn.torch.untouched import untouched
 
+pytestmark = pytest.mark.usefixtures("seeded")
 SEEDS = int(os.environ.get("CAIRN_SEEDS", "1"))
 UNLIMITED = 2**40
 #: By how much the prediction may be too high, as a share, for plans that planners choose.
 LOOSE = {"t5": 0.03, "recurrent": 0.03, "recurrent-residual": 0.05, "tabled": 0.03, "shared": 0.03}
 
 planning: Any = sys.modules["cairn.torch.plan"]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
-def made(name: str) -> torch_models.Step:
-    if name in torch_models.HUGGING_FACE:
-        pytest.importorskip("transformers")
-    return (torch_models.ALL | torch_models.ODD | torch_models.TANGLED)[name]()
 
 
 def with_random_times(profile: ct.Profile, seed: int) -> ct.Profile:
@@ -115,7 +101,7 @@ def measured(made: torch_models.Step, plan: ct.Plan, prints: dict[str, list[int]
 
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_every_plan_keeps_to_its_peak(name: str) -> None:
-    sample = made(name)
+    sample = torch_models.made(name)
     profile = ct.profile(sample.model, **sample.sample, passes=1)
     prints: dict[str, list[int]] = {}
     list(measured(sample, ct.plan(profile, UNLIMITED), prints))  # plain
@@ -131,7 +117,7 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
 
 @pytest.mark.parametrize("name", torch_models.TANGLED)
 def test_models_that_are_no_chains_are_exact_within_every_budget(name: str) -> None:
-    sample = made(name)
+    sample = torch_models.made(name)
     profile = ct.profile(sample.model, **sample.sample, passes=1)
     top = ct.plan(profile, UNLIMITED)
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes

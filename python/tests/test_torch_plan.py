@@ -11,7 +11,6 @@ import math
 import pickle
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,8 @@ import torch_models
 from cairn.torch import budgets, memory
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("seeded")
 UNLIMITED = 2**40
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
-def made(name: str) -> torch_models.Step:
-    if name in torch_models.HUGGING_FACE:
-        pytest.importorskip("transformers")
-    return (torch_models.ALL | torch_models.ODD)[name]()
 
 
 def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
@@ -63,7 +48,7 @@ LOOSE = {"t5": 0.03, **dict.fromkeys(torch_models.ODD, 0.03), "recurrent-residua
 
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_planned_steps_are_exact_and_within_every_budget(name: str) -> None:
-    step = made(name)
+    step = torch_models.made(name)
     profile = profiled(step)
     top = ct.plan(profile, UNLIMITED)
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
@@ -317,7 +302,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_report_adds_up() -> None:
-    step = made("gpt2")
+    step = torch_models.made("gpt2")
     profile = profiled(step)
     least = ct.plan(profile, UNLIMITED).least_budget_bytes
     report = ct.explain(ct.plan(profile, least))
@@ -559,7 +544,7 @@ def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:
 
 def test_steps_of_several_threads_are_measured_soundly() -> None:
     """One at a time, and a measurement that a thread began is ended by no other."""
-    step = made("vgg")
+    step = torch_models.vgg()
     plain = copy.deepcopy(step.model)
     ct.checkpoint(step.model, budget=least_of(step), passes=1, check_steps=3, **step.sample)
     together, failures = threading.Barrier(3, timeout=60), []
@@ -596,7 +581,7 @@ class _Arguments:
 
 
 def test_the_callback_of_a_trainer() -> None:
-    step = made("gpt2")
+    step = torch_models.made("gpt2")
     budget = least_of(step)
     callback = ct.trainer_callback(budget, passes=1, check_steps=0)
     state = torch.get_rng_state()
@@ -664,7 +649,7 @@ def test_autocast_is_planned_for() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_caches_that_models_fill_while_training_are_left_out(name: str) -> None:
     """As Hugging Face's own checkpointing does: models are configured to fill caches unless told otherwise."""
-    step = made(name)
+    step = torch_models.made(name)
     step.model.config.use_cache = True
     profile = profiled(step)
     plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
@@ -765,7 +750,7 @@ def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:
 
 
 def test_losses_that_are_none_and_optimizers_of_others() -> None:
-    step = made("vgg")
+    step = torch_models.vgg()
     for loss_fn, message in (
         (lambda output: output, "one number"),
         (lambda output: None, "NoneType"),
@@ -785,7 +770,7 @@ def test_losses_that_are_none_and_optimizers_of_others() -> None:
 
 
 def test_files_that_are_no_plans_are_named(tmp_path: Path) -> None:
-    step = made("vgg")
+    step = torch_models.vgg()
     plan = ct.plan(profiled(step), UNLIMITED)
     with pytest.raises(IsADirectoryError, match="is a directory"):
         plan.save(tmp_path)
@@ -810,7 +795,7 @@ def test_files_that_are_no_plans_are_named(tmp_path: Path) -> None:
 
 
 def test_checkpointing_that_is_enabled_after_planning_is_warned_of_once() -> None:
-    step = made("gpt2")
+    step = torch_models.made("gpt2")
     ct.checkpoint(step.model, budget=least_of(step), passes=1, check_steps=0, **step.sample)
     step.model.gradient_checkpointing_enable()
     with pytest.warns(UserWarning, match="enabled after the model was planned"):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,7 @@ from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
@@ -43,9 +35,7 @@ def block_names(profile: ct.Profile) -> list[str]:
 
 @pytest.mark.parametrize("name", ["cnn", "branches", "gpt2"])
 def test_profiling_leaves_everything_as_it_was(name: str) -> None:
-    if name == "gpt2":
-        pytest.importorskip("transformers")
-    step = torch_models.ALL[name]()
+    step = torch_models.made(name)
     model = step.model
     step.loss().backward()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -128,9 +118,8 @@ def test_children_of_a_sequential_become_blocks_and_what_cannot_stand_alone_join
 
 
 def test_hugging_face_layers_become_blocks() -> None:
-    pytest.importorskip("transformers")
-    assert block_names(profiled(torch_models.gpt2())) == [f"transformer.h.{i}" for i in range(3)]
-    assert block_names(profiled(torch_models.t5())) == [
+    assert block_names(profiled(torch_models.made("gpt2"))) == [f"transformer.h.{i}" for i in range(3)]
+    assert block_names(profiled(torch_models.made("t5"))) == [
         "encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"
     ]  # fmt: skip
 
@@ -283,8 +272,7 @@ def test_a_linear_chain_is_measured_to_the_byte() -> None:
 
 
 def test_identical_blocks_measure_alike() -> None:
-    pytest.importorskip("transformers")
-    stages = [stage for stage in profiled(torch_models.gpt2()).stages if stage.kind == "block"]
+    stages = [stage for stage in profiled(torch_models.made("gpt2")).stages if stage.kind == "block"]
     assert len({stage.signature() for stage in stages}) == 1
     assert len({(stage.forward_ns, stage.backward_ns) for stage in stages}) == 1
     assert all(stage.random and stage.forward_ns > 0 and stage.backward_ns > 0 for stage in stages)
@@ -297,8 +285,7 @@ def test_batch_norm_is_noticed() -> None:
 
 
 def test_what_the_caller_holds_is_counted() -> None:
-    pytest.importorskip("transformers")
-    step = torch_models.gpt2()
+    step = torch_models.made("gpt2")
     logits = step.model(**step.kwargs).logits
     assert profiled(step).held_bytes == logits.numel() * 4 + 4
 
@@ -346,8 +333,7 @@ def test_wrappers_that_hook_gradients_are_refused() -> None:
 
 
 def test_a_model_that_recomputes_by_itself_is_refused() -> None:
-    pytest.importorskip("transformers")
-    step = torch_models.gpt2()
+    step = torch_models.made("gpt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # transformers is renaming it
         step.model.gradient_checkpointing_enable()
@@ -475,8 +461,7 @@ def test_what_a_block_leaves_counts_only_if_the_loss_reads_it() -> None:
 
 
 def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> None:
-    pytest.importorskip("transformers")
-    step = torch_models.mixtral()
+    step = torch_models.made("mixtral")
     step.model.config.output_router_logits = True
     profile = profiled(step)
     plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)

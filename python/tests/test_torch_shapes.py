@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +18,7 @@ import torch_models
 from cairn.torch import memory, shapes
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def chain(layers: int = 8, width: int = 64) -> nn.Sequential:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,8 @@ from cairn.torch.sample import Sample
 from torch import nn
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.usefixtures("seeded")
 SEQUENTIAL = "checkpoint_sequential"
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def measured(step: torch_models.Step, count: int = 3, **options: Any) -> ct.Sweep:
@@ -138,8 +129,7 @@ def test_times_are_medians_of_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transformers_checkpoint_by_themselves() -> None:
-    pytest.importorskip("transformers")
-    step = torch_models.ALL["gpt2"]()
+    step = torch_models.made("gpt2")
     found = measured(step, 2, beside=["every block", SEQUENTIAL])
     plain, every = of_method(found, "plain")[0], of_method(found, "every block")[0]
     assert every.peak_bytes < plain.peak_bytes and every.same_loss and every.predicted_peak_bytes is None

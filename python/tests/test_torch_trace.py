@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +32,18 @@ from executor_support import group_of_one
 from torch import nn
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.usefixtures("seeded")
 SEED = 5
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(name: str) -> torch_models.Step:
-    if name in torch_models.HUGGING_FACE:
-        pytest.importorskip("transformers")
+    """Smaller ones where whole graphs would take long."""
     if name == "gpt2":
+        pytest.importorskip("transformers")
         return torch_models.gpt2(layers=2, width=64, vocabulary=200, length=64)
     if name == "resnet":
         return torch_models.resnet((1, 1, 1), 8, 4, 64)
-    return torch_models.ALL[name]()
+    return torch_models.made(name)
 
 
 class Plain:

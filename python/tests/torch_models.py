@@ -433,3 +433,12 @@ TANGLED = {
         nn.Sequential(nn.Embedding(100, 64, sparse=True), *(Residual() for _ in range(3))), torch.randint(100, (16, 32))
     ),
 }
+
+
+def made(name: str) -> Step:
+    """One of all these, by its name. Where its package is missing, the test that asks is skipped."""
+    if name in HUGGING_FACE:
+        import pytest  # here, for benchmarks do without
+
+        pytest.importorskip("transformers")
+    return (ALL | ODD | TANGLED)[name]()

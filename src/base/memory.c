@@ -185,12 +185,13 @@ char *crn_arena_text(crn_arena *arena, const char *text)
 
 void crn_arena_clear(crn_arena *arena)
 {
-    while (arena->blocks) {
-        crn_arena_block *block = arena->blocks;
-        arena->blocks = block->next;
-        crn_free(&arena->allocator, block, 1, block->bytes);
+    crn_arena all = *arena;
+    crn_arena_init(arena, all.allocator); /* first, for it may lie in one of the blocks */
+    while (all.blocks) {
+        crn_arena_block *block = all.blocks;
+        all.blocks = block->next;
+        crn_free(&all.allocator, block, 1, block->bytes);
     }
-    arena->used = arena->capacity = arena->total = 0;
 }
 
 /* ---- meter ---- */

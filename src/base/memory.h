@@ -38,7 +38,7 @@ void *crn_arena_alloc(crn_arena *arena, size_t count, size_t size);
 void *crn_arena_alloc_zero(crn_arena *arena, size_t count, size_t size);
 /** A copy of a zero-terminated text; NULL on failure. */
 char *crn_arena_text(crn_arena *arena, const char *text);
-/** Frees everything; the arena is empty and usable again. */
+/** Frees everything; the arena is empty and usable again, unless it lies in its own memory, which it may. */
 void crn_arena_clear(crn_arena *arena);
 
 typedef struct crn_meter {

@@ -80,8 +80,7 @@ void cairn_problem_free(cairn_problem *problem)
 {
     if (!problem)
         return;
-    crn_arena arena = problem->arena; /* the problem itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&problem->arena);
 }
 
 cairn_problem_kind cairn_problem_kind_of(const cairn_problem *problem)

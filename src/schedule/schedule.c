@@ -154,8 +154,7 @@ void cairn_schedule_free(cairn_schedule *schedule)
 {
     if (!schedule)
         return;
-    crn_arena arena = schedule->arena; /* the schedule itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&schedule->arena);
 }
 
 /* ---- looking at one ---- */

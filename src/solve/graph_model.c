@@ -141,6 +141,5 @@ void crn_graph_model_free(crn_graph_model *model)
 {
     if (!model)
         return;
-    crn_arena arena = model->arena; /* the model itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&model->arena);
 }

@@ -413,8 +413,7 @@ void crn_travel_free(crn_travel *travel)
 {
     if (!travel)
         return;
-    crn_arena arena = travel->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&travel->arena);
 }
 
 void crn_travel_levels(const crn_travel *travel, const bool *travels, int64_t *levels)

@@ -113,6 +113,22 @@ static void a_large_arena_wastes_little(void **state)
     assert_int_equal(atomic_load(&meter.used_bytes), 0);
 }
 
+static void an_arena_may_lie_in_its_own_memory(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
+    crn_arena arena;
+    crn_arena_init(&arena, crn_meter_allocator(&meter));
+    crn_arena *inside = crn_arena_alloc(&arena, 1, sizeof(*inside));
+    assert_non_null(inside);
+    *inside = arena;
+    for (int i = 0; i < 100; i++)
+        assert_non_null(crn_arena_alloc(inside, 1000, 1));
+    crn_arena_clear(inside);
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+}
+
 static void a_meter_refuses_what_passes_its_limit(void **state)
 {
     (void)state;
@@ -285,6 +301,7 @@ int main(void)
         cmocka_unit_test(arrays_of_impossible_size_are_refused),
         cmocka_unit_test(an_arena_aligns_and_frees_everything),
         cmocka_unit_test(a_large_arena_wastes_little),
+        cmocka_unit_test(an_arena_may_lie_in_its_own_memory),
         cmocka_unit_test(a_meter_refuses_what_passes_its_limit),
         cmocka_unit_test(sha256_is_the_same_on_every_processor),
         cmocka_unit_test(sha256_matches_published_digests),

@@ -325,8 +325,7 @@ static void baseline_close(const crn_task *task, void *session)
     baseline *b = session;
     (void)task;
     crn_graph_model_free(b->model);
-    crn_arena arena = b->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&b->arena);
 }
 
 static bool sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence)

@@ -69,8 +69,7 @@ void crn_graph_bounder_free(crn_graph_bounder *bounder)
 {
     if (!bounder)
         return;
-    crn_arena arena = bounder->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&bounder->arena);
 }
 
 /* ---- what a window looks at ---- */

@@ -82,8 +82,7 @@ void crn_improver_free(crn_improver *improver)
 {
     if (!improver)
         return;
-    crn_arena arena = improver->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&improver->arena);
 }
 
 crn_sequence_eval *crn_improver_eval(crn_improver *improver)

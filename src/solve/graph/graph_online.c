@@ -31,8 +31,7 @@ static void online_close(const crn_task *task, void *session)
     (void)task;
     crn_walk_free(o->walk);
     crn_graph_model_free(o->model);
-    crn_arena arena = o->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&o->arena);
 }
 
 static cairn_status online_fill(const crn_task *task, online *o, cairn_error *error)

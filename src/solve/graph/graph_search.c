@@ -52,8 +52,7 @@ static void search_close(const crn_task *task, void *session)
         crn_improver_free(s->island[i]);
     crn_walk_free(s->walk);
     crn_graph_model_free(s->model);
-    crn_arena arena = s->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&s->arena);
 }
 
 static int32_t capacity_of(int32_t node_count)

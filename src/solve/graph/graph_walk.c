@@ -67,8 +67,7 @@ void crn_walk_free(crn_walk *walk)
 {
     if (!walk)
         return;
-    crn_arena arena = walk->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&walk->arena);
 }
 
 static bool is_stopped(crn_walk *w, int32_t steps)

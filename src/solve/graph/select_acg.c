@@ -544,8 +544,7 @@ static void select_acg_close(const crn_task *task, void *session)
     acg *a = session;
     (void)task;
     crn_graph_model_free(a->model);
-    crn_arena arena = a->arena; /* the session itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&a->arena);
 }
 
 static cairn_status select_acg_open(const crn_task *task, void **session, cairn_error *error)

@@ -50,8 +50,7 @@ void crn_fit_free(crn_fit *fit)
     if (!fit)
         return;
     crn_travel_free(fit->travel);
-    crn_arena arena = fit->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&fit->arena);
 }
 
 /* ---- memory ---- */

@@ -100,6 +100,5 @@ void crn_frontier_graph_free(crn_frontier_graph *graph)
     if (!graph)
         return;
     crn_graph_model_free(graph->model);
-    crn_arena arena = graph->arena; /* the graph itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&graph->arena);
 }

@@ -364,8 +364,7 @@ void crn_frontier_program_free(crn_frontier_program *program)
 {
     if (!program)
         return;
-    crn_arena arena = program->arena; /* the program itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&program->arena);
 }
 
 /* ---- points ---- */

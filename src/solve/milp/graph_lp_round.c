@@ -34,8 +34,7 @@ static void round_close(const crn_task *task, void *session)
     (void)task;
     crn_frontier_best_free(&r->smallest);
     crn_frontier_graph_free(r->graph);
-    crn_arena arena = r->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&r->arena);
 }
 
 /* ---- one program ---- */

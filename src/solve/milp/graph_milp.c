@@ -50,8 +50,7 @@ static void milp_close(const crn_task *task, void *session)
     crn_solver_close(s->search, task, s->search_state);
     crn_frontier_best_free(&s->smallest);
     crn_frontier_graph_free(s->graph);
-    crn_arena arena = s->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&s->arena);
 }
 
 static cairn_status fill(const crn_task *task, milp *s, cairn_error *error)

@@ -377,8 +377,7 @@ static void dp_close(const crn_task *task, void *session)
     (void)task;
     crn_arena_clear(&s->program.arena);
     crn_offload_least_clear(&s->least);
-    crn_arena arena = s->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&s->arena);
 }
 
 static cairn_status dp_fill(dp *s, const crn_task *task, size_t count, cairn_error *error)

@@ -27,8 +27,7 @@ static void greedy_close(const crn_task *task, void *session)
     greedy *s = session;
     (void)task;
     crn_offload_profiles_free(s->plans);
-    crn_arena arena = s->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&s->arena);
 }
 
 static int64_t need_of(const greedy *s, const crn_offload_plan *plan, int32_t k)

@@ -74,8 +74,7 @@ void crn_offload_plan_free(crn_offload_plan *plan)
     if (!plan)
         return;
     crn_travel_free(plan->travel);
-    crn_arena arena = plan->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&plan->arena);
 }
 
 int64_t crn_offload_plan_memory(const crn_task *task)

@@ -36,8 +36,7 @@ static void vdnn_close(const crn_task *task, void *session)
     vdnn *s = session;
     (void)task;
     crn_offload_profiles_free(s->plans);
-    crn_arena arena = s->arena;
-    crn_arena_clear(&arena);
+    crn_arena_clear(&s->arena);
 }
 
 /* 1 where the ratio of a is larger than that of b, -1 where it is smaller. */

@@ -236,8 +236,7 @@ void crn_selection_close(const crn_task *task, void *session)
 {
     crn_selection *selection = session;
     (void)task;
-    crn_arena arena = selection->arena; /* the session itself lies in the arena */
-    crn_arena_clear(&arena);
+    crn_arena_clear(&selection->arena);
 }
 
 cairn_status crn_selection_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)

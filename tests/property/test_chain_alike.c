@@ -175,21 +175,9 @@ static void sums_that_overflow_are_refused(void **state)
     cairn_problem_free(problem);
 }
 
-typedef struct question {
-    const cairn_problem *problem;
-    const cairn_options *options;
-} question;
-
-static cairn_status ask(const cairn_env *env, void *context)
+static cairn_status solve_and_free(const cairn_env *env, void *context)
 {
-    const question *q = context;
-    cairn_schedule *schedule = NULL;
-    cairn_info info;
-    cairn_status status = cairn_solve(env, q->problem, q->options, &schedule, &info, NULL);
-    if (status == CAIRN_OK)
-        cairn_info_clear(&info);
-    cairn_schedule_free(schedule);
-    return status;
+    return test_solve_status(env, context, options_for("chain-alike", 120));
 }
 
 static void failed_allocations_leave_nothing_behind(void **state)
@@ -200,10 +188,7 @@ static void failed_allocations_leave_nothing_behind(void **state)
     make_network(&net, &random, true);
     net.chain.stage_count = 7;
     cairn_problem *problem = problem_of(&net);
-    cairn_options *options = options_for("chain-alike", 120);
-    question q = {problem, options};
-    test_every_allocation_fails(ask, &q);
-    cairn_options_free(options);
+    test_every_allocation_fails(solve_and_free, problem);
     cairn_problem_free(problem);
 }
 

@@ -44,23 +44,29 @@ static void check(const cairn_problem *problem, tally *count)
     count->exact += found.least_is_exact;
 }
 
+/* Looks at so many graphs of a shape, of which at least a share in percent must be exact. */
+static void check_all(const test_graph_shape *shape, uint64_t graphs, int exact_percent)
+{
+    tally count = {0, 0, 0, 0};
+    for (uint64_t seed = 0; seed < graphs; seed++) {
+        test_random random = test_random_seeded(seed);
+        cairn_problem *problem = test_random_graph(&random, shape);
+        check(problem, &count);
+        cairn_problem_free(problem);
+    }
+    print_message("of %d graphs: exact %d, lower bound met %d, least found %d\n", count.graphs, count.exact,
+                  count.lower_meets, count.found_meets);
+    assert_true(count.exact * 100 >= count.graphs * exact_percent);
+}
+
 static void brackets_hold_the_truth(void **state)
 {
     test_graph_shape shape = test_graph_of_everything(6);
     (void)state;
     shape.machine = false;
     for (int training = 0; training <= 1; training++) {
-        tally count = {0, 0, 0, 0};
         shape.training = training;
-        for (uint64_t seed = 0; seed < 3000; seed++) {
-            test_random random = test_random_seeded(seed);
-            cairn_problem *problem = test_random_graph(&random, &shape);
-            check(problem, &count);
-            cairn_problem_free(problem);
-        }
-        print_message("of %d graphs: exact %d, lower bound met %d, least found %d\n", count.graphs, count.exact,
-                      count.lower_meets, count.found_meets);
-        assert_true(count.exact * 100 >= count.graphs * 98);
+        check_all(&shape, 3000, 98);
     }
 }
 
@@ -68,17 +74,8 @@ static void brackets_hold_the_truth(void **state)
 static void brackets_hold_the_truth_of_longer_graphs(void **state)
 {
     test_graph_shape shape = {.nodes_min = 6, .nodes_max = 7, .deps_max = 3, .positive = true, .workspaces = true};
-    tally count = {0, 0, 0, 0};
     (void)state;
-    for (uint64_t seed = 0; seed < 400; seed++) {
-        test_random random = test_random_seeded(seed);
-        cairn_problem *problem = test_random_graph(&random, &shape);
-        check(problem, &count);
-        cairn_problem_free(problem);
-    }
-    print_message("of %d graphs: exact %d, lower bound met %d, least found %d\n", count.graphs, count.exact,
-                  count.lower_meets, count.found_meets);
-    assert_true(count.exact * 100 >= count.graphs * 90);
+    check_all(&shape, 400, 90);
 }
 
 /*

@@ -14,6 +14,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/exhaustive_joint.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
@@ -36,15 +37,9 @@ typedef struct question {
                      (long long)(q)->budget, #condition);                                              \
     } while (0)
 
-static cairn_info ask(const question *q)
+static cairn_options *options_of(const question *q)
 {
-    cairn_options *options;
-    cairn_schedule *schedule;
-    cairn_info info;
-    cairn_error error;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", q->solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
+    cairn_options *options = test_options(q->solver, q->budget, "threads=1");
     if (q->iterations)
         assert_int_equal(cairn_options_set(options, "iterations", q->iterations, NULL), CAIRN_OK);
     if (q->host) {
@@ -52,24 +47,20 @@ static cairn_info ask(const question *q)
         assert_int_equal(cairn_options_set(options, "to-host", q->rate, NULL), CAIRN_OK);
         assert_int_equal(cairn_options_set(options, "to-device", q->rate, NULL), CAIRN_OK);
     }
-    assert_int_equal(cairn_options_set_int(options, "budget", q->budget, NULL), CAIRN_OK);
+    return options;
+}
+
+static cairn_info ask(const question *q)
+{
+    cairn_options *options = options_of(q);
+    cairn_schedule *schedule;
+    cairn_info info;
+    cairn_error error;
     if (cairn_solve(NULL, q->problem, options, &schedule, &info, &error) != CAIRN_OK)
         fail_msg("%s, seed %llu: %s", q->solver, (unsigned long long)q->seed, error.message);
     cairn_schedule_free(schedule);
     cairn_options_free(options);
     return info;
-}
-
-static cairn_problem *chain_of(uint64_t seed, int32_t most)
-{
-    test_random random = test_random_seeded(seed);
-    test_chain_shape shapes[] = {
-        {.stages_max = most, .machine = true},
-        {.stages_max = most, .machine = true, .positive = true, .plain_grads = true, .equal_forwards = true},
-        {.stages_max = most, .machine = true, .options_max = 2, .weight_grads = true, .fixed = true},
-        {.stages_max = most, .machine = true, .signed_workspaces = true, .no_recompute = true},
-    };
-    return test_random_chain(&random, &shapes[seed % 4]);
 }
 
 static int64_t budget_between(const cairn_info *ends, int64_t step, int64_t steps)
@@ -84,7 +75,7 @@ static void the_oracle_agrees_with_the_exact_solvers(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(240); seed++) {
-        cairn_problem *problem = chain_of(seed + 500, 4);
+        cairn_problem *problem = test_random_chain_with_link(seed + 500, 4);
         const cairn_machine *machine = cairn_problem_info_of(problem)->machine;
         test_joint_limits limits = {.no_recompute = true, .incumbent_ns = INT64_MAX};
         question q = {.problem = problem, .solver = "offload-exact", .budget = 1 << 20, .seed = seed};
@@ -139,7 +130,7 @@ static void tiny_chains_are_near_the_optimum(void **state)
     tally t = {0};
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(320); seed++) {
-        cairn_problem *problem = chain_of(seed, seed % 4 == 2 ? 3 : 4);
+        cairn_problem *problem = test_random_chain_with_link(seed, seed % 4 == 2 ? 3 : 4);
         question q = {.problem = problem, .solver = "joint-chain", .budget = 1 << 20, .seed = seed};
         cairn_info ends = ask(&q);
         q.budget = budget_between(&ends, (int64_t)(seed / 4 % 4), 5);
@@ -179,7 +170,7 @@ static void no_other_solver_is_better(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(140); seed++) {
-        cairn_problem *problem = chain_of(seed + 3000, (int32_t)(3 + seed % 8));
+        cairn_problem *problem = test_random_chain_with_link(seed + 3000, (int32_t)(3 + seed % 8));
         question q = {.problem = problem, .solver = "joint-chain", .budget = 1 << 20, .seed = seed};
         cairn_info ends = ask(&q);
         q.budget = budget_between(&ends, (int64_t)(seed % 7), 7);
@@ -243,27 +234,10 @@ static int lose_patience(void *context, const cairn_progress *progress)
     return (*(int *)context)-- <= 0;
 }
 
-static cairn_options *options_of(const question *q)
-{
-    cairn_options *options;
-    assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "solver", q->solver, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "threads", "1", NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set(options, "iterations", q->iterations, NULL), CAIRN_OK);
-    assert_int_equal(cairn_options_set_int(options, "budget", q->budget, NULL), CAIRN_OK);
-    return options;
-}
-
 static cairn_status solve_with(const cairn_env *env, void *context)
 {
-    cairn_options *options = options_of(context);
-    cairn_schedule *schedule;
-    cairn_info info;
-    cairn_status status = cairn_solve(env, ((const question *)context)->problem, options, &schedule, &info, NULL);
-    cairn_schedule_free(schedule);
-    cairn_info_clear(&info);
-    cairn_options_free(options);
-    return status;
+    const question *q = context;
+    return test_solve_status(env, q->problem, options_of(q));
 }
 
 static cairn_problem *with_machine(uint64_t seed, int32_t size)

@@ -75,18 +75,6 @@ static cairn_info ask_alone(const question *q)
     return info;
 }
 
-static cairn_problem *small_chain(uint64_t seed, int32_t most)
-{
-    test_random random = test_random_seeded(seed);
-    test_chain_shape shapes[] = {
-        {.stages_max = most, .machine = true},
-        {.stages_max = most, .machine = true, .positive = true, .plain_grads = true, .equal_forwards = true},
-        {.stages_max = most, .machine = true, .options_max = 2, .weight_grads = true, .fixed = true},
-        {.stages_max = most, .machine = true, .signed_workspaces = true, .no_recompute = true},
-    };
-    return test_random_chain(&random, &shapes[seed % 4]);
-}
-
 /* The number in the sentence of the reason: the bound without recomputation. */
 static int64_t bound_in(const cairn_info *info)
 {
@@ -114,7 +102,7 @@ static void nothing_beats_the_exact_one(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 1200; seed++) {
-        cairn_problem *problem = small_chain(seed, 5);
+        cairn_problem *problem = test_random_chain_with_link(seed, 5);
         question q = {problem, "offload-exact", -1, seed, NULL};
         cairn_info ends = ask_alone(&q);
         check(&q, strcmp(ends.optimal_in, "offload") == 0 || ends.outcome == CAIRN_OUTCOME_OPTIMAL);
@@ -236,7 +224,7 @@ static void a_shared_link_is_no_better(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 300; seed++) {
-        cairn_problem *problem = small_chain(4 * seed + 1, 5);
+        cairn_problem *problem = test_random_chain_with_link(4 * seed + 1, 5);
         cairn_problem_info info = *cairn_problem_info_of(problem);
         cairn_machine machine = *info.machine;
         cairn_problem *other;

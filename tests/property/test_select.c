@@ -422,14 +422,7 @@ typedef struct attempt {
 static cairn_status solve_and_free(const cairn_env *env, void *context)
 {
     const attempt *a = context;
-    cairn_options *options = options_for(a->solver, NULL);
-    cairn_schedule *schedule;
-    cairn_info info;
-    cairn_status status = cairn_solve(env, a->problem, options, &schedule, &info, NULL);
-    cairn_schedule_free(schedule);
-    cairn_info_clear(&info);
-    cairn_options_free(options);
-    return status;
+    return test_solve_status(env, a->problem, options_for(a->solver, NULL));
 }
 
 static void every_allocation_may_fail(void **state)

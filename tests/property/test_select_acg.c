@@ -239,14 +239,7 @@ static void real_graphs_have_answers(void **state)
 
 static cairn_status solve_and_free(const cairn_env *env, void *context)
 {
-    cairn_options *options = options_for("select-acg");
-    cairn_schedule *schedule;
-    cairn_info info;
-    cairn_status status = cairn_solve(env, context, options, &schedule, &info, NULL);
-    cairn_schedule_free(schedule);
-    cairn_info_clear(&info);
-    cairn_options_free(options);
-    return status;
+    return test_solve_status(env, context, options_for("select-acg"));
 }
 
 static void every_allocation_may_fail(void **state)

@@ -15,6 +15,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
@@ -98,6 +99,21 @@ static void for_each_solver(question q, void (*body)(const question *q, void *co
         if (cairn_solver_accepts(q.solver, q.problem, NULL, NULL) == CAIRN_OK)
             body(&q, context);
     }
+}
+
+/* The same for a chain or a graph of these shapes, halfway between the memory that any schedule takes and store-all's. */
+static void for_each_solver_halfway(question q, const test_chain_shape *chain, const test_graph_shape *graph,
+                                    void (*body)(const question *q, void *context))
+{
+    test_random random = test_random_seeded(q.seed);
+    cairn_problem *problem = q.seed % 2 ? test_random_graph(&random, graph) : test_random_chain(&random, chain);
+    q.problem = problem;
+    q.solver = "store-all";
+    q.budget = -1;
+    cairn_limits limits = limits_of(&q);
+    q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
+    for_each_solver(q, body, NULL);
+    cairn_problem_free(problem);
 }
 
 static const cairn_solver_info *info_of(const char *solver)
@@ -584,18 +600,10 @@ static void check_stopping(const question *q, void *context)
 static void stopping_leaves_an_answer_or_nothing(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 4; seed++) {
-        test_random random = test_random_seeded(seed);
-        test_chain_shape shape = {.stages_min = 24, .stages_max = 24, .options_max = 2};
-        test_graph_shape graph_shape = {.nodes_min = 24, .nodes_max = 24, .training = true};
-        cairn_problem *problem =
-            seed % 2 ? test_random_graph(&random, &graph_shape) : test_random_chain(&random, &shape);
-        question q = {problem, "store-all", seed, -1, 50, NULL};
-        cairn_limits limits = limits_of(&q);
-        q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
-        for_each_solver(q, check_stopping, NULL);
-        cairn_problem_free(problem);
-    }
+    const test_chain_shape chain = {.stages_min = 24, .stages_max = 24, .options_max = 2};
+    const test_graph_shape graph = {.nodes_min = 24, .nodes_max = 24, .training = true};
+    for (uint64_t seed = 0; seed < 4; seed++)
+        for_each_solver_halfway((question){.seed = seed, .slots = 50}, &chain, &graph, check_stopping);
 }
 
 static void check_memory_limit(const question *q, void *context)
@@ -616,29 +624,17 @@ static void check_memory_limit(const question *q, void *context)
 static void memory_limits_hold(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 4; seed++) {
-        test_random random = test_random_seeded(seed);
-        test_chain_shape shape = {.stages_min = 70, .stages_max = 70};
-        test_graph_shape graph_shape = {.nodes_min = 70, .nodes_max = 70, .training = true};
-        cairn_problem *problem =
-            seed % 2 ? test_random_graph(&random, &graph_shape) : test_random_chain(&random, &shape);
-        question q = {problem, "store-all", seed, -1, 100, "2"};
-        cairn_limits limits = limits_of(&q);
-        q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
-        for_each_solver(q, check_memory_limit, NULL);
-        cairn_problem_free(problem);
-    }
+    const test_chain_shape chain = {.stages_min = 70, .stages_max = 70};
+    const test_graph_shape graph = {.nodes_min = 70, .nodes_max = 70, .training = true};
+    for (uint64_t seed = 0; seed < 4; seed++)
+        for_each_solver_halfway((question){.seed = seed, .slots = 100, .threads = "2"}, &chain, &graph,
+                                check_memory_limit);
 }
 
 static cairn_status solve_once(const cairn_env *env, void *context)
 {
     const question *q = context;
-    cairn_options *options = options_for(q);
-    reply r;
-    cairn_status status = cairn_solve(env, q->problem, options, &r.schedule, &r.info, NULL);
-    done(&r);
-    cairn_options_free(options);
-    return status;
+    return test_solve_status(env, q->problem, options_for(q));
 }
 
 static void check_allocations(const question *q, void *context)
@@ -651,18 +647,10 @@ static void check_allocations(const question *q, void *context)
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 2; seed++) {
-        test_random random = test_random_seeded(seed + 2);
-        test_chain_shape shape = {.stages_min = 4, .stages_max = 4, .options_max = 2};
-        test_graph_shape graph_shape = {.nodes_min = 6, .nodes_max = 6, .training = true};
-        cairn_problem *problem =
-            seed % 2 ? test_random_graph(&random, &graph_shape) : test_random_chain(&random, &shape);
-        question q = {problem, "store-all", seed, -1, 20, NULL};
-        cairn_limits limits = limits_of(&q);
-        q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
-        for_each_solver(q, check_allocations, NULL);
-        cairn_problem_free(problem);
-    }
+    const test_chain_shape chain = {.stages_min = 4, .stages_max = 4, .options_max = 2};
+    const test_graph_shape graph = {.nodes_min = 6, .nodes_max = 6, .training = true};
+    for (uint64_t seed = 2; seed < 4; seed++)
+        for_each_solver_halfway((question){.seed = seed, .slots = 20}, &chain, &graph, check_allocations);
 }
 
 int main(void)

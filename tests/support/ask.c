@@ -53,6 +53,17 @@ cairn_info test_solve(const cairn_problem *problem, cairn_options *options, cair
     return info;
 }
 
+cairn_status test_solve_status(const cairn_env *env, const cairn_problem *problem, cairn_options *options)
+{
+    cairn_schedule *schedule;
+    cairn_info info;
+    cairn_status status = cairn_solve(env, problem, options, &schedule, &info, NULL);
+    cairn_schedule_free(schedule);
+    cairn_info_clear(&info);
+    cairn_options_free(options);
+    return status;
+}
+
 cairn_limits test_limits(const cairn_problem *problem, cairn_options *options)
 {
     cairn_limits found;

@@ -13,6 +13,8 @@ cairn_options *test_options(const char *solver, int64_t budget_bytes, const char
 
 /** Solves, and frees the options. schedule may be NULL. */
 cairn_info test_solve(const cairn_problem *problem, cairn_options *options, cairn_schedule **schedule);
+/** Solves, keeps nothing of the answer but the status, and frees the options: what test_every_allocation_fails repeats. */
+cairn_status test_solve_status(const cairn_env *env, const cairn_problem *problem, cairn_options *options);
 /** Asks for the limits, and frees the options. */
 cairn_limits test_limits(const cairn_problem *problem, cairn_options *options);
 

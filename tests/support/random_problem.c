@@ -138,6 +138,19 @@ cairn_problem *test_random_chain(test_random *random, const test_chain_shape *sh
     return must_be_valid(status, problem, &error);
 }
 
+cairn_problem *test_random_chain_with_link(uint64_t seed, int32_t stages_max)
+{
+    test_random random = test_random_seeded(seed);
+    test_chain_shape shapes[] = {
+        {.machine = true},
+        {.machine = true, .positive = true, .plain_grads = true, .equal_forwards = true},
+        {.machine = true, .options_max = 2, .weight_grads = true, .fixed = true},
+        {.machine = true, .signed_workspaces = true, .no_recompute = true},
+    };
+    shapes[seed % 4].stages_max = stages_max;
+    return test_random_chain(&random, &shapes[seed % 4]);
+}
+
 /* ---- graphs ---- */
 
 test_graph_shape test_graph_of_everything(int32_t nodes_max)

@@ -34,6 +34,8 @@ typedef struct test_chain_shape {
 test_chain_shape test_chain_of_everything(int32_t stages_max);
 /** Free it with cairn_problem_free. */
 cairn_problem *test_random_chain(test_random *random, const test_chain_shape *shape);
+/** A chain with a machine; of four kinds in turn, from plain ones to those with most of what makes transfers hard. */
+cairn_problem *test_random_chain_with_link(uint64_t seed, int32_t stages_max);
 
 /** What a random graph may look like. */
 typedef struct test_graph_shape {

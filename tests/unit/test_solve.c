@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "solve/solver.h"
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -308,14 +309,7 @@ static void memory_limits_are_kept(void **state)
 
 static cairn_status solve_and_free(const cairn_env *env, void *context)
 {
-    cairn_options *options = options_of("auto", "60");
-    cairn_schedule *schedule = NULL;
-    cairn_info info;
-    cairn_status status = cairn_solve(env, context, options, &schedule, &info, NULL);
-    cairn_schedule_free(schedule);
-    cairn_info_clear(&info);
-    cairn_options_free(options);
-    return status;
+    return test_solve_status(env, context, options_of("auto", "60"));
 }
 
 static void failing_allocations_leave_nothing(void **state)

@@ -79,12 +79,13 @@ CAIRN_API const char *cairn_status_text(cairn_status status);
 CAIRN_API const char *cairn_version(void);
 
 /**
- * Packs `count` truth values, a byte each of which zero is false, into bits: eight to a byte, the first in the lowest
- * bit, what is left of the last byte zero. `bits` has room for (count + 7) / 8 bytes and does not overlap `bytes`.
+ * Packs into bits which of `count` numbers are not zero: eight to a byte, the first in the lowest bit, what is left of the
+ * last byte zero. A number has `width` bytes: 1 (a truth value), or 2, 4 or 8, of which the highest bit is a sign, so that
+ * a floating-point minus zero is zero. `bits` has room for (count + 7) / 8 bytes and does not overlap `numbers`.
  */
-CAIRN_API void cairn_bits_pack(const void *bytes, int64_t count, void *bits);
-/** The reverse: bytes that are 0 or 1. */
-CAIRN_API void cairn_bits_unpack(const void *bits, int64_t count, void *bytes);
+CAIRN_API void cairn_bits_pack(const void *numbers, int32_t width, int64_t count, void *bits);
+/** The reverse: of the two numbers of `pair`, the first where a bit is 0, the second where it is 1. */
+CAIRN_API void cairn_bits_unpack(const void *bits, int64_t count, const void *pair, int32_t width, void *numbers);
 
 #define CAIRN_ERROR_MESSAGE_MAX 400
 #define CAIRN_ERROR_PATH_MAX 160

@@ -20,8 +20,8 @@ from ._version import __version__
 PROTOTYPES = """
 const char *cairn_status_name(cairn_status);
 const char *cairn_version(void);
-void cairn_bits_pack(const void *, int64_t, void *);
-void cairn_bits_unpack(const void *, int64_t, void *);
+void cairn_bits_pack(const void *, int, int64_t, void *);
+void cairn_bits_unpack(const void *, int64_t, const void *, int, void *);
 
 cairn_status cairn_problem_new_chain(const cairn_env *, const cairn_chain *, const cairn_problem_info *,
                                      cairn_problem **, cairn_error *);

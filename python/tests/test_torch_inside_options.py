@@ -349,9 +349,33 @@ def test_masks() -> None:
     noise = run.saved[with_mask.decisions.index(MASK)]
     mask = mask_of(noise)
     assert mask.nbytes == noise.numel() // 8
-    assert torch.equal(bits.unpack(mask, noise.numel()).view(noise.shape), noise != 0)
+    assert torch.equal(unpacked(mask, noise.shape), noise != 0)
     transposed = noise[:40].t()
-    assert torch.equal(bits.unpack(mask_of(transposed), 40 * 64).view(40, 64), noise[:40] != 0)
+    assert torch.equal(mask_of(transposed), transposed != 0)
+
+
+def unpacked(packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """As truth values."""
+    return bits.unpack(packed, torch.tensor([False, True]), torch.empty(shape, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", ["div_", "mul_", "none"])
+def test_a_scaled_noise_is_filled_in(dtype: torch.dtype, scale: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        noise = torch.empty_like(x).bernoulli_(0.7)
+        if scale != "none":
+            noise = getattr(noise, scale)(0.7)
+        return x.sin() * noise
+
+    run = Recorded(function, torch.rand(33, 65, dtype=dtype, requires_grad=True))
+    for op in run.graph.operations:
+        op.nanoseconds = 10_000_000
+    found = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions]
+    assert found
+    run.check(found[0].decisions, list(reversed(range(len(run.saved)))))
+    code = compile_program(run.graph, found[0].decisions, []).code.source
+    assert "noise(held" in code and "div_" not in code and "mul_" not in code
 
 
 def test_bits() -> None:
@@ -360,7 +384,13 @@ def test_bits() -> None:
             given = torch.rand(count + start)[start:] < 0.7
             packed = bits.pack(given)
             assert packed.nbytes == (count + 7) // 8
-            assert torch.equal(bits.unpack(packed, count), given)
+            assert torch.equal(unpacked(packed, given.shape), given)
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                numbers = torch.where(given, float("nan") if start else 5e-39, -0.0).to(dtype)
+                pair = torch.tensor([0.3, 1 / 0.3], dtype=dtype)
+                assert torch.equal(bits.pack(numbers), bits.pack(numbers != 0))
+                expected_numbers = torch.where(numbers != 0, pair[1], pair[0])
+                assert torch.equal(bits.unpack(bits.pack(numbers), pair, torch.empty_like(numbers)), expected_numbers)
             expected = torch.tensor(
                 [sum(b << i for i, b in enumerate(given[at : at + 8])) for at in range(0, count, 8)]
             )

@@ -279,16 +279,42 @@ static void truth_values_survive_as_bits(void **state)
             memset(back, GUARD, sizeof(back));
             for (int64_t i = 0; i < count; i++) /* what is not zero is true: 1, 2, 128, ... */
                 given[offset + i] = (unsigned char)((i * 7 + count) % 3 == 0 ? 0 : 1 << ((i * 5 + offset) % 8));
-            cairn_bits_pack(given + offset, count, bits + offset);
+            const unsigned char pair[2] = {0, 1};
+            cairn_bits_pack(given + offset, 1, count, bits + offset);
             int64_t bytes = (count + 7) / 8;
             for (int64_t i = 0; i < 8 * bytes; i++)
                 assert_int_equal((bits[offset + i / 8] >> (i % 8)) & 1, i < count && given[offset + i] != 0);
             assert_int_equal(bits[offset + bytes], GUARD);
-            cairn_bits_unpack(bits + offset, count, back + offset);
+            cairn_bits_unpack(bits + offset, count, pair, 1, back + offset);
             for (int64_t i = 0; i < count; i++)
                 assert_int_equal(back[offset + i], given[offset + i] != 0);
             assert_int_equal(back[offset + count], GUARD);
             assert_true(offset == 0 || (bits[offset - 1] == GUARD && back[offset - 1] == GUARD));
+        }
+}
+
+/* Numbers of each width, at addresses that are not theirs, more than are taken at a time. */
+static void numbers_survive_as_bits(void **state)
+{
+    (void)state;
+    enum { MOST = 2100, GUARD = 0xa5 };
+    static unsigned char given[8 * MOST + 2], back[8 * MOST + 2], bits[MOST / 8 + 2];
+    for (int32_t width = 2; width <= 8; width *= 2)
+        for (int64_t count = 1; count <= MOST; count = count * 3 / 2 + 1) {
+            unsigned char pair[16], *number = given + 1;
+            memset(pair, 7, sizeof(pair) / 2);
+            memset(pair + width, 9, (size_t)width);
+            memset(back, GUARD, sizeof(back));
+            memset(given, 0, sizeof(given));
+            for (int64_t i = 0; i < count; i++, number += width) /* 0, a number, minus zero, its negative */
+                for (int32_t j = 0; j < 2; j++)
+                    number[j ? width - 1 : i % width] |= j ? (i % 4 >= 2) << 7 : (i % 2) << (i % 7);
+            cairn_bits_pack(given + 1, width, count, bits);
+            cairn_bits_unpack(bits, count, pair, width, back + 1);
+            for (int64_t i = 0; i < count; i++)
+                assert_memory_equal(back + 1 + i * width, pair + (i % 2) * width, (size_t)width);
+            assert_int_equal(back[0], GUARD);
+            assert_int_equal(back[1 + count * width], GUARD);
         }
 }
 
@@ -309,6 +335,7 @@ int main(void)
         cmocka_unit_test(text_that_runs_out_of_memory_says_so_once),
         cmocka_unit_test(a_team_runs_every_iteration_once),
         cmocka_unit_test(truth_values_survive_as_bits),
+        cmocka_unit_test(numbers_survive_as_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,9 +195,10 @@ class Compiler:
 
 def mask_of(noise: torch.Tensor) -> torch.Tensor:
     """The mask of a scaled noise, where it is not zero; on the CPU as bits."""
+    if bits.can_pack(noise):
+        return bits.pack(noise)
     with torch.no_grad():
-        mask = noise.ne(0)
-    return bits.pack(mask) if mask.is_cpu and mask.stride() == noise.stride() else mask
+        return noise.ne(0)
 
 
 # -- running -------------------------------------------------------------------------------------------------

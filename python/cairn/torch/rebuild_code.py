@@ -21,6 +21,9 @@ copy of it otherwise. Random operations run from the state that the generators w
 before them; afterwards the generators are put back. Nothing that the code reads has a history, so autograd has nothing
 to record.
 
+Masks. Where a mask is kept of a noise, drawing is replaced by filling in one of two numbers, and so is the scaling that
+follows it on the CPU: what it makes of the two is computed once.
+
 A traceback shows the line and names the block: the text is known to `linecache` as long as the code exists.
 """
 
@@ -47,6 +50,12 @@ PACK, MASK = "saved tensor", "mask"
 Source = tuple[str, int]  # an argument, a parameter, a buffer, a kept tensor or a mask, and which
 Kept = dict[int, tuple[torch.Tensor, int]]  # by saved tensor: what is kept of it, with its version
 Running = Generator[None, Any, None]
+
+
+#: Operations in place that, given a number, make one number of another, whatever lies beside it.
+_SCALINGS = {
+    getattr(packet, name) for packet in (torch.ops.aten.div_, torch.ops.aten.mul_) for name in ("Scalar", "Tensor")
+}
 
 
 class Missing(Exception):
@@ -125,6 +134,7 @@ class _Writer:
         self._last_load: dict[Source, int] = {}
         for number, (pack, chosen) in enumerate(zip(order, needed, strict=True)):
             self._note_uses(number, pack, chosen)
+        self._scaled = self._scalings([index for chosen in needed for index in chosen])
 
     def _note_uses(self, number: int, pack: int, chosen: Sequence[int]) -> None:
         for index in chosen:
@@ -135,6 +145,21 @@ class _Writer:
         self._last[self._use(pack).value] = number, self._end
         for value in self._loaded(pack, chosen):
             self._last_load[self._source(value)] = number
+
+    def _scalings(self, chosen: Sequence[int]) -> dict[int, int]:
+        """By operation that scales a noise of which a mask is kept, and nothing else reads: the one that draws it."""
+        found = {}
+        for draw in self._drawn.keys() & set(chosen):
+            value = self._graph.operations[draw].written[0]
+            readers = [index for index in chosen if value in self._read(index)]
+            if len(readers) == 1 and value not in self._saved and self._scales(readers[0], value):
+                found[readers[0]] = draw
+        return found
+
+    def _scales(self, index: int, value: int) -> bool:
+        op, noise = self._graph.operations[index], self._graph.values[value]
+        is_whole = op.operands == [Use(value, noise.base)] and list(op.written) == [0]
+        return op.function in _SCALINGS and is_whole and noise.device.type == "cpu"
 
     def _use(self, pack: int) -> Use:
         use = self._graph.packs[pack].use
@@ -243,20 +268,27 @@ class _Writer:
 
     def _operation(self, number: int, index: int) -> None:
         op = self._graph.operations[index]
-        self.operations.append(_noise if index in self._drawn else op.function)
-        if index in self._drawn:
-            self._from_mask(number, op, self._drawn[index])
+        if index in self._scaled.values():
+            return  # its scaling makes the noise
+        draw = self._scaled.get(index, index)
+        self.operations.append(_noise if draw in self._drawn else op.function)
+        if draw in self._drawn:
+            self._from_mask(number, op, self._drawn[draw])
         else:
             self._call(number, index, op)
         done = [v for v in (*self._read(index), *op.values) if not self._is_loaded(v)]
         self._delete([f"v{v}" for v in done if self._last.get(v, (-1, 0)) <= (number, index)])
 
     def _from_mask(self, number: int, op: Operation, source: Source) -> None:
-        """The noise that was drawn, from its mask."""
+        """The noise that was drawn, or what scaling made of it, from its mask."""
         value = op.written[0]
         found = self._graph.values[value]
         size, stride, _ = found.base
-        made = f"noise({self._held(number, source)}, {self._constant(found.dtype)}, "
+        pair = torch.tensor([0, 1], dtype=found.dtype, device=found.device)
+        if op.function in _SCALINGS:
+            arguments, options = op.tree.shape
+            pair = op.function(pair, *arguments[1:], **options)
+        made = f"noise({self._held(number, source)}, {self._name(pair, 'pair')}, "
         self._line(f"{self._bind(value)} = {made}{_numbers_of(size)}, {_numbers_of(stride)})")
 
     def _call(self, number: int, index: int, op: Operation) -> None:
@@ -342,12 +374,12 @@ def _drawing(states: dict[int, RandomState], count: int) -> RandomState:
     return state.exchange()
 
 
-def _noise(mask: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """The noise of a mask, which lies in memory as the noise did, or is packed into bits."""
-    noise = torch.empty_strided(size, stride, dtype=dtype, device=mask.device)
+def _noise(mask: torch.Tensor, pair: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """The first number of a pair where a mask is not set, the second where it is."""
+    noise = torch.empty_strided(size, stride, dtype=pair.dtype, device=mask.device)
     if mask.dtype is torch.uint8:
-        mask = bits.unpack(mask, noise.numel()).as_strided(size, stride)
-    return noise.copy_(mask)
+        return bits.unpack(mask, pair, noise)
+    return noise.copy_(torch.where(mask, pair[1], pair[0]))
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

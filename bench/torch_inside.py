@@ -2,6 +2,7 @@
 
 python bench/torch_inside.py [gpt2 | bert | llama | vit | resnet50 | vgg16] [--layers N] [--mib 840 553 442 321]
                              [--share 0.25 0.5] [--segments 2 4] [--rounds 5] [--allocator default] [--json FILE]
+                             [--plot FILE]
 
 Peaks are bytes of activations: what a step that adds to existing gradients takes beyond parameters and gradients. They
 are given in MiB, or as shares of the way from the least of whole blocks to plain. Whole blocks are planned twice: with
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="steps timed per method; the median counts")
     parser.add_argument("--allocator", choices=ALLOCATORS, default="keeping")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw what a block's options save and cost")
     chosen = parser.parse_args()
     wanted = ALLOCATORS[chosen.allocator]
     if not all(wanted.values()):
@@ -73,6 +75,8 @@ def main() -> None:
     described = {"machine": machine(), "allocator": chosen.allocator, "allocator_environment": wanted}
     described |= {"model": chosen.model, "layers": chosen.layers}
     write(chosen.json, {**described, **data})
+    if chosen.plot is not None:
+        draw(data["options"], chosen.plot)
 
 
 # -- models --------------------------------------------------------------------------------------------------
@@ -358,6 +362,27 @@ def _print_options(stage: Any) -> None:
     for number, option in enumerate(stage.options):
         slower = option.time_ns / base.time_ns - 1
         print(f"{number:>6} {option.saved_bytes / MIB:>10.2f} {100 * slower:>20.2f}%  {option.rebuilds}")
+
+
+def draw(options: list[dict[str, Any]], path: Path) -> None:
+    """What each option of a block saves, and by how much the block is slower for it."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams["svg.hashsalt"] = "cairn"
+    mpl.rcParams["svg.fonttype"] = "none"
+    times = [option["forward_ns"] + option["backward_ns"] for option in options]
+    saved = [option["saved_bytes"] / MIB for option in options]
+    slower = [100 * (time / times[0] - 1) for time in times]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="saved, MiB", ylabel="slower, % of the block's forward and backward")
+    axes.plot(saved, slower, "o-")
+    for number, (x, y) in enumerate(zip(saved, slower, strict=True)):
+        name = f"part {number}" if number else "keep"
+        axes.annotate(name, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
+    axes.margins(0.08)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -37,11 +37,7 @@ typedef struct session {
     int64_t *floor_ns;  /* of stages 1..l: what no schedule can avoid */
     int64_t full_bytes; /* with how much, beside always_bytes, everything can be saved with the fastest options */
     crn_cells cells;
-    crn_arena *arenas; /* of a worker: points */
-    crn_envelope **envelopes;
-    int workers;
-    atomic_bool failed;
-    cairn_allocator allocator;
+    crn_step_makers makers;
 } session;
 
 /* ---- the terms of a sub-problem ---- */
@@ -130,11 +126,11 @@ static void fill_kind(void *context, int64_t i, int worker)
     session *p = d->session;
     int32_t kind = d->first_kind + (int32_t)i;
     int32_t s = p->subchains.first[kind], t = s + d->length - 1;
-    crn_envelope *e = p->envelopes[worker];
+    crn_envelope *e = p->makers.envelopes[worker];
     crn_envelope_begin(e);
     if (!add_saves(p, e, s, t) || !add_checkpoints(p, e, s, t) ||
-        !crn_envelope_end(e, p->model->output[s - 1], &p->arenas[worker], &p->steps[kind]))
-        atomic_store(&p->failed, true);
+        !crn_envelope_end(e, p->model->output[s - 1], &p->makers.points[worker], &p->steps[kind]))
+        atomic_store(&p->makers.failed, true);
 }
 
 static cairn_status fill(session *p, const crn_task *task, cairn_error *error)
@@ -142,7 +138,7 @@ static cairn_status fill(session *p, const crn_task *task, cairn_error *error)
     for (int32_t length = 1; length <= p->model->n; length++) {
         diagonal d = {p, length, p->subchains.begin[length]};
         crn_team_run(task->team, p->subchains.begin[length + 1] - d.first_kind, fill_kind, &d);
-        if (atomic_load(&p->failed))
+        if (atomic_load(&p->makers.failed))
             return crn_no_memory(error);
         cairn_progress progress = {"chain-exact", length, p->model->n, CAIRN_NONE, CAIRN_NONE};
         if (crn_should_stop(task, &progress))
@@ -244,42 +240,11 @@ static void fill_floor(session *p)
     }
 }
 
-static bool make_workers(session *p, const crn_task *task)
-{
-    crn_arena *arena = &p->table.model.arena;
-    p->workers = crn_team_size(task->team);
-    p->arenas = crn_arena_alloc(arena, (size_t)p->workers, sizeof(*p->arenas));
-    /* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
-    p->envelopes = crn_arena_alloc_zero(arena, (size_t)p->workers, sizeof(*p->envelopes));
-    if (!p->arenas || !p->envelopes) {
-        p->workers = 0;
-        return false;
-    }
-    for (int i = 0; i < p->workers; i++)
-        crn_arena_init(&p->arenas[i], p->allocator);
-    for (int i = 0; i < p->workers; i++) {
-        p->envelopes[i] = crn_envelope_new(&p->allocator, &p->cells);
-        if (!p->envelopes[i])
-            return false;
-    }
-    return true;
-}
-
-static void free_envelopes(session *p)
-{
-    for (int i = 0; i < p->workers; i++) {
-        crn_envelope_free(p->envelopes[i]);
-        p->envelopes[i] = NULL;
-    }
-}
-
 static void chain_exact_close(const crn_task *task, void *state)
 {
     session *p = state;
     cairn_allocator allocator = crn_allocator(task->env);
-    free_envelopes(p);
-    for (int i = 0; i < p->workers; i++)
-        crn_arena_clear(&p->arenas[i]);
+    crn_step_makers_clear(&p->makers);
     crn_chain_table_clear(&p->table);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
@@ -298,10 +263,10 @@ static cairn_status prepare(session *p, const crn_task *task, cairn_error *error
         return crn_no_memory(error);
     fill_floor(p);
     find_cells(p, task);
-    if (!make_workers(p, task))
+    if (!crn_step_makers_init(&p->makers, crn_team_size(task->team), &p->cells, arena))
         return crn_no_memory(error);
     cairn_status status = fill(p, task, error);
-    free_envelopes(p);
+    crn_step_makers_rest(&p->makers);
     return status;
 }
 
@@ -312,9 +277,7 @@ static cairn_status chain_exact_open(const crn_task *task, void **state, cairn_e
     *state = p;
     if (!p)
         return crn_no_memory(error);
-    p->allocator = allocator;
     p->model = &p->table.model;
-    atomic_init(&p->failed, false);
     return prepare(p, task, error);
 }
 

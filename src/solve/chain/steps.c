@@ -595,3 +595,38 @@ crn_cells crn_cells_for(int64_t top_bytes, int32_t count)
     cells.blocks = (int32_t)(top_bytes >> (cells.width_log2 + BLOCK_LOG2)) + 1;
     return cells;
 }
+
+/* ---- for many threads ---- */
+
+bool crn_step_makers_init(crn_step_makers *makers, int count, const crn_cells *cells, crn_arena *arena)
+{
+    atomic_init(&makers->failed, false);
+    makers->points = crn_arena_alloc(arena, (size_t)count, sizeof(*makers->points));
+    /* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
+    makers->envelopes = crn_arena_alloc_zero(arena, (size_t)count, sizeof(*makers->envelopes));
+    if (!makers->points || !makers->envelopes)
+        return false;
+    makers->count = count;
+    for (int i = 0; i < count; i++)
+        crn_arena_init(&makers->points[i], arena->allocator);
+    for (int i = 0; i < count; i++)
+        if (!(makers->envelopes[i] = crn_envelope_new(&arena->allocator, cells)))
+            return false;
+    return true;
+}
+
+void crn_step_makers_rest(crn_step_makers *makers)
+{
+    for (int i = 0; i < makers->count; i++) {
+        crn_envelope_free(makers->envelopes[i]);
+        makers->envelopes[i] = NULL;
+    }
+}
+
+void crn_step_makers_clear(crn_step_makers *makers)
+{
+    crn_step_makers_rest(makers);
+    for (int i = 0; i < makers->count; i++)
+        crn_arena_clear(&makers->points[i]);
+    makers->count = 0;
+}

@@ -25,6 +25,7 @@
 #define CRN_STEPS_H
 
 #include <cairn/base.h>
+#include <stdatomic.h>
 
 #include "base/memory.h"
 
@@ -86,6 +87,20 @@ bool crn_envelope_add(crn_envelope *envelope, const crn_term *term);
  * most. False when memory fails.
  */
 bool crn_envelope_end(crn_envelope *envelope, int64_t moved_shift, crn_arena *arena, crn_steps *made);
+
+/** What the threads of a program make step functions with: each has an envelope and an arena for points. */
+typedef struct crn_step_makers {
+    crn_envelope **envelopes;
+    crn_arena *points;
+    int count;
+    atomic_bool failed; /* one of them had no memory */
+} crn_step_makers;
+
+/** So many, in the arena; false when memory fails. Zeroed ones can be cleared. */
+bool crn_step_makers_init(crn_step_makers *makers, int count, const crn_cells *cells, crn_arena *arena);
+/** Frees what only making takes; the step functions stay. */
+void crn_step_makers_rest(crn_step_makers *makers);
+void crn_step_makers_clear(crn_step_makers *makers);
 
 /** Value at m; CRN_STEPS_INFINITE below the first point. */
 int64_t crn_steps_at(const crn_steps *steps, const crn_cells *cells, int64_t bytes);

@@ -10,12 +10,8 @@ struct crn_weak_steps {
     size_t *begin; /* of a class of (s,l): its first table */
     crn_steps *tables;
     crn_cells cells;
-    crn_arena arena;   /* of all that is not points */
-    crn_arena *points; /* of a worker */
-    crn_envelope **envelopes;
-    int workers;
-    atomic_bool failed;
-    cairn_allocator allocator;
+    crn_arena arena; /* of all that is not points */
+    crn_step_makers makers;
 };
 
 /* ---- which parts share a table ---- */
@@ -122,7 +118,7 @@ static void make_table(making *m, crn_weak_part part)
     m->l = part.l;
     crn_envelope_begin(m->envelope);
     crn_weak_terms(m->p->model, &m->p->model->bytes, part, add_term, m);
-    m->failed = m->failed || !crn_envelope_end(m->envelope, usual_shift(m->p, &part), &m->p->points[m->worker],
+    m->failed = m->failed || !crn_envelope_end(m->envelope, usual_shift(m->p, &part), &m->p->makers.points[m->worker],
                                                table_of(m->p, part));
 }
 
@@ -141,7 +137,7 @@ static void make_class(void *context, int64_t i, int worker)
 {
     const diagonal *d = context;
     crn_weak_steps *p = d->p;
-    making m = {.p = p, .envelope = p->envelopes[worker], .worker = worker};
+    making m = {.p = p, .envelope = p->makers.envelopes[worker], .worker = worker};
     int32_t s = class_begin(p, d->length, (int32_t)i), l = s + d->length - 1;
     if (crn_weak_has_passes(p->model, s))
         make_kind(&m, CRN_WEAK_PASS, s, l);
@@ -149,7 +145,7 @@ static void make_class(void *context, int64_t i, int worker)
     if (crn_weak_has_besides(p->model, s))
         make_kind(&m, CRN_WEAK_BESIDE, s, l);
     if (m.failed)
-        atomic_store(&p->failed, true);
+        atomic_store(&p->makers.failed, true);
 }
 
 static cairn_status make_tables(crn_weak_steps *p, const crn_task *task, cairn_error *error)
@@ -159,7 +155,7 @@ static cairn_status make_tables(crn_weak_steps *p, const crn_task *task, cairn_e
         diagonal d = {p, length};
         cairn_progress progress = {"chain-weak", length, n, CAIRN_NONE, CAIRN_NONE};
         crn_team_run(task->team, class_count(p, length), make_class, &d);
-        if (atomic_load(&p->failed))
+        if (atomic_load(&p->makers.failed))
             return crn_no_memory(error);
         if (crn_should_stop(task, &progress))
             return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d diagonals", length, n);
@@ -169,41 +165,12 @@ static cairn_status make_tables(crn_weak_steps *p, const crn_task *task, cairn_e
 
 /* ---- making and freeing ---- */
 
-static bool make_workers(crn_weak_steps *p, const crn_task *task)
-{
-    int workers = crn_team_size(task->team);
-    p->points = crn_arena_alloc(&p->arena, (size_t)workers, sizeof(*p->points));
-    /* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
-    p->envelopes = crn_arena_alloc_zero(&p->arena, (size_t)workers, sizeof(*p->envelopes));
-    if (!p->points || !p->envelopes)
-        return false;
-    p->workers = workers;
-    for (int i = 0; i < workers; i++)
-        crn_arena_init(&p->points[i], p->allocator);
-    for (int i = 0; i < workers; i++) {
-        p->envelopes[i] = crn_envelope_new(&p->allocator, &p->cells);
-        if (!p->envelopes[i])
-            return false;
-    }
-    return true;
-}
-
-static void free_envelopes(crn_weak_steps *p)
-{
-    for (int i = 0; i < p->workers; i++) {
-        crn_envelope_free(p->envelopes[i]);
-        p->envelopes[i] = NULL;
-    }
-}
-
 void crn_weak_steps_free(crn_weak_steps *p)
 {
     if (!p)
         return;
-    cairn_allocator allocator = p->allocator;
-    free_envelopes(p);
-    for (int i = 0; i < p->workers; i++)
-        crn_arena_clear(&p->points[i]);
+    cairn_allocator allocator = p->arena.allocator;
+    crn_step_makers_clear(&p->makers);
     crn_arena_clear(&p->arena);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
@@ -223,7 +190,7 @@ static cairn_status prepare(crn_weak_steps *p, const crn_task *task, int64_t top
         return crn_no_memory(error);
     p->tables = crn_arena_alloc_zero(&p->arena, number_tables(p), sizeof(*p->tables));
     p->cells = crn_cells_for(top_bytes, cells_for(n));
-    if (!p->tables || !make_workers(p, task))
+    if (!p->tables || !crn_step_makers_init(&p->makers, crn_team_size(task->team), &p->cells, &p->arena))
         return crn_no_memory(error);
     return make_tables(p, task, error);
 }
@@ -237,11 +204,9 @@ cairn_status crn_weak_steps_new(const crn_weak_model *model, const crn_task *tas
     if (!p)
         return crn_no_memory(error);
     p->model = model;
-    p->allocator = allocator;
-    atomic_init(&p->failed, false);
     crn_arena_init(&p->arena, allocator);
     cairn_status status = prepare(p, task, top_bytes, error);
-    free_envelopes(p);
+    crn_step_makers_rest(&p->makers);
     if (status == CAIRN_OK)
         *steps = p;
     else

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from . import _structs
 from ._calls import ProgressCallback
+from ._document import FilePath
 from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
 from ._library import lib
-from ._problem import FilePath, Machine, Problem
+from ._problem import Machine, Problem
 from ._schedule import reported
 from ._solve import OptionValue, Solution, info_of, limits, solve_many, solver_accepts, solvers
 from ._units import Size, integer, listed

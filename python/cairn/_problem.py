@@ -9,18 +9,15 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from . import _structs
-from ._errors import BadInput, Error
+from ._document import Document, FilePath, file_read, naming, written
+from ._errors import BadInput
 from ._library import Handle, lib, text_of
 from ._units import encoded, flag, integer, json_bytes, listed, parse_duration, parse_rate, parse_size
 
 INT32_MAX = 2**31 - 1
-FILE_BYTES_MAX = 2**30
-
-#: A file: a path as text or as an os.PathLike.
-FilePath = Union[str, "os.PathLike[str]"]
 
 
 def _index(value: Any, field: str, path: str) -> int:
@@ -286,16 +283,14 @@ def problem_pointer(problem: Any) -> Any:
     raise TypeError(f"problem must be a cairn.Chain or a cairn.Graph, not {type(problem).__name__}{hint}")
 
 
-class Problem:
+class Problem(Document):
     """What chains and graphs have in common. An immutable, validated problem, owned by the C library.
 
     Problems are equal when their hashes are: names and provenance do not count. They may be shared between threads,
     copied (a copy is the same object) and pickled.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_views")
-    _handle: Handle
-    _views: dict[str, Any]
+    __slots__ = ()
     #: "chain" or "graph".
     kind: str = "chain or cairn-graph"
 
@@ -310,15 +305,6 @@ class Problem:
         problem = object.__new__(made)
         problem._own(handle)
         return problem
-
-    def _own(self, handle: Handle) -> None:
-        self._handle = handle
-        self._views = {}
-
-    @property
-    def pointer(self) -> Any:
-        """The cairn_problem * in C, for callers of other C functions; valid as long as this object."""
-        return self._handle.pointer
 
     @property
     def _info(self) -> _structs.ProblemInfo:
@@ -365,20 +351,6 @@ class Problem:
         lib.check(lib.cairn_problem_scale, None, self.pointer, *parts, ctypes.byref(pointer))
         return type(self)._adopt(pointer)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Problem):
-            return NotImplemented
-        return self.hash == other.hash
-
-    def __hash__(self) -> int:
-        return hash(self.hash)
-
-    def __copy__(self: P) -> P:
-        return self
-
-    def __deepcopy__(self: P, memo: dict[int, Any]) -> P:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Problem.from_json, (self.to_json(),)
 
@@ -409,19 +381,8 @@ class Problem:
             OSError: the file cannot be read.
             Error: as from_json, with the file in the error.
         """
-        try:
+        with naming(path):
             return cls.from_json(file_read(path))
-        except Error as error:
-            error.file = os.fspath(path)
-            raise
-
-    def save(self, path: FilePath) -> None:
-        """Writes the problem to a file: whole, to a temporary name beside it, then renamed.
-
-        Raises:
-            Io: the file cannot be written.
-        """
-        file_write(path, self.to_json())
 
 
 class Chain(Problem):
@@ -733,30 +694,3 @@ def load(path: FilePath) -> Chain | Graph:
     problem = Problem.load(path)
     assert isinstance(problem, (Chain, Graph))
     return problem
-
-
-def written(function: Any, pointer: Any) -> str:
-    """What one of the library's writers makes of an object."""
-    text = ctypes.POINTER(ctypes.c_char)()
-    length = ctypes.c_size_t()
-    lib.check(function, None, pointer, ctypes.byref(text), ctypes.byref(length))
-    try:
-        return ctypes.string_at(text, length.value).decode()
-    finally:
-        lib.cairn_text_free(None, text, length)
-
-
-def file_read(path: FilePath) -> bytes:
-    """A file's bytes; one more than the library's limit where it is larger, which the library then refuses."""
-    with open(path, "rb") as file:
-        return file.read(FILE_BYTES_MAX + 1)
-
-
-def file_write(path: FilePath, text: str) -> None:
-    """Writes a file whole, by the library."""
-    data = text.encode()
-    try:
-        lib.check(lib.cairn_file_write, os.fsencode(path), data, len(data))
-    except Error as error:
-        error.file = os.fspath(path)
-        raise

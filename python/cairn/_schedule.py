@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from . import _structs
 from ._calls import Call
-from ._errors import BadInput, Error, InvalidSchedule
+from ._document import Document, FilePath, file_read, file_write, naming, written
+from ._errors import BadInput, InvalidSchedule
 from ._library import Handle, lib, number_of, text_of
-from ._problem import (
-    FilePath,
-    Machine,
-    Problem,
-    file_read,
-    file_write,
-    machine_of,
-    machine_struct,
-    problem_pointer,
-    written,
-)
+from ._problem import Machine, Problem, machine_of, machine_struct, problem_pointer
 from ._units import Size, encoded, integer, json_bytes, listed, size_bytes
 
 #: One operation as in files: ("forward_save", 1, 0), ("backward", 1), ("drop", "output", 2), ("compute", 7).
@@ -118,17 +108,15 @@ def _op_tuple(op: _structs.Op, is_chain: bool) -> Op:
     return name, op.index
 
 
-class Schedule:
+class Schedule(Document):
     """An immutable list of operations for one problem. Made by solvers, from_ops, from_json and load.
 
     Schedules are equal when their hashes are: over the problem's hash, the machine and the operations.
     They may be shared between threads, copied (a copy is the same object) and pickled (with their problem).
     """
 
-    __slots__ = ("__weakref__", "_handle", "_problem", "_views")
-    _handle: Handle
+    __slots__ = ("_problem",)
     _problem: Problem
-    _views: dict[str, Any]
 
     def __init__(self) -> None:
         raise TypeError("a Schedule is made by cairn.solve, Schedule.from_ops, Schedule.from_json or Schedule.load")
@@ -136,9 +124,8 @@ class Schedule:
     @classmethod
     def _adopt(cls, problem: Problem, pointer: Any) -> Schedule:
         schedule = object.__new__(cls)
-        schedule._handle = Handle(pointer, lib.cairn_schedule_free)
+        schedule._own(Handle(pointer, lib.cairn_schedule_free))
         schedule._problem = problem
-        schedule._views = {}
         return schedule
 
     @classmethod
@@ -188,11 +175,6 @@ class Schedule:
             return cls._adopt(problem, pointer)
         finally:
             lib.cairn_builder_free(builder)
-
-    @property
-    def pointer(self) -> Any:
-        """The cairn_schedule * in C, for callers of other C functions; valid as long as this object."""
-        return self._handle.pointer
 
     @property
     def _info(self) -> _structs.ScheduleInfo:
@@ -258,20 +240,6 @@ class Schedule:
         """Hash of the problem that it was made for."""
         return text_of(lib.cairn_schedule_problem_hash(self.pointer))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Schedule):
-            return NotImplemented
-        return self.hash == other.hash
-
-    def __hash__(self) -> int:
-        return hash(self.hash)
-
-    def __copy__(self) -> Schedule:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Schedule:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Schedule.from_json, (self._problem, self.to_json())
 
@@ -303,19 +271,8 @@ class Schedule:
             OSError: the file cannot be read.
             Error: as from_json, with the file in the error.
         """
-        try:
+        with naming(path):
             return cls.from_json(problem, file_read(path))
-        except Error as error:
-            error.file = os.fspath(path)
-            raise
-
-    def save(self, path: FilePath) -> None:
-        """Writes the schedule to a file: whole, to a temporary name beside it, then renamed.
-
-        Raises:
-            Io: the file cannot be written.
-        """
-        file_write(path, self.to_json())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""What problems and schedules have in common: each is an object of the C library, with a hash and a file format."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any, TypeVar, Union
+
+from ._errors import Error
+from ._library import Handle, lib
+
+FILE_BYTES_MAX = 2**30
+
+#: A file: a path as text or as an os.PathLike.
+FilePath = Union[str, "os.PathLike[str]"]
+
+D = TypeVar("D", bound="Document")
+
+
+class Document:
+    """Immutable, and equal to another one when their hashes are. A copy is the same object."""
+
+    __slots__ = ("__weakref__", "_handle", "_views")
+    _handle: Handle
+    _views: dict[str, Any]
+
+    def _own(self, handle: Handle) -> None:
+        self._handle = handle
+        self._views = {}
+
+    @property
+    def pointer(self) -> Any:
+        """The object in C, for callers of other C functions; valid as long as this one."""
+        return self._handle.pointer
+
+    @property
+    def hash(self) -> str:
+        """Hash of what counts: "sha256:" and 64 hexadecimal digits."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return self.hash == other.hash if isinstance(other, Document) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.hash)
+
+    def __copy__(self: D) -> D:
+        return self
+
+    def __deepcopy__(self: D, memo: dict[int, Any]) -> D:
+        return self
+
+    def save(self, path: FilePath) -> None:
+        """Writes it to a file: whole, to a temporary name beside it, then renamed.
+
+        Raises:
+            Io: the file cannot be written.
+        """
+        file_write(path, self.to_json())
+
+
+def written(function: Any, pointer: Any) -> str:
+    """What one of the library's writers makes of an object."""
+    text = ctypes.POINTER(ctypes.c_char)()
+    length = ctypes.c_size_t()
+    lib.check(function, None, pointer, ctypes.byref(text), ctypes.byref(length))
+    try:
+        return ctypes.string_at(text, length.value).decode()
+    finally:
+        lib.cairn_text_free(None, text, length)
+
+
+@contextlib.contextmanager
+def naming(path: FilePath) -> Iterator[None]:
+    """Errors within have the file's name."""
+    try:
+        yield
+    except Error as error:
+        error.file = os.fspath(path)
+        raise
+
+
+def file_read(path: FilePath) -> bytes:
+    """A file's bytes; one more than the library's limit where it is larger, which the library then refuses."""
+    with open(path, "rb") as file:
+        return file.read(FILE_BYTES_MAX + 1)
+
+
+def file_write(path: FilePath, text: str) -> None:
+    """Writes a file whole, by the library."""
+    data = text.encode()
+    with naming(path):
+        lib.check(lib.cairn_file_write, os.fsencode(path), data, len(data))

@@ -308,7 +308,7 @@ static void numbers_survive_as_bits(void **state)
             memset(given, 0, sizeof(given));
             for (int64_t i = 0; i < count; i++, number += width) /* 0, a number, minus zero, its negative */
                 for (int32_t j = 0; j < 2; j++)
-                    number[j ? width - 1 : i % width] |= j ? (i % 4 >= 2) << 7 : (i % 2) << (i % 7);
+                    number[j ? width - 1 : i % width] |= (unsigned char)(j ? (i % 4 >= 2) << 7 : (i % 2) << (i % 7));
             cairn_bits_pack(given + 1, width, count, bits);
             cairn_bits_unpack(bits, count, pair, width, back + 1);
             for (int64_t i = 0; i < count; i++)

@@ -15,6 +15,7 @@
 #include <cairn/cairn.h>
 
 #include "support/ask.h"
+#include "support/check.h"
 #include "support/exhaustive_joint.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
@@ -29,13 +30,6 @@ typedef struct question {
     const char *rate;
     const char *iterations; /* NULL = the solver's own */
 } question;
-
-#define check(q, condition)                                                                            \
-    do {                                                                                               \
-        if (!(condition))                                                                              \
-            fail_msg("%s, seed %llu, budget %lld: not %s", (q)->solver, (unsigned long long)(q)->seed, \
-                     (long long)(q)->budget, #condition);                                              \
-    } while (0)
 
 static cairn_options *options_of(const question *q)
 {

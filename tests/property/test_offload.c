@@ -14,6 +14,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/check.h"
 #include "support/random_problem.h"
 
 static const char *const solvers[] = {"offload-exact", "offload-greedy", "offload-dp", "offload-vdnn"};
@@ -28,13 +29,6 @@ typedef struct question {
     uint64_t seed;
     const cairn_machine *machine; /* NULL = the problem's */
 } question;
-
-#define check(q, condition)                                                                            \
-    do {                                                                                               \
-        if (!(condition))                                                                              \
-            fail_msg("%s, seed %llu, budget %lld: not %s", (q)->solver, (unsigned long long)(q)->seed, \
-                     (long long)(q)->budget, #condition);                                              \
-    } while (0)
 
 static void set_machine(cairn_options *options, const cairn_machine *machine)
 {

@@ -16,6 +16,7 @@
 #include <cairn/cairn.h>
 
 #include "support/ask.h"
+#include "support/check.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
@@ -37,13 +38,6 @@ typedef struct reply {
     cairn_info info;
     cairn_schedule *schedule;
 } reply;
-
-#define check(q, condition)                                                                            \
-    do {                                                                                               \
-        if (!(condition))                                                                              \
-            fail_msg("%s, seed %llu, budget %lld: not %s", (q)->solver, (unsigned long long)(q)->seed, \
-                     (long long)(q)->budget, #condition);                                              \
-    } while (0)
 
 static cairn_options *options_for(const question *q)
 {

@@ -69,13 +69,19 @@ static void arrays_of_impossible_size_are_refused(void **state)
     crn_free(&allocator, empty, 0, 8);
 }
 
+static crn_arena metered_arena(crn_meter *meter)
+{
+    crn_arena arena;
+    crn_meter_init(meter, crn_allocator(NULL), CAIRN_NONE);
+    crn_arena_init(&arena, crn_meter_allocator(meter));
+    return arena;
+}
+
 static void an_arena_aligns_and_frees_everything(void **state)
 {
     (void)state;
     crn_meter meter;
-    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
-    crn_arena arena;
-    crn_arena_init(&arena, crn_meter_allocator(&meter));
+    crn_arena arena = metered_arena(&meter);
     long long asked = 0;
     for (size_t size = 1; size < 20000; size = size * 3 + 1) {
         unsigned char *memory = crn_arena_alloc_zero(&arena, size, 1);
@@ -97,9 +103,7 @@ static void a_large_arena_wastes_little(void **state)
 {
     (void)state;
     crn_meter meter;
-    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
-    crn_arena arena;
-    crn_arena_init(&arena, crn_meter_allocator(&meter));
+    crn_arena arena = metered_arena(&meter);
     long long asked = 0;
     for (size_t i = 0; i < 20000; i++) {
         size_t size = 16 * (1 + i * 7919 % 1000); /* 160 MB of up to 16 kB: huge pages, too */
@@ -117,9 +121,7 @@ static void an_arena_may_lie_in_its_own_memory(void **state)
 {
     (void)state;
     crn_meter meter;
-    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
-    crn_arena arena;
-    crn_arena_init(&arena, crn_meter_allocator(&meter));
+    crn_arena arena = metered_arena(&meter);
     crn_arena *inside = crn_arena_alloc(&arena, 1, sizeof(*inside));
     assert_non_null(inside);
     *inside = arena;

@@ -379,7 +379,7 @@ def _noise(mask: torch.Tensor, pair: torch.Tensor, size: tuple[int, ...], stride
     noise = torch.empty_strided(size, stride, dtype=pair.dtype, device=mask.device)
     if mask.dtype is torch.uint8:
         return bits.unpack(mask, pair, noise)
-    return noise.copy_(torch.where(mask, pair[1], pair[0]))
+    return torch.where(mask, pair[1], pair[0], out=noise)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

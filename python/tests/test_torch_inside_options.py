@@ -361,14 +361,16 @@ def unpacked(packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", ["div_", "mul_", "none"])
-def test_a_scaled_noise_is_filled_in(dtype: torch.dtype, scale: str) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_scaled_noise_is_filled_in(dtype: torch.dtype, scale: str, is_packed: bool) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(x).bernoulli_(0.7)
         if scale != "none":
             noise = getattr(noise, scale)(0.7)
         return x.sin() * noise
 
-    run = Recorded(function, torch.rand(33, 65, dtype=dtype, requires_grad=True))
+    x = torch.rand(33, 65, dtype=dtype)
+    run = Recorded(function, (x if is_packed else x.t()).requires_grad_())  # bits are for what lies in one piece
     for op in run.graph.operations:
         op.nanoseconds = 10_000_000
     found = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions]

@@ -308,9 +308,10 @@ static void numbers_survive_as_bits(void **state)
             memset(pair + width, 9, (size_t)width);
             memset(back, GUARD, sizeof(back));
             memset(given, 0, sizeof(given));
-            for (int64_t i = 0; i < count; i++, number += width) /* 0, a number, minus zero, its negative */
-                for (int32_t j = 0; j < 2; j++)
-                    number[j ? width - 1 : i % width] |= (unsigned char)(j ? (i % 4 >= 2) << 7 : (i % 2) << (i % 7));
+            for (int64_t i = 0; i < count; i++, number += width) { /* 0, a number, minus zero, its negative */
+                number[i % width] = (unsigned char)((i % 2) << (i % 7));
+                number[width - 1] = (unsigned char)(number[width - 1] + (i % 4 >= 2 ? 128 : 0));
+            }
             cairn_bits_pack(given + 1, width, count, bits);
             cairn_bits_unpack(bits, count, pair, width, back + 1);
             for (int64_t i = 0; i < count; i++)

@@ -14,7 +14,8 @@
  * its answer stays unless there is a faster one: at every budget, and whatever the number of slots, chain-weak is no
  * worse.
  *
- * Where chain-exact's answer meets the lower bound of all schedules, there is nothing to look for.
+ * Where chain-exact's answer meets the lower bound of all schedules, there is nothing to look for; in slots, not where it
+ * is within one per cent of it either, for many budgets would take a table each.
  *
  * The least budget is that of weakly persistent schedules, in bytes (weak_least.h), in either case.
  */
@@ -32,6 +33,9 @@ extern const crn_solver crn_chain_exact_solver;
 /* Up to so much, the program in bytes is taken: memory, and elementary steps. */
 #define STEPS_BYTES_MAX ((int64_t)1 << 31)
 #define STEPS_WORK_MAX ((int64_t)4000000000)
+
+/* In slots, nothing is looked for where less than this share of the time is to be gained: each budget has its tables. */
+enum { NEAR_SHARE = 100 };
 
 typedef struct session {
     crn_chain_table table;
@@ -193,18 +197,18 @@ static cairn_status consider_least(const session *p, const crn_task *task, crn_a
     return status;
 }
 
-/* Whether no schedule at all can be faster than the answer. */
-static cairn_status is_best(const crn_task *task, int64_t budget_bytes, const crn_answer *answer, bool *best,
-                            cairn_error *error)
+/* The answer's time, and how much less any schedule can take at most; INT64_MAX where there is no answer. */
+static cairn_status find_room(const crn_task *task, int64_t budget_bytes, const crn_answer *answer, int64_t *ns,
+                              int64_t *room_ns, cairn_error *error)
 {
     const char *method;
-    int64_t ns, bound_ns;
-    *best = false;
+    int64_t bound_ns;
+    *ns = *room_ns = INT64_MAX;
     if (!answer->found)
         return CAIRN_OK;
-    CRN_TRY(time_of(task, answer->builder, &ns, error));
+    CRN_TRY(time_of(task, answer->builder, ns, error));
     CRN_TRY(crn_lower_bound(task, budget_bytes, &bound_ns, &method, error));
-    *best = ns <= bound_ns;
+    *room_ns = crn_max(0, *ns - bound_ns);
     return CAIRN_OK;
 }
 
@@ -241,14 +245,15 @@ static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t 
                                      cairn_error *error)
 {
     session *p = state;
-    bool best = false;
+    int64_t ns, room_ns;
     CRN_TRY(crn_chain_exact_solver.solve(task, p->exact, budget_bytes, answer, error));
     answer->stopped_early |= p->stopped_early;
     answer->optimal_in = crn_chain_exact_solver.info.optimal_in;
-    cairn_status status = is_best(task, budget_bytes, answer, &best, error);
-    if (best)
+    cairn_status status = find_room(task, budget_bytes, answer, &ns, &room_ns, error);
+    if (room_ns == 0)
         claim_class(answer);
-    if (best || !p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
+    bool is_near = room_ns == 0 || (!p->in_bytes && room_ns <= ns / NEAR_SHARE);
+    if (is_near || !p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
         return status;
     if (status == CAIRN_OK)
         status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);

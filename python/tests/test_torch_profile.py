@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import types
 import warnings
 from typing import Any
 
@@ -14,10 +16,11 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import mechanism, memory
+from cairn.torch import mechanism, memory, option_measure
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -458,6 +461,90 @@ def test_what_a_block_leaves_counts_only_if_the_loss_reads_it() -> None:
     assert rises(first)[1:] == rises(unread)[1:]
     (waiting,) = set(first.resident) - set(unread.resident)
     assert "beside" in waiting and first.resident[waiting] == model[0].penalty.nbytes
+
+
+class Appending(nn.Module):
+    """A block that appends a loss of its own to a list, and counts its runs."""
+
+    def __init__(self, losses: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+        self.losses, self.seen = losses, types.SimpleNamespace(runs=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(self.norm(x)))
+        self.losses.append(y.square().mean())
+        self.seen.runs += 1
+        return x + y
+
+
+class Collecting(nn.Module):
+    """Reads what its blocks appended, and empties the lists afterwards; they share one, or each has its own."""
+
+    def __init__(self, shares: bool) -> None:
+        super().__init__()
+        losses: list[torch.Tensor] = []
+        self.layers = nn.ModuleList(Appending(losses if shares else []) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        found = {id(layer.losses): layer.losses for layer in self.layers}.values()
+        loss = x.square().mean() + sum(sum(losses) for losses in found)
+        for losses in found:
+            losses.clear()
+        return loss
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_runs_that_the_model_did_not_ask_for_leave_nothing_in_attributes(shares: bool) -> None:
+    model, x = Collecting(shares), torch.randn(512, 64)
+    plain = copy.deepcopy(model)
+    profile = ct.profile(model, x, passes=1)
+    assert not any(stage.keep_reason for stage in profile.stages if stage.kind == "block")
+    least = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
+    assert ct.verify(model, least, x).ok
+    runs = [layer.seen.runs for layer in model.layers]
+    with ct.apply(model, least):
+        for _ in range(3):
+            for other in (model, plain):
+                other.zero_grad()
+                other(x).backward()
+            assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    assert [layer.seen.runs for layer in model.layers] == [run + 3 for run in runs]
+
+
+def test_blocks_in_checkpoints_of_the_models_own_are_refused() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = nn.Sequential(Checkpointed(*(Leaves(16, 16) for _ in range(3))), nn.Linear(16, 16), nn.Tanh())
+    with pytest.raises(ct.Unsupported, match=r"calls '0\.0' within saved-tensor hooks .* take them out"):
+        ct.profile(model, torch.randn(8, 16), loss_fn=torch.sum, blocks="0.*")
+    plan = ct.plan(ct.profile(model, torch.randn(8, 16), loss_fn=torch.sum, blocks=model), "1GiB")
+    assert ct.verify(model, plan, torch.randn(8, 16), loss_fn=torch.sum).ok
+
+
+def test_what_a_backward_cannot_rebuild_is_no_option_even_if_the_memory_looks_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The LSTM of oneDNN returns memory that only its backward reads, never quite written; none where there is none."""
+    monkeypatch.setattr(option_measure, "_same", lambda first, second: True)
+    profile = profiled(torch_models.recurrent())
+    assert not any("rnn" in option.rebuilds for stage in profile.stages for option in stage.options)
+
+
+def test_modules_with_parts_are_not_merged_although_nothing_saves_what_lies_between_them() -> None:
+    class Shifted(torch_models.Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - 1)
+
+    model = nn.Sequential(*(Shifted() for _ in range(4)))
+    for _ in range(3):
+        assert block_names(ct.profile(model, torch.randn(32, 64), loss_fn=torch.sum, passes=1)) == ["0", "1", "2", "3"]
 
 
 def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> None:

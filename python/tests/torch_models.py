@@ -420,6 +420,16 @@ class Remembering(nn.Module):
         return self.inner(x + self.mean)
 
 
+def reconstructing() -> Step:
+    """The loss takes more in its forward than in its backward."""
+    widths = (128, 64, 32, 64, 128)
+    layers = [
+        part for width, after in zip(widths, widths[1:], strict=False) for part in (nn.Linear(width, after), nn.Tanh())
+    ]
+    x = torch.rand(2048, 128)
+    return Step(nn.Sequential(*layers[:-1]).train(), (x,), {}, lambda output: 2 * F.mse_loss(output, x))
+
+
 def squared(model: nn.Module, *args: Tensor) -> Step:
     return Step(model.train(), args, {}, lambda output: output.square().mean())
 
@@ -429,6 +439,7 @@ TANGLED = {
     "dense": lambda: squared(Dense(), torch.randn(4, 16, 32, 32)),
     "overwriting": lambda: squared(Overwriting(), torch.randn(512, 64)),
     "remembering": lambda: squared(nn.Sequential(*(Remembering() for _ in range(3))), torch.randn(512, 64)),
+    "reconstructing": reconstructing,
     "sparse": lambda: squared(
         nn.Sequential(nn.Embedding(100, 64, sparse=True), *(Residual() for _ in range(3))), torch.randint(100, (16, 32))
     ),

@@ -244,10 +244,11 @@ def graph_is_kept() -> bool:
 _graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
 
 
-def saved_tensor_hooks_are_active() -> bool:
-    """Whether someone's saved-tensor hooks are in force in this thread."""
+def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = None) -> bool:
+    """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
+    found = top(True) if top is not None else None
+    return found is not None and found[0] != mine
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from . import _compat, isolate, memory
+from .attributes import Attributes
 from .beside import Arrivals, Beside, collecting_apart
 from .blocks import Block
 from .prints import fingerprint
@@ -62,8 +63,11 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
+        attributes = Attributes(part for module in self._block.modules for part in module.modules())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
+        attributes.detach()
+        del attributes  # so that the run below releases what it replaces, as in a step
         replay.note_first_run(self._stage)
         if any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
@@ -235,9 +239,3 @@ class Rewinding:
 
     def finish(self) -> None:
         self._after.restore_torch()
-
-    def __enter__(self) -> Rewinding:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.rewind()

@@ -34,6 +34,7 @@ class Call:
     returns: frozenset[int] = frozenset()
     saves: set[int] = dataclasses.field(default_factory=set)  # storages that autograd saves while it runs
     wrote_input: bool = False
+    has_hooks: bool = False  # saved-tensor hooks of the model's own are in force around it
     output_requires_grad: bool = False
 
 
@@ -81,6 +82,7 @@ class _Recorder:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
             call = Call(name, module, len(self._open), self._keys(inputs))
+            call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
             self.calls.append(call)
             self._open.append((call, [(t, t._version) for t in inputs if not t.is_inference()]))
 
@@ -98,8 +100,9 @@ class _Recorder:
     def note_saved(self, tensor: torch.Tensor) -> None:
         """Called with each tensor that autograd would save."""
         if memory.has_storage(tensor):
+            saved = self._keys([tensor])
             for call, _ in self._open:
-                call.saves.add(_compat.storage_id(tensor))
+                call.saves |= saved
 
     def refuse_backward(self, packed: Any) -> torch.Tensor:
         """Called when autograd wants a saved tensor, although the forward has not ended."""
@@ -280,8 +283,19 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
         seen.update(id(m) for m in block.modules)
         if _can_be_stage(observed, block):
+            _refuse_hooks(observed, block)
             blocks.append(block)
     return blocks
+
+
+def _refuse_hooks(observed: Trace, block: Block) -> None:
+    """Of saved-tensor hooks only the innermost are called."""
+    if any(call.has_hooks for call in observed.calls_of(block.modules[0])):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within saved-tensor hooks of its own (torch.utils.checkpoint, "
+            "save_on_cpu, ...): take them out, and the budget decides which blocks are run again; or name the modules "
+            "around them with blocks="
+        )
 
 
 def _can_be_stage(observed: Trace, block: Block) -> bool:
@@ -326,9 +340,10 @@ def _belongs_to(observed: Trace, before: nn.Module, module: nn.Module) -> bool:
     """Whether a child works on its predecessor's output, or is all that keeps that output from being let go.
 
     The first cannot be run apart from it. In the second case neither saves what lies between them, and a stage that
-    ended there would count it as saved.
+    ended there would count it as saved; but two modules with parts of their own are worth more apart.
     """
     calls = list(zip(observed.calls_of(before), observed.calls_of(module), strict=False))
-    return any(call.wrote_input or call.returns & call.reads for _, call in calls) or all(
-        not first.returns & (first.saves | second.saves) for first, second in calls
-    )
+    if any(call.wrote_input or call.returns & call.reads for _, call in calls):
+        return True
+    is_small = not all(any(part.children()) for part in (before, module))
+    return is_small and all(not first.returns & (first.saves | second.saves) for first, second in calls)

@@ -46,11 +46,15 @@ class StepMeasure:
 
 @dataclasses.dataclass
 class _Moment:
-    """A mark, with what blocks' outputs and gradients handed to or by blocks take at it."""
+    """A mark, with what blocks' outputs, by storage, and gradients handed to or by blocks take at it."""
 
     mark: int
-    outputs_bytes: int
+    outputs: dict[int, int]
     grads_bytes: int = 0
+
+    @property
+    def outputs_bytes(self) -> int:
+        return sum(self.outputs.values())
 
 
 @dataclasses.dataclass
@@ -104,7 +108,8 @@ class MemoryPass:
         self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
         self._arriving = arriving or {}
         self._meter = memory.meter_for(device)
-        self._static = _static_storages(sample)
+        self._there = _static_storages(sample)  # no other storage gets the identity of one that a step replaces
+        self._static = {ref.key for ref in self._there}
         self._runs: list[_Run] = []
         self._segments: list[_Segment] = []
         self._calls: dict[int, int] = {}
@@ -149,7 +154,7 @@ class MemoryPass:
             parameter.grad = None
 
     def _moment(self, grads_bytes: int = 0) -> _Moment:
-        alive = sum(ref.nbytes for run in self._runs for ref in run.outputs if ref.alive())
+        alive = {ref.key: ref.nbytes for run in self._runs for ref in run.outputs if ref.alive()}
         return _Moment(self._meter.mark(), alive, grads_bytes)
 
     # blocks
@@ -338,7 +343,7 @@ class MemoryPass:
         stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         stage.saved_bytes = max(growth, stage.output_bytes, 0)
-        base = self._meter.level(segment.begin.mark)
+        base = self._meter.level(segment.begin.mark) - self._released_bytes(index, segment)
         stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
@@ -348,6 +353,16 @@ class MemoryPass:
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
         return stage
+
+    def _released_bytes(self, index: int, segment: _Segment) -> int:
+        """What was still there of earlier blocks' outputs when a segment began, and went while it ran.
+
+        The caller still has what the last block read when that returns. A schedule that keeps it has it to the end.
+        """
+        assert segment.end is not None
+        gone = segment.begin.outputs.keys() - segment.end.outputs.keys()
+        earlier = self._runs[: max(index - 1, 0)]
+        return sum(_bytes_of(run, gone - run.pinned) for run in earlier)
 
     def _read_outside_backward(self, segment: _Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
@@ -409,9 +424,9 @@ def _bytes_of(run: _Run, keys: set[int]) -> int:
     return sum(ref.nbytes for ref in run.outputs if ref.key in keys)
 
 
-def _static_storages(sample: Sample) -> set[int]:
+def _static_storages(sample: Sample) -> list[_compat.StorageRef]:
     tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
-    return set(memory.storages(tensors))
+    return [_compat.StorageRef(tensor) for tensor in tensors if memory.has_storage(tensor)]
 
 
 # -- what several stages share -------------------------------------------------------------------------------

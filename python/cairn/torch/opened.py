@@ -26,6 +26,7 @@ from torch import nn
 
 from . import _compat
 from .ambient import Modes, RandomState
+from .attributes import has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
 from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder, Staying
@@ -423,12 +424,8 @@ def _is_referred_to(value: Any) -> bool:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Something with attributes of its own that is neither a module nor the plug-in's."""
-    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
-        return False
-    if type(value).__module__.startswith(__package__ + "."):
-        return False
-    return hasattr(value, "__dict__") and hasattr(type(value), "__weakref__")
+    """Something with attributes of its own that can be referred to weakly."""
+    return has_attributes(value) and hasattr(type(value), "__weakref__")
 
 
 def _frozen(shape: Any) -> Any:

@@ -13,15 +13,17 @@ in its surroundings.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from . import clock, isolate, mechanism, memory
 from .ambient import RandomState, no_autocast, with_generator
+from .attributes import Attributes
 from .beside import Beside, collecting_apart
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
@@ -107,14 +109,19 @@ class _BlockRuns:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.devices = (device,) if with_generator(device) else ()
-        self._rewinding = Rewinding(block, device)
+        self._rewinding, self._attributes = Rewinding(block, device), Attributes(self.modules())
 
-    def rewound(self) -> Rewinding:
-        """A context after which generators and buffers are as before it."""
-        return self._rewinding
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """A context after which generators, buffers and attributes are as before it."""
+        try:
+            yield
+        finally:
+            self.rewind()
 
     def rewind(self) -> None:
         self._rewinding.rewind()
+        self._attributes.restore()
 
     def modules(self) -> list[torch.nn.Module]:
         """All modules of the block, as `BlockState` numbers them."""
@@ -344,7 +351,8 @@ class _Proofs:
                 now.saving_ns += self._now() - began
             for count in program.states:
                 rebuild.take_state(count, states[count])
-            with no_autocast((self._run.device.type,)):
+            # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
+            with no_autocast((self._run.device.type,)), torch.no_grad():
                 self._rebuild_all(rebuild, saved, where, now)
             took.append(now)
         return _Took(

@@ -96,6 +96,8 @@ class Profile:
         # autocast's copies of parameters exist together when the last stage begins, recomputed or not
         for option in stages[-1]["options"]:
             option["forward_workspace_bytes"] += sum(stage.cast_bytes for stage in self.stages)
+        if len(self.stages) > 1:
+            _join_loss(stages[-1], stages[-2]["grad_bytes"])
         return {
             "format": "cairn-chain",
             "version": 1,
@@ -163,6 +165,19 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
             *(_chain_option(number, option, grad_before + weight_grad, created) for number, option in stage.opened()),
         ],
     }
+
+
+def _join_loss(last: dict[str, Any], grad_before: int) -> None:
+    """Counts what the last stage's forward takes in its backward, where that takes less.
+
+    No block can run between the two: when a plan is asked again, gradients have arrived at the last block. So a plan
+    must not let blocks leave room for the loss and run again before its backward.
+    """
+    handed = last["grad_bytes"] + grad_before + last["weight_grad_bytes"]
+    for option in last["options"]:
+        least = option["forward_workspace_bytes"] - handed
+        option["backward_workspace_bytes"] = max(option["backward_workspace_bytes"], least)
+        option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
 
 
 def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
 from .holders import Meta
 from .prints import fingerprint
 from .rebuild_code import MASK as KEPT_MASK
-from .rebuild_code import PACK, Code, Kept, Missing, Running, Source, write
+from .rebuild_code import PACK, Code, Kept, Made, Missing, Running, Source, write
 
 
 class Sources(Protocol):
@@ -214,7 +214,7 @@ class Rebuild:
         self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
         self._samples: dict[int, Any] = {}
-        self._made: list[torch.Tensor] = []  # what the code has just rebuilt
+        self._made: Made = []  # what the code has just rebuilt
         self._running: Running | None = None
         self._position = 0  # in the program's order: the tensor that the code rebuilds next
         self.was_wrong = False  # a tensor came out otherwise than it was saved
@@ -274,7 +274,9 @@ class Rebuild:
             self._stop()
             raise
         tensor = self._made.pop()
-        if self.prints is not None:
+        if tensor is None:  # the operation left it out
+            self.was_wrong = True
+        elif self.prints is not None:
             self.was_wrong = self.prints.get(index) != fingerprint(tensor)
         else:
             sample = program.samples[index]

@@ -49,6 +49,7 @@ from .tree import Slot, tensors_in
 PACK, MASK = "saved tensor", "mask"
 Source = tuple[str, int]  # an argument, a parameter, a buffer, a kept tensor or a mask, and which
 Kept = dict[int, tuple[torch.Tensor, int]]  # by saved tensor: what is kept of it, with its version
+Made = list[torch.Tensor | None]  # what was rebuilt; None for what an operation leaves out where nothing is recorded
 Running = Generator[None, Any, None]
 
 
@@ -81,7 +82,7 @@ class Code:
         self.held, self.states = frozenset(writer.held), frozenset(writer.states)
         file = f"<rebuilding what '{name}' did not keep, {next(_numbers)}>"
         exec(compile(self.source, file, "exec"), writer.names)
-        self.begin: Callable[[Kept, dict[int, RandomState], list[torch.Tensor]], Running] = writer.names["rebuild"]
+        self.begin: Callable[[Kept, dict[int, RandomState], Made], Running] = writer.names["rebuild"]
         linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
         weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
 

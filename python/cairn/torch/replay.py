@@ -41,6 +41,7 @@ from torch import nn
 
 from . import _compat
 from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
+from .attributes import Attributes
 from .errors import RecomputationError, Unsupported
 from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from .opened import OpenedBlock, Saving
@@ -808,6 +809,7 @@ class Run:
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
         with contextlib.ExitStack() as surroundings:
+            surroundings.callback(Attributes(site.state.modules()).restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             surroundings.enter_context(hooks(later))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import clock, isolate, mechanism
+from .attributes import Attributes
 from .beside import Beside, collecting_apart
 from .blocks import Block, intercepted, resolve
 from .measure import StepMeasure
@@ -91,8 +92,10 @@ class TimePasses:
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = RandomState(self._device)
+            attributes = Attributes(part for module in block.modules for part in module.modules())
             with collecting_apart():
                 self._time_saving(stage, block, function, arguments)
+            attributes.restore()
             state.restore()
         result = self._time_forward_only(stage, function, arguments)
         hooks = isolate.Hooks(arrived=lambda grads: self._close_backward(index + 1), begun=self._begin_backward)

@@ -1,0 +1,103 @@
+"""What runs of a block leave in attributes, taken away again.
+
+Blocks leave losses of their own, counts and statistics in attributes of their modules, and append to lists there. A run
+that the model did not ask for (one that measures a block, or has its saved tensors once more) must not leave any: the
+model would count it twice, or run a backward into a graph that is gone.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _compat
+
+LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
+
+#: What a module has before its class gives it anything; buffers are put back by `state.py`.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, tuple, torch.Tensor, nn.Parameter))
+
+
+class Attributes:
+    """The attributes of modules and of objects among them, and what is in their lists, dicts and sets.
+
+    Large tensors that have a name are left as they are: to hold those that a run replaces would take memory.
+    """
+
+    __slots__ = ("_containers", "_found", "_since")
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        found: dict[int, Any] = {}
+        for module in modules:
+            found[id(vars(module))] = vars(module)
+            for value in _own(vars(module)).values():
+                if type(value) in _ATOMS:
+                    continue
+                if type(value) in (list, dict, set):
+                    found[id(value)] = value
+                elif has_attributes(value) and type(vars(value)) is dict:
+                    found[id(vars(value))] = vars(value)
+        self._since, self._containers = _compat.next_sequence_number(), found.keys()
+        self._found = [(c, _own(c) if type(c) is dict else c.copy()) for c in found.values()]
+
+    def restore(self) -> None:
+        """Makes all be as it was."""
+        for container, before in self._found:
+            if isinstance(container, dict):
+                _restore_names(container, before)
+            elif isinstance(container, list):
+                container[:] = before
+            else:
+                container.clear()
+                container.update(before)
+
+    def detach(self) -> None:
+        """Takes the history from tensors that were made since: that of a run whose backward is over."""
+        for container, _ in self._found:
+            if isinstance(container, dict):
+                now = {name: container[name] for name in container.keys() - _OF_EVERY_MODULE}
+                container.update({name: self._detached(value) for name, value in now.items()})
+            elif isinstance(container, list):
+                container[:] = map(self._detached, container)
+
+    def _detached(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach() if _compat.is_made_since(value, self._since) else value
+        if type(value) is list and id(value) not in self._containers:
+            return [self._detached(item) for item in value]
+        if type(value) is dict and id(value) not in self._containers:
+            return {key: self._detached(item) for key, item in value.items()}
+        return value
+
+
+def _restore_names(names: dict[Any, Any], before: dict[Any, Any]) -> None:
+    now = _own(names)
+    if now.keys() == before.keys() and all(map(operator.is_, now.values(), map(before.__getitem__, now))):
+        return
+    for name in now.keys() - before.keys():
+        del names[name]
+    names.update({name: value for name, value in before.items() if name in now or name not in names})
+
+
+def _own(names: dict[Any, Any]) -> dict[Any, Any]:
+    """What is put back of something with names."""
+    return {name: names[name] for name in names.keys() - _OF_EVERY_MODULE if not _is_large(names[name])}
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() * value.element_size() > LARGE_BYTES
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
+    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return False
+    if type(value).__module__.startswith(__package__ + "."):
+        return False
+    return hasattr(value, "__dict__")

@@ -21,7 +21,8 @@ LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 
 #: What a module has before its class gives it anything; buffers are put back by `state.py`.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, tuple, torch.Tensor, nn.Parameter))
+_SMALL = frozenset((type(None), bool, int, float, complex, str, bytes, tuple))
+_ATOMS = _SMALL | {torch.Tensor, nn.Parameter}
 
 
 class Attributes:
@@ -30,27 +31,32 @@ class Attributes:
     Large tensors that have a name are left as they are: to hold those that a run replaces would take memory.
     """
 
-    __slots__ = ("_containers", "_found", "_since")
+    __slots__ = ("_containers", "_counts", "_since")
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        found: dict[int, Any] = {}
+        self._since = _compat.next_sequence_number()
+        self._containers: dict[int, tuple[Any, Any]] = {}  # by identity: it, and what was in it
         for module in modules:
-            found[id(vars(module))] = vars(module)
-            for value in _own(vars(module)).values():
-                if type(value) in _ATOMS:
-                    continue
-                if type(value) in (list, dict, set):
-                    found[id(value)] = value
-                elif has_attributes(value) and type(vars(value)) is dict:
-                    found[id(vars(value))] = vars(value)
-        self._since, self._containers = _compat.next_sequence_number(), found.keys()
-        self._found = [(c, _own(c) if type(c) is dict else c.copy()) for c in found.values()]
+            names = module.__dict__
+            own = _own(names)
+            self._containers[id(names)] = names, own
+            for value in own.values():
+                if type(value) not in _ATOMS:
+                    self._note(value)
+        self._counts = [len(container) for container, _ in self._containers.values()]
+
+    def _note(self, value: Any) -> None:
+        if type(value) in (list, dict, set):
+            self._containers[id(value)] = value, _own(value) if type(value) is dict else value.copy()
+        elif has_attributes(value) and type(vars(value)) is dict:
+            self._containers[id(vars(value))] = vars(value), _own(vars(value))
 
     def restore(self) -> None:
         """Makes all be as it was."""
-        for container, before in self._found:
+        for (container, before), count in zip(self._containers.values(), self._counts, strict=True):
             if isinstance(container, dict):
-                _restore_names(container, before)
+                if len(container) != count or not _holds(container, before):
+                    _restore_names(container, before)
             elif isinstance(container, list):
                 container[:] = before
             else:
@@ -59,7 +65,7 @@ class Attributes:
 
     def detach(self) -> None:
         """Takes the history from tensors that were made since: that of a run whose backward is over."""
-        for container, _ in self._found:
+        for container, _ in self._containers.values():
             if isinstance(container, dict):
                 now = {name: container[name] for name in container.keys() - _OF_EVERY_MODULE}
                 container.update({name: self._detached(value) for name, value in now.items()})
@@ -76,10 +82,13 @@ class Attributes:
         return value
 
 
+def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether all that was there is there, and the same."""
+    return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
+
+
 def _restore_names(names: dict[Any, Any], before: dict[Any, Any]) -> None:
     now = _own(names)
-    if now.keys() == before.keys() and all(map(operator.is_, now.values(), map(before.__getitem__, now))):
-        return
     for name in now.keys() - before.keys():
         del names[name]
     names.update({name: value for name, value in before.items() if name in now or name not in names})
@@ -87,7 +96,11 @@ def _restore_names(names: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 def _own(names: dict[Any, Any]) -> dict[Any, Any]:
     """What is put back of something with names."""
-    return {name: names[name] for name in names.keys() - _OF_EVERY_MODULE if not _is_large(names[name])}
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in _OF_EVERY_MODULE and (type(value) in _SMALL or not _is_large(value))
+    }
 
 
 def _is_large(value: Any) -> bool:

@@ -547,6 +547,31 @@ def test_modules_with_parts_are_not_merged_although_nothing_saves_what_lies_betw
         assert block_names(ct.profile(model, torch.randn(32, 64), loss_fn=torch.sum, passes=1)) == ["0", "1", "2", "3"]
 
 
+def test_losses_in_a_list_that_the_loop_empties() -> None:
+    class Lists(nn.Linear):
+        def __init__(self, losses: list[torch.Tensor]) -> None:
+            super().__init__(64, 64)
+            self.losses = losses
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x).tanh()
+            self.losses.append(y.square().mean())
+            return y
+
+    losses = [torch.zeros(())]
+    model, x = nn.Sequential(*(Lists(losses) for _ in range(4))), torch.randn(32, 64)
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        assert len(losses) <= 1 + 2 * len(model)  # of this step, and of blocks that are measured in it
+        return output.square().mean() + sum(losses)
+
+    profile = ct.profile(model, x, loss_fn=loss_fn, passes=1)
+    assert len(losses) == 1
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=loss_fn).ok
+    assert len(losses) == 1
+
+
 def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> None:
     step = torch_models.made("mixtral")
     step.model.config.output_router_logits = True

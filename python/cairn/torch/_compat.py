@@ -314,9 +314,14 @@ def next_sequence_number() -> int:
     return int(number()) if number is not None else 0
 
 
-def is_made_since(tensor: torch.Tensor, number: int) -> bool:
-    """Whether a function of autograd's made it that got `number` or a later one; False where torch does not say."""
-    return number > 0 and tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= number
+def history_mark() -> int:
+    """For `is_made_since`: now."""
+    return next_sequence_number() if hasattr(torch.autograd, "_get_sequence_nr") else 2**63
+
+
+def is_made_since(tensor: torch.Tensor, mark: int) -> bool:
+    """Whether one of autograd's functions that ran after a mark made it; False where torch does not say."""
+    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= mark
 
 
 def is_made_earlier(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,8 @@
 
 Blocks leave losses of their own, counts and statistics in attributes of their modules, and append to lists there. A run
 that the model did not ask for (one that measures a block, or has its saved tensors once more) must not leave any: the
-model would count it twice, or run a backward into a graph that is gone.
+model would count it twice, or run a backward into a graph that is gone. Nor must sample steps leave losses in lists
+that the training loop empties.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Attributes:
     __slots__ = ("_containers", "_counts", "_since")
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._since = _compat.next_sequence_number()
+        self._since = _compat.history_mark()
         self._containers: dict[int, tuple[Any, Any]] = {}  # by identity: it, and what was in it
         for module in modules:
             names = module.__dict__
@@ -71,6 +72,13 @@ class Attributes:
                 container.update({name: self._detached(value) for name, value in now.items()})
             elif isinstance(container, list):
                 container[:] = map(self._detached, container)
+
+    def forget_losses(self) -> None:
+        """Takes the tensors out of lists that were appended since: those of steps that are over."""
+        for container, before in self._containers.values():
+            if isinstance(container, list):
+                there = set(map(id, before))
+                container[:] = [item for item in container if id(item) in there or not isinstance(item, torch.Tensor)]
 
     def _detached(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

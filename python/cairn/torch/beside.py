@@ -24,7 +24,7 @@ class Beside:
 
     def __init__(self, block: Block) -> None:
         self._parts = [part for module in block.modules for part in module.modules()]
-        self._since = _compat.next_sequence_number()
+        self._since = _compat.history_mark()
 
     def tensors(self, result: Any) -> list[torch.Tensor]:
         """Those with a backward, each once, that the run made and `result` does not have."""

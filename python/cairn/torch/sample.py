@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import isolate
+from .attributes import Attributes
 from .outside import Outside, Replaced
 from .tree import Tree, tensors_in
 from .untouched import RandomState
@@ -37,6 +38,7 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
+        self._attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
 
@@ -49,6 +51,7 @@ class Sample:
 
     def output(self) -> Any:
         """The model's output."""
+        self._attributes.forget_losses()
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)

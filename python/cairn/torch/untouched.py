@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import _compat
+from .attributes import Attributes
 
 
 class RandomState:
@@ -83,7 +84,7 @@ def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tens
 @contextlib.contextmanager
 def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back."""
-    state, buffers = RandomState(device), Buffers(model)
+    state, buffers, attributes = RandomState(device), Buffers(model), Attributes(model.modules())
     grads = [(p, p.grad) for p in model.parameters()]
     hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]
     collecting = gc.isenabled()
@@ -103,5 +104,6 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
             found.update(kept)
         buffers.restore()
         state.restore()
+        attributes.forget_losses()
         if collecting:
             gc.enable()

@@ -295,7 +295,7 @@ static void truth_values_survive_as_bits(void **state)
         }
 }
 
-/* Numbers of each width, at addresses that are not theirs, more than are taken at a time. */
+/* Numbers of each width, at addresses that are not theirs. */
 static void numbers_survive_as_bits(void **state)
 {
     (void)state;

@@ -308,15 +308,15 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 # -- where in autograd's graph a traced step is --------------------------------------------------------------
 
 
-def next_sequence_number() -> int:
-    """The number that autograd's next function will get; 0 where torch does not say."""
+def next_sequence_number(unknown: int = 0) -> int:
+    """The number that autograd's next function will get; `unknown` where torch does not say."""
     number = getattr(torch.autograd, "_get_sequence_nr", None)
-    return int(number()) if number is not None else 0
+    return int(number()) if number is not None else unknown
 
 
 def history_mark() -> int:
     """For `is_made_since`: now."""
-    return next_sequence_number() if hasattr(torch.autograd, "_get_sequence_nr") else 2**63
+    return next_sequence_number(unknown=2**63)
 
 
 def is_made_since(tensor: torch.Tensor, mark: int) -> bool:

@@ -32,29 +32,29 @@ class Attributes:
     Large tensors that have a name are left as they are: to hold those that a run replaces would take memory.
     """
 
-    __slots__ = ("_containers", "_counts", "_since")
+    __slots__ = ("_containers", "_since")
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._since = _compat.history_mark()
-        self._containers: dict[int, tuple[Any, Any]] = {}  # by identity: it, and what was in it
+        #: by identity: it, what is put back of it, and how much there was of it
+        self._containers: dict[int, tuple[Any, Any, int]] = {}
         for module in modules:
-            names = module.__dict__
-            own = _own(names)
-            self._containers[id(names)] = names, own
-            for value in own.values():
-                if type(value) not in _ATOMS:
+            for value in self._note(vars(module)).values():
+                if type(value) in _ATOMS:
+                    continue
+                if type(value) in (list, dict, set):
                     self._note(value)
-        self._counts = [len(container) for container, _ in self._containers.values()]
+                elif has_attributes(value) and type(vars(value)) is dict:
+                    self._note(vars(value))
 
-    def _note(self, value: Any) -> None:
-        if type(value) in (list, dict, set):
-            self._containers[id(value)] = value, _own(value) if type(value) is dict else value.copy()
-        elif has_attributes(value) and type(vars(value)) is dict:
-            self._containers[id(vars(value))] = vars(value), _own(vars(value))
+    def _note(self, container: Any) -> Any:
+        before = _own(container) if type(container) is dict else container.copy()
+        self._containers[id(container)] = container, before, len(container)
+        return before
 
     def restore(self) -> None:
         """Makes all be as it was."""
-        for (container, before), count in zip(self._containers.values(), self._counts, strict=True):
+        for container, before, count in self._containers.values():
             if isinstance(container, dict):
                 if len(container) != count or not _holds(container, before):
                     _restore_names(container, before)
@@ -66,7 +66,7 @@ class Attributes:
 
     def detach(self) -> None:
         """Takes the history from tensors that were made since: that of a run whose backward is over."""
-        for container, _ in self._containers.values():
+        for container, _, _ in self._containers.values():
             if isinstance(container, dict):
                 now = {name: container[name] for name in container.keys() - _OF_EVERY_MODULE}
                 container.update({name: self._detached(value) for name, value in now.items()})
@@ -75,7 +75,7 @@ class Attributes:
 
     def forget_losses(self) -> None:
         """Takes the tensors out of lists that were appended since: those of steps that are over."""
-        for container, before in self._containers.values():
+        for container, before, _ in self._containers.values():
             if isinstance(container, list):
                 there = set(map(id, before))
                 container[:] = [item for item in container if id(item) in there or not isinstance(item, torch.Tensor)]

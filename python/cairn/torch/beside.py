@@ -23,7 +23,7 @@ class Beside:
     """Finds what a run of a block that is about to begin leaves beside its result."""
 
     def __init__(self, block: Block) -> None:
-        self._parts = [part for module in block.modules for part in module.modules()]
+        self._parts = block.parts()
         self._since = _compat.history_mark()
 
     def tensors(self, result: Any) -> list[torch.Tensor]:

@@ -63,7 +63,7 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
-        attributes = Attributes(part for module in self._block.modules for part in module.modules())
+        attributes = Attributes(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
         attributes.detach()

@@ -34,8 +34,11 @@ class Block:
     @property
     def is_compiled(self) -> bool:
         """Whether torch.compile made it, or something in it: such a block is only called, and not looked into."""
-        parts = (part for module in self.modules for part in module.modules())
-        return any(_compat.compiled_inside(part) is not None for part in parts)
+        return any(_compat.compiled_inside(part) is not None for part in self.parts())
+
+    def parts(self) -> list[nn.Module]:
+        """Its modules and all modules in them, as `BlockState` numbers them."""
+        return [part for module in self.modules for part in module.modules()]
 
     @property
     def class_name(self) -> str:

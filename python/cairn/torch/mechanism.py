@@ -70,7 +70,7 @@ class Cost:
 
     def of(self, block: Block, saved_count: int) -> int:
         """For running a block again that saves so many tensors."""
-        buffers = sum(len(part._buffers) for module in block.modules for part in module.modules())
+        buffers = sum(len(part._buffers) for part in block.parts())
         return round(self.again_ns + self.again_saved_ns * saved_count + self.buffer_ns * buffers)
 
     def of_part(self, saved_count: int) -> int:

@@ -109,7 +109,7 @@ class _BlockRuns:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.devices = (device,) if with_generator(device) else ()
-        self._rewinding, self._attributes = Rewinding(block, device), Attributes(self.modules())
+        self._rewinding, self._attributes = Rewinding(block, device), Attributes(self.block.parts())
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
@@ -123,20 +123,16 @@ class _BlockRuns:
         self._rewinding.rewind()
         self._attributes.restore()
 
-    def modules(self) -> list[torch.nn.Module]:
-        """All modules of the block, as `BlockState` numbers them."""
-        return [part for top in self.block.modules for part in top.modules()]
-
     def parameters(self) -> list[torch.Tensor | None]:
-        return [p for part in self.modules() for p in part._parameters.values()]
+        return [p for part in self.block.parts() for p in part._parameters.values()]
 
     def buffers(self) -> list[torch.Tensor | None]:
-        return [b for part in self.modules() for b in part._buffers.values()]
+        return [b for part in self.block.parts() for b in part._buffers.values()]
 
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
         self.rewind()
-        constants, buffers, beside = Constants(self.modules()), self.buffers(), Beside(self.block)
+        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block)
         args, kwargs = self.arguments.source(isolate.Hooks())
         recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=True)
         count = 0
@@ -156,7 +152,7 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        if not constants.hold(self.modules()):
+        if not constants.hold(self.block.parts()):
             graph.closed = graph.closed or "changes an attribute of its own in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"

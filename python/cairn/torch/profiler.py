@@ -354,7 +354,7 @@ def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:
 def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measure.StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
     first = {id(block.modules[0]) for block in blocks}
-    inside = {id(part) for block in blocks for top in block.modules for part in top.modules()}
+    inside = {id(part) for block in blocks for part in block.parts()}
     runs: list[list[str]] = [[]]
     for call in observed.calls:
         if id(call.module) in first:

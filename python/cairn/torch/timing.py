@@ -92,7 +92,7 @@ class TimePasses:
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = RandomState(self._device)
-            attributes = Attributes(part for module in block.modules for part in module.modules())
+            attributes = Attributes(block.parts())
             with collecting_apart():
                 self._time_saving(stage, block, function, arguments)
             attributes.restore()

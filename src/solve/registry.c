@@ -36,6 +36,7 @@
     X(crn_select_acg_solver)       \
     X(crn_graph_milp_solver)       \
     X(crn_graph_lp_round_solver)   \
+    X(crn_graph_exact_solver)      \
     X(crn_brute_graph_solver)      \
     X(crn_auto_solver)
 

@@ -4,12 +4,14 @@
 #include <string.h>
 
 #include "solve/graph/flow_network.h"
+#include "solve/graph/graph_suffix.h"
 
-enum { PRICES_MAX = 24, WINDOW_WORK = 4000000, CUTS_MAX = 24 };
+enum { PRICES_MAX = 24, WINDOW_WORK = 4000000 };
 
 #define BYTES_MAX (CRN_FLOW_INFINITE / CAIRN_NODES_MAX) /* rents of single storages, so that their sum is finite */
 
 struct crn_graph_bounder {
+    crn_graph_windows windows;
     const crn_graph_model *model;
     crn_arena arena;
     crn_flow_network network;
@@ -346,11 +348,11 @@ static int64_t window_to_end(crn_graph_bounder *b, int32_t t)
 }
 
 /* Where windows may begin and end: in each of as many even parts as the work limit allows, the node worth most. */
-static int32_t list_cuts(const crn_graph_bounder *b, int32_t cuts[CUTS_MAX + 1])
+static int32_t list_cuts(const crn_graph_bounder *b, int32_t cuts[CRN_GRAPH_CUTS_MAX + 1])
 {
     int32_t n = b->model->node_count, count = 0;
     int64_t size = n + b->model->dep_begin[n];
-    int32_t parts = (int32_t)crn_min(CUTS_MAX, (int64_t)sqrt(0.25 * WINDOW_WORK / (double)size));
+    int32_t parts = (int32_t)crn_min(CRN_GRAPH_CUTS_MAX, (int64_t)sqrt(0.25 * WINDOW_WORK / (double)size));
     for (int32_t part = 0; part < parts; part++) {
         int32_t from = (int32_t)((int64_t)n * part / parts), to = (int32_t)((int64_t)n * (part + 1) / parts),
                 best = from;
@@ -363,28 +365,37 @@ static int32_t list_cuts(const crn_graph_bounder *b, int32_t cuts[CUTS_MAX + 1])
     return count;
 }
 
+static int64_t window_between(crn_graph_bounder *b, int32_t t, int32_t e)
+{
+    if (e == b->model->node_count)
+        return b->to_end[t];
+    return crn_should_stop(b->task, NULL) ? 0 : crn_graph_bound_window(b, b->budget_bytes, t, e);
+}
+
+static void fill_windows(crn_graph_bounder *b)
+{
+    crn_graph_windows *all = &b->windows;
+    all->count = list_cuts(b, all->cut);
+    for (int32_t i = 0; i < all->count; i++)
+        for (int32_t j = i + 1; j <= all->count; j++)
+            all->spent[i][j] = window_between(b, all->cut[i], all->cut[j]);
+}
+
 /* The best sum over windows that do not overlap: what each spends is spent within it. */
 static int64_t best_windows(crn_graph_bounder *b)
 {
-    int32_t cuts[CUTS_MAX + 1], count = list_cuts(b, cuts);
-    int64_t sum[CUTS_MAX + 1] = {0};
-    for (int32_t e = 1; e <= count && !crn_should_stop(b->task, NULL); e++) {
-        sum[e] = sum[e - 1];
-        for (int32_t t = 0; t < e; t++) {
-            int64_t spent =
-                e == count ? b->to_end[cuts[t]] : crn_graph_bound_window(b, b->budget_bytes, cuts[t], cuts[e]);
-            if (spent == INT64_MAX)
-                return INT64_MAX;
-            if (spent <= INT64_MAX / 2 - sum[t])
-                sum[e] = crn_max(sum[e], sum[t] + spent);
-        }
-    }
-    return sum[count];
+    int64_t sum[CRN_GRAPH_CUTS_MAX + 1] = {0};
+    fill_windows(b);
+    for (int32_t j = 1; j <= b->windows.count; j++)
+        for (int32_t i = 0; i < j; i++)
+            sum[j] = crn_max(sum[j], crn_add_saturating(sum[i], b->windows.spent[i][j]));
+    return sum[b->windows.count];
 }
 
 int64_t crn_graph_bound_makespan(crn_graph_bounder *b, int64_t budget_bytes)
 {
     b->budget_bytes = budget_bytes;
+    b->windows.count = 0;
     memset(b->to_end, 0, (size_t)b->model->node_count * sizeof(*b->to_end));
     int64_t again = largest(b, window_to_end);
     if (again > 0 && again < INT64_MAX)
@@ -422,6 +433,19 @@ static cairn_status bounder_for(const crn_task *task, crn_graph_model **model, c
     return status;
 }
 
+static cairn_status raise_by_suffixes(const crn_task *task, const crn_graph_bounder *bounder, int64_t budget_bytes,
+                                      int64_t *found_ns, cairn_error *error)
+{
+    const crn_graph_model *model = bounder->model;
+    crn_graph_suffix *suffix;
+    if (*found_ns == INT64_MAX || !crn_graph_suffix_applies(task))
+        return CAIRN_OK;
+    CRN_TRY(crn_graph_suffix_new(task, model, budget_bytes, &bounder->windows, &suffix, error));
+    *found_ns = crn_max(*found_ns, crn_add_saturating(model->total_cost, suffix->after[0]));
+    crn_graph_suffix_free(suffix);
+    return CAIRN_OK;
+}
+
 static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, int64_t *found_ns, cairn_error *error)
 {
     crn_graph_model *model;
@@ -429,9 +453,10 @@ static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, in
     const crn_task part = crn_task_part(task, TIME_PARTS);
     CRN_TRY(bounder_for(&part, &model, &bounder, error));
     *found_ns = crn_graph_bound_makespan(bounder, budget_bytes);
+    cairn_status status = raise_by_suffixes(&part, bounder, budget_bytes, found_ns, error);
     crn_graph_bounder_free(bounder);
     crn_graph_model_free(model);
-    return CAIRN_OK;
+    return status;
 }
 
 /* A budget that nothing fits leaves the bound as it is. */

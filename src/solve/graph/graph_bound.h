@@ -21,6 +21,14 @@
 
 typedef struct crn_graph_bounder crn_graph_bounder;
 
+enum { CRN_GRAPH_CUTS_MAX = 24 };
+
+/** Bounds on what windows between some nodes spend on recomputation. */
+typedef struct crn_graph_windows {
+    int32_t count, cut[CRN_GRAPH_CUTS_MAX + 1];                /* nodes, ascending; cut[count] is the end */
+    int64_t spent[CRN_GRAPH_CUTS_MAX][CRN_GRAPH_CUTS_MAX + 1]; /* window [cut[i], cut[j]), i < j */
+} crn_graph_windows;
+
 /** When the task stops, what was bounded by then still holds. */
 cairn_status crn_graph_bounder_new(const crn_task *task, const crn_graph_model *model, crn_graph_bounder **bounder,
                                    cairn_error *error);

@@ -5,8 +5,8 @@
  * Class     Frontier schedules (frontier_graph.h): Jain et al., Checkmate (2020), section 4.2, with storages instead of
  *           nodes where memory is concerned.
  * Program   frontier_program.h, solved by HiGHS (highs_library.h), which is looked for at run time.
- * Course    graph-search's answer is where it starts and what it must beat. If that meets the lower bound there is
- *           nothing to do. Else branch and bound, until the least time is proved, or the work limit or the clock stops it.
+ * Course    graph-search's answer, graph-exact's up to 64 nodes, is where it starts and what it must beat. If that meets
+ *           the lower bound there is nothing to do. Else branch and bound, until the least time is proved, or the work limit or the clock stops it.
  *           What HiGHS proposes is completed, written as operations and judged by the simulator; where its tolerances
  *           let a plan pass that is a few bytes too large, it is asked again with a budget that is a little smaller.
  * Optimal   Among frontier schedules, when closed. HiGHS's bound holds for that class only, so it is never called a lower
@@ -26,6 +26,9 @@
 #define WORK_MAX ((int64_t)25000000000)
 enum { ITERATIONS_EACH = 100 };
 
+/* The graphs that graph-exact is asked about first. */
+enum { EXACT_NODES_MIN = 20, EXACT_NODES_MAX = 64 };
+
 /* Of the time that is left, what the start may take. */
 enum { START_SHARE = 5 };
 #define START_NS_MAX ((int64_t)3000000000)
@@ -36,8 +39,8 @@ enum { START_SHARE = 5 };
 typedef struct milp {
     crn_frontier_graph *graph;
     crn_frontier_plan plan; /* scratch */
-    const crn_solver *search;
-    void *search_state;
+    const crn_solver *first;
+    void *first_state;
     crn_frontier_best smallest; /* the schedule with the least peak */
     crn_least least;
     bool least_is_known;
@@ -47,10 +50,17 @@ typedef struct milp {
 static void milp_close(const crn_task *task, void *session)
 {
     milp *s = session;
-    crn_solver_close(s->search, task, s->search_state);
+    crn_solver_close(s->first, task, s->first_state);
     crn_frontier_best_free(&s->smallest);
     crn_frontier_graph_free(s->graph);
     crn_arena_clear(&s->arena);
+}
+
+/* Programs of smaller graphs are solved at once; larger graphs have too many states for an exact search. */
+static const crn_solver *first_solver(const crn_task *task)
+{
+    int32_t count = cairn_problem_graph(task->problem)->node_count;
+    return crn_solver_find(count >= EXACT_NODES_MIN && count <= EXACT_NODES_MAX ? "graph-exact" : "graph-search");
 }
 
 static cairn_status fill(const crn_task *task, milp *s, cairn_error *error)
@@ -58,8 +68,8 @@ static cairn_status fill(const crn_task *task, milp *s, cairn_error *error)
     CRN_TRY(crn_frontier_graph_new(task, &s->graph, error));
     CRN_TRY(crn_frontier_plan_new(s->graph, &s->arena, &s->plan, error));
     CRN_TRY(crn_frontier_best_new(task, &s->smallest, error));
-    s->search = crn_solver_find("graph-search");
-    return crn_solver_open(s->search, task, &s->search_state, error);
+    s->first = first_solver(task);
+    return crn_solver_open(s->first, task, &s->first_state, error);
 }
 
 static cairn_status milp_open(const crn_task *task, void **session, cairn_error *error)
@@ -76,9 +86,9 @@ static cairn_status milp_open(const crn_task *task, void **session, cairn_error 
 
 /* ---- the start ---- */
 
-/* graph-search's answer to a budget, into best. Being stopped is not its end: the rest of the time is branch and bound's. */
-static cairn_status ask_search(const crn_task *task, milp *s, int64_t budget_bytes, bool by_peak,
-                               crn_frontier_best *best, cairn_error *error)
+/* The first solver's answer to a budget, into best. Being stopped is not its end: the rest of the time is branch and bound's. */
+static cairn_status ask_first(const crn_task *task, milp *s, int64_t budget_bytes, bool by_peak,
+                              crn_frontier_best *best, int64_t *lower_bound_ns, cairn_error *error)
 {
     crn_task part = *task;
     crn_frontier_trial trial;
@@ -89,10 +99,11 @@ static cairn_status ask_search(const crn_task *task, milp *s, int64_t budget_byt
     }
     cairn_builder_truncate(best->scratch, 0);
     answer.builder = best->scratch;
-    cairn_status status = s->search->solve(&part, s->search_state, budget_bytes, &answer, error);
+    cairn_status status = s->first->solve(&part, s->first_state, budget_bytes, &answer, error);
     if (status == CAIRN_CANCELLED && !crn_should_stop(task, NULL))
         return CAIRN_OK;
     CRN_TRY(status);
+    *lower_bound_ns = crn_max(*lower_bound_ns, answer.lower_bound_ns);
     return answer.found ? crn_frontier_best_judge(task, budget_bytes, by_peak, best, &trial, error) : CAIRN_OK;
 }
 
@@ -249,14 +260,15 @@ static cairn_status improve(const crn_task *task, milp *s, const crn_program_goa
 static cairn_status find_smallest(const crn_task *task, milp *s, crn_least *least, bool *is_known, cairn_error *error)
 {
     proof proved = {.closed = true};
-    CRN_TRY(s->search->least(task, s->search_state, least, error));
+    int64_t ignored_ns = CAIRN_NONE;
+    CRN_TRY(s->first->least(task, s->first_state, least, error));
     *is_known = true;
     if (least->bytes == CAIRN_NONE || least->bytes == least->lower_bytes)
         return CAIRN_OK;
     *is_known = !crn_should_stop(task, NULL);
     if (!*is_known)
         return CAIRN_OK;
-    CRN_TRY(ask_search(task, s, least->bytes, true, &s->smallest, error));
+    CRN_TRY(ask_first(task, s, least->bytes, true, &s->smallest, &ignored_ns, error));
     crn_program_goal goal = {.minimize_peak = true, .budget_bytes = least->bytes, .lower_bytes = least->lower_bytes};
     CRN_TRY(improve(task, s, &goal, CAIRN_NONE, &s->smallest, &proved, error));
     if (s->smallest.found)
@@ -281,7 +293,7 @@ static cairn_status start(const crn_task *task, milp *s, int64_t budget_bytes, c
                           crn_answer *answer, cairn_error *error)
 {
     crn_least least;
-    CRN_TRY(ask_search(task, s, budget_bytes, false, best, error));
+    CRN_TRY(ask_first(task, s, budget_bytes, false, best, &answer->lower_bound_ns, error));
     if (best->found)
         return CAIRN_OK;
     CRN_TRY(milp_least(task, s, &least, error));
@@ -345,8 +357,8 @@ static cairn_status milp_solve(const crn_task *task, void *session, int64_t budg
 
 static int64_t milp_memory(const crn_task *task)
 {
-    const crn_solver *search = crn_solver_find("graph-search");
-    int64_t own = crn_frontier_program_bytes(cairn_problem_graph(task->problem)), start = search->memory(task);
+    int64_t own = crn_frontier_program_bytes(cairn_problem_graph(task->problem));
+    int64_t start = first_solver(task)->memory(task);
     return own < INT64_MAX - start ? own + start : INT64_MAX;
 }
 

@@ -1,0 +1,53 @@
+/*
+ * The states of graph-exact: those that were reached, each once, and the queue of those to look at, best bound first.
+ */
+#ifndef CRN_EXACT_STATES_H
+#define CRN_EXACT_STATES_H
+
+#include "base/memory.h"
+
+enum { CRN_EXACT_WORDS = 2, CRN_EXACT_NODES_MAX = 64 * CRN_EXACT_WORDS };
+
+/** Handles, node v is bit v % 64 of word v / 64. */
+typedef struct crn_exact_set {
+    uint64_t word[CRN_EXACT_WORDS];
+} crn_exact_set;
+
+typedef struct crn_exact_state {
+    crn_exact_set held;
+    int64_t spent;          /* least time on recomputation by which it is reached */
+    int32_t parent;         /* from which; -1 = the start */
+    uint8_t computed, node; /* nodes that have been computed; the one that was last */
+    bool settled;
+} crn_exact_state;
+
+/* An entry may be stale: its state was settled since. */
+typedef struct crn_exact_entry {
+    int64_t bound;
+    int32_t state, left; /* nodes that are left to compute first */
+} crn_exact_entry;
+
+typedef struct crn_exact_states {
+    cairn_allocator allocator;
+    crn_exact_state *states;
+    int32_t count, capacity;
+    int32_t *table; /* open addressing: state, -1 = free */
+    int32_t table_size;
+    crn_exact_entry *queue; /* a binary heap */
+    int32_t queue_count, queue_capacity;
+    bool failed; /* an allocation did */
+} crn_exact_states;
+
+/** What one state takes at most, the table, the queue and growing included. */
+enum { CRN_EXACT_STATE_BYTES = 160 };
+
+void crn_exact_states_init(crn_exact_states *all, cairn_allocator allocator);
+void crn_exact_states_free(crn_exact_states *all);
+
+/** Remembers a way to a state, where it is a better one, and queues the state. `left` nodes are not computed then. */
+void crn_exact_reach(crn_exact_states *all, const crn_exact_state *way, int64_t bound, int32_t left);
+
+/** Settles the best one of the queue, and says its bound; -1 = none is left. */
+int32_t crn_exact_next(crn_exact_states *all, int64_t *bound);
+
+#endif

@@ -1,0 +1,77 @@
+/*
+ * How much recomputation no schedule within a budget can avoid after a moment, whatever it holds then.
+ *
+ * Let after(w) be the least time that any schedule spends on computing again what ran before, counted from the first
+ * computation of node w on. Right after that computation some handles P of nodes up to w are there.
+ *
+ *   Given P.  By the first computation of a node x > w, whatever nodes w+1 .. x read of the nodes up to w was in P or has
+ *   been computed again, after what it reads, of which the same holds. Let N(P, x) be these. Each ran at least once
+ *   before x did first, and from then on at least after(x) is spent:
+ *
+ *       rest(P)  =  max over x > w of  cost(N(P, x)) + after(x)
+ *
+ *   Whatever P is.  What is held while w runs fits beside it, what w reads and outputs that exist are in it:
+ *
+ *       after(w)  =  min of rest(P + w) over the sets P of storages that fit beside w and contain those
+ *
+ * from the last node down to the first. Unlike the relaxation of graph_bound.h nothing is held in fractions, and what is
+ * computed again more than once is counted as often. The minimum is found by branch and bound over storages, those that
+ * are dear for their bytes first; what does not fit must be dropped, for at least the fractional knapsack of their costs.
+ * It answers "is there less than this?" for a rising this, so that the limit on work leaves what was answered. The windows
+ * of graph_bound.h hold as well, with what is after them.
+ *
+ * after(0) bounds all schedules. The states of an exact search, which know what is held, use rest().
+ *
+ * Cost   O(T + E) a step of the branch and bound; steps limited. Memory O(T + E) and a list of what is read after each
+ *        node of what was before.
+ */
+#ifndef CRN_GRAPH_SUFFIX_H
+#define CRN_GRAPH_SUFFIX_H
+
+#include "solve/graph/graph_bound.h"
+
+/** A node before the moment, and the first from the moment on that reads it. */
+typedef struct crn_suffix_use {
+    int32_t node, reader;
+} crn_suffix_use;
+
+typedef struct crn_graph_suffix {
+    const crn_graph_model *model;
+    int64_t budget_bytes;       /* without the fixed ones */
+    int64_t *after;             /* of each node, ns; INT64_MAX = no schedule fits the budget. Entry node_count is 0 */
+    const int32_t *use_begin;   /* moment t, just before node t -> its uses; node_count + 2 entries */
+    const crn_suffix_use *uses; /* of each moment by reader */
+    size_t words;               /* of a set of nodes: 64 nodes in each */
+    uint64_t *again;            /* scratch: N(P, x) */
+    int32_t *stack;             /* scratch */
+    crn_arena arena;
+} crn_graph_suffix;
+
+/** Whether a problem is one that it handles: a graph without a machine, of a size for which it makes sense. */
+bool crn_graph_suffix_applies(const crn_task *task);
+
+/**
+ * The bounds for a budget; windows, unless NULL, raise them. The model must outlive it. When the task stops, what was
+ * found by then holds. All are 0 where too much is read from before to list it, on more than a thousand nodes.
+ */
+cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *model, int64_t budget_bytes,
+                                  const crn_graph_windows *windows, crn_graph_suffix **suffix, cairn_error *error);
+void crn_graph_suffix_free(crn_graph_suffix *suffix);
+
+/**
+ * rest(P) just before node t is computed first, in ns; INT64_MAX = it cannot be done. P is a set of handles in `words`
+ * words, node v is bit v % 64 of word v / 64.
+ */
+int64_t crn_graph_suffix_rest(const crn_graph_suffix *suffix, int32_t t, const uint64_t *held);
+
+static inline bool crn_suffix_has(const uint64_t *set, int32_t v)
+{
+    return set[v / 64] >> (v % 64) & 1;
+}
+
+static inline void crn_suffix_put(uint64_t *set, int32_t v)
+{
+    set[v / 64] |= (uint64_t)1 << (v % 64);
+}
+
+#endif

@@ -8,6 +8,9 @@
 
 enum { PRICES_MAX = 24, WINDOW_WORK = 4000000 };
 
+/* A quarter of a second for a hundred nodes; on more, where not all is found out in any case, less. */
+#define SUFFIX_WORK ((int64_t)25000000000)
+
 #define BYTES_MAX (CRN_FLOW_INFINITE / CAIRN_NODES_MAX) /* rents of single storages, so that their sum is finite */
 
 struct crn_graph_bounder {
@@ -440,7 +443,8 @@ static cairn_status raise_by_suffixes(const crn_task *task, const crn_graph_boun
     crn_graph_suffix *suffix;
     if (*found_ns == INT64_MAX || !crn_graph_suffix_applies(task))
         return CAIRN_OK;
-    CRN_TRY(crn_graph_suffix_new(task, model, budget_bytes, &bounder->windows, &suffix, error));
+    CRN_TRY(crn_graph_suffix_new(task, model, budget_bytes, SUFFIX_WORK / (model->node_count + 1), &bounder->windows,
+                                 &suffix, error));
     *found_ns = crn_max(*found_ns, crn_add_saturating(model->total_cost, suffix->after[0]));
     crn_graph_suffix_free(suffix);
     return CAIRN_OK;

@@ -25,7 +25,7 @@
 
 /* Without a time limit: moves that are looked at times nodes, a dozen seconds; and moves to one of --iterations. */
 #define WORK_MAX ((int64_t)2500000000)
-enum { MOVES_EACH = 1000, POLL_EVERY = 4096 };
+enum { MOVES_EACH = 1000, POLL_EVERY = 4096, SUFFIX_WORK = 1000000000 };
 
 /* Of the time that is left, what the start may take. */
 enum { START_SHARE = 4 };
@@ -263,9 +263,11 @@ static void try_compute(run *r, int32_t v, int64_t bytes)
     if (!contains(&r->at->held, &s->reads[v]) || (!is_first && model->once_node[v]))
         return;
     if (!is_first && r->suffix)
-        m.spent += model->cost[v];
+        m.spent = crn_add_saturating(m.spent, model->cost[v]);
     crn_exact_set held = with(r->at->held, v);
-    int64_t over = bytes + model->bytes[v] + model->extra[v] - r->budget_bytes;
+    int64_t over, needed = crn_add_saturating(crn_add_saturating(bytes, model->bytes[v]), model->extra[v]);
+    if (!crn_sub(needed, r->budget_bytes, &over))
+        over = INT64_MAX;
     int64_t bound_ns = bound_of(r, &m, &held);
     if (bound_ns == INT64_MAX)
         return;
@@ -360,10 +362,10 @@ static cairn_status emit(const run *r, cairn_builder *builder, cairn_error *erro
 
 /* ---- a run from its beginning to its end ---- */
 
-/* Half of what may be allocated is for states. */
+/* A quarter of what may be allocated is for states. */
 static int64_t states_that_fit(const crn_task *task)
 {
-    return crn_min(crn_memory_limit(task->settings) / 2 / CRN_EXACT_STATE_BYTES, INT32_MAX / 4);
+    return crn_min(crn_memory_limit(task->settings) / 4 / CRN_EXACT_STATE_BYTES, INT32_MAX / 4);
 }
 
 static int64_t moves_of(const crn_task *task)
@@ -490,7 +492,7 @@ static cairn_status improve_answer(const crn_task *task, exact *s, int64_t budge
     ending how = EXHAUSTED;
     CRN_TRY(judge(task, answer->builder, &replay, error));
     if (replay.makespan_ns > answer->lower_bound_ns) {
-        CRN_TRY(crn_graph_suffix_new(task, s->model, budget_bytes, NULL, &suffix, error));
+        CRN_TRY(crn_graph_suffix_new(task, s->model, budget_bytes, SUFFIX_WORK, NULL, &suffix, error));
         cairn_status status = improve(task, s, suffix, replay.makespan_ns, answer, &how, error);
         crn_graph_suffix_free(suffix);
         CRN_TRY(status);
@@ -541,6 +543,8 @@ const crn_solver crn_graph_exact_solver = {
             .source = "Cairn; A* after Hart, Nilsson, Raphael 1968",
             .cost = "exponential; seconds at T = 50",
         },
+    .rank = 30,
+    .is_anytime = true,
     .accepts = exact_accepts,
     .memory = exact_memory,
     .open = exact_open,

@@ -410,6 +410,7 @@ const crn_solver crn_graph_search_solver = {
             .source = "Cairn; eviction after Belady 1966 and Kirisame et al. 2021",
             .cost = "seconds at T = 400; memory O(T + E)",
         },
+    .rank = 20,
     .memory = search_memory,
     .is_anytime = true,
     .open = search_open,

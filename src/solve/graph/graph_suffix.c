@@ -6,8 +6,6 @@
 /* Larger graphs are left to graph_bound.h alone: the lists of uses would grow large and the steps dear. */
 enum { NODES_MAX = 4096, USES_MAX = 1 << 20 };
 
-/* Of the branch and bound, in uses looked at: in all, and the least that a moment may have. A second or so. */
-#define WORK_MAX ((int64_t)1000000000)
 enum { POLL_EVERY = 256, SHARES = 4, WORK_OF_STEP = 16, FIRST_STEP = 256 };
 
 /* ---- what is read after a moment of what was before ---- */
@@ -409,6 +407,8 @@ static int64_t after_node(branching *b, int32_t w)
     b->room = s->budget_bytes;
     if (!crn_sub(b->room, model->bytes[w], &b->room) || !crn_sub(b->room, model->extra[w], &b->room))
         return INT64_MAX;
+    if (b->room < 0)
+        return INT64_MAX;
     memset(b->held, 0, s->words * sizeof(*b->held));
     for (int32_t v = 0; v < model->node_count; v++)
         b->item_of[v] = UNSEEN;
@@ -464,10 +464,10 @@ static int64_t after_by_windows(const crn_graph_suffix *s, const crn_graph_windo
 }
 
 /* A moment may take a few even shares of the work that is left, for most need next to nothing. */
-static void find_all(branching *b, const crn_graph_windows *windows)
+static void find_all(branching *b, int64_t work_max, const crn_graph_windows *windows)
 {
     crn_graph_suffix *s = b->suffix;
-    int64_t left = WORK_MAX;
+    int64_t left = work_max;
     for (int32_t w = s->model->node_count - 1; w >= 0; w--) {
         b->work_max = left / (w + 1) * SHARES;
         s->after[w] = b->stopped ? s->after[w + 1] : after_node(b, w);
@@ -477,7 +477,7 @@ static void find_all(branching *b, const crn_graph_windows *windows)
     }
 }
 
-static cairn_status fill(const crn_task *task, crn_graph_suffix *s, const crn_graph_windows *windows,
+static cairn_status fill(const crn_task *task, crn_graph_suffix *s, int64_t work_max, const crn_graph_windows *windows,
                          cairn_error *error)
 {
     size_t n = (size_t)s->model->node_count;
@@ -492,7 +492,7 @@ static cairn_status fill(const crn_task *task, crn_graph_suffix *s, const crn_gr
     crn_arena_init(&arena, crn_allocator(task->env));
     bool made = branching_new(s, &arena, &b);
     if (made && s->uses)
-        find_all(&b, windows);
+        find_all(&b, work_max, windows);
     crn_arena_clear(&arena);
     return made ? CAIRN_OK : crn_no_memory(error);
 }
@@ -504,7 +504,8 @@ bool crn_graph_suffix_applies(const crn_task *task)
 }
 
 cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *model, int64_t budget_bytes,
-                                  const crn_graph_windows *windows, crn_graph_suffix **suffix, cairn_error *error)
+                                  int64_t work_max, const crn_graph_windows *windows, crn_graph_suffix **suffix,
+                                  cairn_error *error)
 {
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(task->env));
@@ -515,7 +516,7 @@ cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *m
     s->arena = arena;
     s->model = model;
     s->budget_bytes = budget_bytes - model->fixed_bytes;
-    cairn_status status = fill(task, s, windows, error);
+    cairn_status status = fill(task, s, work_max, windows, error);
     if (status != CAIRN_OK) {
         crn_graph_suffix_free(s);
         *suffix = NULL;

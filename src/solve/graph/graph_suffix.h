@@ -51,11 +51,13 @@ typedef struct crn_graph_suffix {
 bool crn_graph_suffix_applies(const crn_task *task);
 
 /**
- * The bounds for a budget; windows, unless NULL, raise them. The model must outlive it. When the task stops, what was
- * found by then holds. All are 0 where too much is read from before to list it, on more than a thousand nodes.
+ * The bounds for a budget; windows, unless NULL, raise them. work_max: storages that branch and bound may look at, a
+ * nanosecond or so each. The model must outlive it. When the task stops, what was found by then holds. All are 0 where
+ * too much is read from before to list it, on more than a thousand nodes.
  */
 cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *model, int64_t budget_bytes,
-                                  const crn_graph_windows *windows, crn_graph_suffix **suffix, cairn_error *error);
+                                  int64_t work_max, const crn_graph_windows *windows, crn_graph_suffix **suffix,
+                                  cairn_error *error);
 void crn_graph_suffix_free(crn_graph_suffix *suffix);
 
 /**

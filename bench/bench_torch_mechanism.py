@@ -1,5 +1,6 @@
 """What carrying out a schedule costs beside the work itself: time per block, for blocks that do next to nothing (the
-least of many runs), and for small transformer layers of which a part is kept (medians, in processor time).
+least of many runs), and for transformer layers of which a part is kept (medians, in processor time), with its share in
+their time.
 
 Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward and backward.
 """
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 BLOCKS = 16
 RUNS = 300
+LAYERS = (64, 32), (256, 72)  # width and tokens: one whose operations hardly count, and one of about 5 ms
 
 
 class Block(nn.Module):
@@ -80,14 +82,14 @@ def measure(saves: int) -> dict[str, float]:
 
 
 class Layers(nn.Module):
-    """GPT-2's, so small that their operations hardly count: 64 wide, 32 tokens."""
+    """GPT-2's layers."""
 
-    def __init__(self, count: int = 8) -> None:
+    def __init__(self, width: int, count: int = 8) -> None:
         from transformers import GPT2Config
         from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
         super().__init__()
-        config = GPT2Config(n_embd=64, n_head=4, attn_implementation="eager")
+        config = GPT2Config(n_embd=width, n_head=4, attn_implementation="eager")
         self.layers = nn.ModuleList(GPT2Block(config, layer_idx=i) for i in range(count))
 
     def forward(self, x: Tensor, around: Callable[..., Any] = lambda layer, x: layer(x)) -> Tensor:
@@ -96,14 +98,53 @@ class Layers(nn.Module):
         return x
 
 
-def layers_us() -> dict[str, float]:
-    """CPU microseconds a layer, beyond a plain step; medians of steps in turns."""
-    model, x = Layers().train(), torch.randn(1, 32, 64)
+class Timed:
+    """The code that rebuilds tensors, timed."""
+
+    taken_ns = 0
+
+    def __init__(self, running: Any) -> None:
+        self._running = running
+
+    def __next__(self) -> None:
+        next(self._running)
+
+    def send(self, where: Any) -> None:
+        began = time.perf_counter_ns()
+        try:
+            self._running.send(where)
+        finally:
+            Timed.taken_ns += time.perf_counter_ns() - began
+
+
+def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> float:
+    """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
+    executor.attach()
+    step()
+    entries = [e for s in executor.first.sites.values() if s.opened is not None for e in s.opened._entries.values()]
+    codes = [program.code for entry in entries for program in entry.programs.values()]
+    before = [code.begin for code in codes]
+    for code in codes:
+        code.begin = lambda *args, begin=code.begin: Timed(begin(*args))
+    taken = []
+    for _ in range(RUNS // 6):
+        Timed.taken_ns = 0
+        step()
+        taken.append(Timed.taken_ns)
+    for code, begin in zip(codes, before, strict=True):
+        code.begin = begin
+    executor.detach()
+    return statistics.median(taken) / count / 1000
+
+
+def layers_us(width: int, tokens: int) -> dict[str, float]:
+    """CPU microseconds a layer, beyond a plain step: what lies about the middle of steps in turns."""
+    model, x = Layers(width).train(), torch.randn(1, tokens, width)
     profile = ct.profile(model, x, loss_fn=Tensor.sum, blocks="layers.*")
     found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
     inside = Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
     opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
-    last = len(profile.stages)
+    last, count = len(profile.stages), len(model.layers)
 
     def executor(option: int) -> Executor:
         ops = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
@@ -120,11 +161,12 @@ def layers_us() -> dict[str, float]:
     def step() -> None:
         model(x).sum().backward()
 
-    first, least = executor(1), executor(len(inside.options) - 1)
+    by_dropped = sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
+    first, least = executor(by_dropped[0]), executor(by_dropped[-1])
     methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "most is kept": (step, first)}
     methods |= {"least is kept": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
     taken: dict[str, list[int]] = {name: [] for name in methods}
-    for _ in range(RUNS // 6):
+    for _ in range(RUNS // 4):
         for name, (run, planned) in methods.items():
             with contextlib.ExitStack() as attached:
                 if planned is not None:
@@ -134,8 +176,28 @@ def layers_us() -> dict[str, float]:
                 began = time.thread_time_ns()
                 run()
                 taken[name].append(time.thread_time_ns() - began)
-    medians = {name: statistics.median(times) / len(model.layers) / 1000 for name, times in taken.items()}
-    return {name: us - (medians["plain"] if name != "plain" else 0) for name, us in medians.items()}
+    plain = taken["plain"]
+    beyond = {name: map(int.__sub__, times, plain) for name, times in taken.items() if name != "plain"}
+    medians = {name: statistics.median(times) / count / 1000 for name, times in {"plain": plain, **beyond}.items()}
+    return {
+        **medians,
+        "dropped, where most is kept": len(found.asked) - inside.options[by_dropped[0]].count("k"),
+        "rebuilding these": rebuilding_us(first, step, count),
+    }
+
+
+def print_layers(width: int, tokens: int) -> None:
+    """What keeping a part of a layer costs, and the share of the mechanism in that."""
+    found = layers_us(width, tokens)
+    print(f"GPT-2 layers {width} wide, {tokens} tokens; CPU microseconds a layer, beyond plain")
+    for name, us in found.items():
+        print(f"{name:<28} {us:8.0f}")
+    plain, hooks, again = found["plain"], found["hooks that do nothing"], found["rebuilding these"]
+    mechanism = found["most is kept"] - hooks - again
+    print(
+        f"of a step whose blocks take {plain / 1000:.2f} ms: hooks {100 * hooks / plain:.1f} %, "
+        f"mechanism {100 * mechanism / plain:.1f} %, operations run again {100 * again / plain:.1f} %"
+    )
 
 
 def main() -> None:
@@ -149,9 +211,8 @@ def main() -> None:
         again, torchs = found["run again, planned"], found["torch.utils.checkpoint"]
         print(f"{saves:14} {plain:8.1f} {found['kept, planned'] - plain:14.1f} {again - plain - forward:19.1f} "
               f"{torchs - plain - forward:11.1f}")  # fmt: skip
-    print("GPT-2 layers 64 wide, 32 tokens, 30 saved tensors; CPU microseconds a layer, beyond plain")
-    for name, us in layers_us().items():
-        print(f"{name:<28} {us:8.0f}")
+    for width, tokens in LAYERS:
+        print_layers(width, tokens)
 
 
 if __name__ == "__main__":

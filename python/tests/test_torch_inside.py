@@ -19,6 +19,7 @@ from cairn.torch._compat import StorageRef
 from cairn.torch.block_graph import Recorder
 from cairn.torch.errors import RecomputationError
 from cairn.torch.opened import Inside
+from cairn.torch.parts import Part
 from cairn.torch.profiler import Profile
 from cairn.torch.rebuild import Rebuild
 from cairn.torch.stages import StageRef
@@ -742,3 +743,244 @@ def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: py
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert not executor.notes
     assert len(recorded) == 3  # blocks
+
+
+# -- what a run that is followed must notice ------------------------------------------------------------------------
+
+
+class Config:
+    """What a layer may have its constants from."""
+
+    def __init__(self) -> None:
+        self.slope, self.names = 0.5, ("tanh", "sin")
+
+
+def _halved(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Configured(Mlp):
+    """Depends on whatever a layer may depend on beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.function, self.is_wide = Config(), _halved, False
+        self.pieces = nn.ModuleList([nn.Tanh(), nn.Sigmoid()])
+        self.register_buffer("shift", torch.full((4 * WIDTH,), 0.1))
+
+    def act(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        name = self.config.names[0]
+        y = getattr(torch, name)(self.function(x) * self.config.slope * factor)
+        return self.pieces[0](y + self.shift) * (x.exp() if self.is_wide else x.sin())
+
+    def forward(self, x: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> Tensor:
+        x = x if scale is None else x * scale
+        return x + self.dropout(self.down(self.dropout(self.act(self.up(self.norm(x)), factor))))
+
+
+def _set(name: str, value: Any) -> Callable[[Configured], None]:
+    def change(layer: Configured) -> None:
+        owner, _, last = name.rpartition(".")
+        setattr(
+            layer.get_submodule(owner) if owner and owner != "config" else layer.config if owner else layer, last, value
+        )
+
+    return change
+
+
+def _swap_pieces(layer: Configured) -> None:
+    layer.pieces[0], layer.pieces[1] = layer.pieces[1], layer.pieces[0]
+
+
+_CHANGES: dict[str, Callable[[Configured], Any]] = {
+    "a number": _set("dropout.p", 0.5),
+    "a number of an object": _set("config.slope", 0.75),
+    "a name of an object": _set("config.names", ("sin", "tanh")),
+    "a function": _set("function", _doubled),
+    "a truth value": _set("is_wide", True),
+    "another object": lambda layer: setattr(layer, "config", Config()),
+    "a part": _swap_pieces,
+    "a training flag": lambda layer: layer.dropout.eval(),
+    "a frozen parameter": lambda layer: layer.norm.requires_grad_(False),
+    "a frozen bias": lambda layer: layer.down.bias.requires_grad_(False),
+}
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each recording."""
+    count: list[int] = []
+    original = Recorder.graph
+    monkeypatch.setattr(Recorder, "graph", lambda self, output: count.append(1) or original(self, output))
+    return count
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = profile_of(Configured)
+    plain, other = net(Configured), net(Configured)
+    inside = inside_of(found)
+    with planned(other, found.refs, in_part(found.refs, inside, 99), inside=inside):
+        for step in range(3):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+        count = _recorded(monkeypatch)
+        assert not differing(train(plain, loss_of, 3), train(other, loss_of, 3)) and not count
+        for model in (plain, other):
+            _CHANGES[what](model.layers[1])  # type: ignore[arg-type]
+        for step in range(4, 7):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+        assert len(count) == 1, what  # of the one layer
+
+
+def _scales(rows: int = ROWS) -> Tensor:
+    return torch.linspace(0.5, 1.5, rows * WIDTH).view(rows, WIDTH)
+
+
+_CALLS: dict[str, Callable[[nn.Module], Any]] = {
+    "an argument's size": lambda model: model(sample(24), scale=_scales(24)),
+    "an argument's type": lambda model: model(sample(), scale=_scales().half()),
+    "an argument's strides": lambda model: model(sample(), scale=_scales().t().contiguous().t()),
+    "an argument that needs a gradient": lambda model: model(sample(), scale=_scales().requires_grad_()),
+    "an argument with a history": lambda model: model(sample(), scale=_scales().requires_grad_() * 1),
+    "one tensor less": lambda model: model(sample()),
+    "a number": lambda model: model(sample(), scale=_scales(), factor=1.5),
+}
+
+
+@pytest.mark.parametrize("what", _CALLS)
+def test_another_call_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_ever(model: nn.Module) -> Tensor:
+        return mean_square(model(sample(), scale=_scales()))
+
+    def changed(model: nn.Module) -> Tensor:
+        return mean_square(_CALLS[what](model))
+
+    plain, other = net(Configured), net(Configured)
+    with opened(other, layer=Configured):
+        for step in range(3):
+            assert not differing(train(plain, as_ever, step), train(other, as_ever, step))
+        count = _recorded(monkeypatch)
+        for step in range(3, 9):
+            compute_loss = changed if step % 3 == 2 else as_ever
+            assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
+        assert len(count) == 3  # blocks
+
+
+@pytest.mark.parametrize("what", ["autocast's cache", "deterministic algorithms", "default type"])
+def test_other_surroundings_between_steps_are_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def surroundings(changed: bool) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=not changed or what != "autocast's cache"):
+            torch.set_default_dtype(torch.float64 if changed and what == "default type" else torch.float32)
+            torch.use_deterministic_algorithms(changed and what == "deterministic algorithms")
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(torch.float32)
+                torch.use_deterministic_algorithms(False)
+
+    def loss(model: nn.Module, changed: bool) -> Tensor:
+        x = sample()
+        with surroundings(changed):
+            return mean_square(model(x).float())
+
+    plain, other = net(), net()
+    with opened(other):
+        for step in range(6):
+            count = _recorded(monkeypatch)
+            results = [train(model, lambda model, step=step: loss(model, step >= 3), step) for model in (plain, other)]
+            assert not differing(*results)
+            assert len(count) == (3 if step in (0, 3) else 0)  # blocks
+
+
+@pytest.mark.parametrize("what", ["parameter", "parameter replaced", "flag"])
+def test_a_followed_run_that_must_run_again_refuses_what_has_changed(what: str) -> None:
+    _hidden["calls"] = 0
+    model = net(Hidden)
+    with opened(model, layer=Hidden) as executor:
+        for step in range(2):
+            train(model, loss_of, step)
+        _hidden["calls"] = 1  # what is rebuilt will be wrong, so that all is run again
+        loss = loss_of(model)
+        bias = model.layers[1].norm.bias  # type: ignore[union-attr]
+        if what == "parameter":
+            with torch.no_grad():
+                bias.add_(1.0)  # type: ignore[operator]
+        elif what == "parameter replaced":
+            model.layers[1].norm.bias = nn.Parameter(torch.zeros(WIDTH))  # type: ignore[union-attr, assignment]
+        else:
+            model.layers[1].dropout.eval()  # type: ignore[union-attr, operator]
+        with pytest.raises(RecomputationError, match="modified in place|was replaced|training flag"):
+            loss.backward()
+        assert executor.notes
+
+
+class Impatient(Mlp):
+    """Takes a gradient inside its own forward, at times."""
+
+    def act(self, x: Tensor) -> Tensor:
+        y = super().act(x)
+        if _hidden["calls"]:
+            torch.autograd.grad(y.sum(), x)
+        return y
+
+
+def test_a_gradient_inside_a_followed_run_is_refused() -> None:
+    _hidden["calls"] = 0
+    plain, other = net(Impatient), net(Impatient)
+    with opened(other, layer=Impatient):
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+        _hidden["calls"] = 1
+        with pytest.raises(ct.Unsupported, match="inside its own forward"):
+            other(sample())
+        _hidden["calls"] = 0
+        assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
+
+
+def test_blocks_of_which_parts_stay_between_blocks_that_the_list_runs_again() -> None:
+    """Twice through the graph, and through a part of it: what the list looks after and what it does not, in turns."""
+
+    def twice(model: nn.Module) -> Tensor:
+        y = model(sample())
+        y.square().mean().backward(retain_graph=True)
+        return y.exp().mean()
+
+    def part(model: nn.Module) -> Tensor:
+        y = model(sample())
+        torch.autograd.grad(y.sum(), model.layers[1].down.weight, retain_graph=True)  # type: ignore[index, union-attr]
+        return y.square().mean()
+
+    found = profile_of(Mlp)
+    inside, n = inside_of(found), len(found.refs)
+    for kept in ((2,), (3,), (4,), (2, 4), (2, 3), (3, 4)):
+        ops: list[Op] = [save(s, 3) if s in kept else keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+        for stage in range(n, 0, -1):
+            ops += [save(stage)] * (stage in inside and stage not in kept) + [backward(stage)]
+        for compute_loss in (loss_of, twice, part):
+            plain, other = net(), net()
+            with planned(other, found.refs, ops, inside=inside) as executor:
+                program = executor.first.settings.program
+                assert [s for s in inside if program.lasting[s]] == list(kept)
+                for step in range(3):
+                    assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
+
+
+def test_a_part_goes_with_the_last_tensor_that_autograd_holds() -> None:
+    model = net()
+    gc.collect()
+    gc.disable()
+    try:
+        with opened(model):
+            for step in range(3):
+                train(model, loss_of, step)
+            assert not [each for each in gc.get_objects() if type(each) is Part]
+            loss = loss_of(model)
+            assert sum(type(each) is Part for each in gc.get_objects()) == 3
+            del loss
+            assert not [each for each in gc.get_objects() if type(each) is Part]
+    finally:
+        gc.enable()

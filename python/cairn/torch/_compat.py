@@ -200,8 +200,8 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """`version` of many at once; 0 for what is not there."""
     tensors = list(tensors)
     try:
-        return [0 if t is None else t._version for t in tensors]
-    except RuntimeError:  # an inference tensor among them
+        return list(map(_version_of, tensors))
+    except (AttributeError, RuntimeError):  # there is none, or an inference tensor among them
         return [0 if t is None else version(t) for t in tensors]
 
 
@@ -212,8 +212,10 @@ def backward_id() -> int:
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
 
+_version_of: Callable[[Any], int] = operator.attrgetter("_version")
+
 #: `version` of a tensor that autograd saves, which is never an inference tensor; called for every one of them
-saved_version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+saved_version: Callable[[torch.Tensor], int] = _version_of
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 # -- random state --------------------------------------------------------------------------------------------
+
+
+_generator = torch.default_generator
 
 
 class RandomState:
@@ -23,12 +25,12 @@ class RandomState:
     __slots__ = ("_cpu", "_devices")
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        self._cpu = torch.default_generator.get_state()
+        self._cpu = _generator.get_state()
         self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
 
     def restore(self) -> None:
         """Makes it the state of the generators."""
-        torch.default_generator.set_state(self._cpu)
+        _generator.set_state(self._cpu)
         for device, state in self._devices:
             torch.get_device_module(device).set_rng_state(state, device)
 
@@ -47,8 +49,7 @@ def with_generator(device: torch.device) -> bool:
 # -- autocast and grad mode ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Modes:
+class Modes(NamedTuple):
     """Autocast and grad mode; `autocast` has an entry for each type of device."""
 
     grad: bool
@@ -137,13 +138,15 @@ class Switches:
     __slots__ = ("_device", "_values", "key")
 
     def __init__(self) -> None:
-        self._values = tuple(read() for _, read, _ in _SWITCHES)
+        self._values = tuple([read() for _, read, _ in _SWITCHES])
         self._device = torch.get_default_device()
         self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
 
     def are_in_force(self) -> bool:
         """Whether nothing has to be switched."""
-        return self._values == tuple(read() for _, read, _ in _SWITCHES) and self._device == torch.get_default_device()
+        return (
+            self._values == tuple([read() for _, read, _ in _SWITCHES]) and self._device == torch.get_default_device()
+        )
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:

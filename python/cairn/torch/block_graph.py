@@ -99,7 +99,7 @@ class Operation:
         yield from self.written.values()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
     """A tensor that autograd saves. `maker`: the kind of graph node that it came from; None: it was there before.
 

@@ -6,6 +6,7 @@ accumulation, need nothing special. Calls without gradients, in evaluation mode,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -31,6 +32,8 @@ from .stages import StageRef
 from .state import BlockState
 from .takeover import Handler, Takeover
 from .travel import Depot, Travel
+
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ class Executor:
         run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
         self._thread.stage_of = prepared.stage_of
         try:
-            with self._replaced.during_forward():
+            with self._replaced.during_forward() if self._replaced.anything else _NOTHING:
                 output = forward(*args, **kwargs)
         except BaseException:
             run.abandon()
@@ -248,7 +251,7 @@ class Executor:
         kwargs: dict[str, Any],
     ) -> Any:
         run: Run | None = getattr(self._thread, "run", None)
-        if run is None or run.is_inside_block:
+        if run is None or run.running:
             return forward(*args, **kwargs)
         call = run.next_call(name)
         stage = self._thread.stage_of.get((name, call))
@@ -256,13 +259,13 @@ class Executor:
         if stage is None:
             self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
             return forward(*args, **kwargs)
-        with self._replaced.during_block():
+        with self._replaced.during_block() if self._replaced.anything else _NOTHING:
             return run.block(stage, forward, args, kwargs)
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
         run: Run | None = getattr(self._thread, "run", None)
-        if run is not None and not run.is_inside_block:
+        if run is not None and not run.running:
             forward = with_own_caches(forward, args, kwargs)
         return forward(*args, **kwargs)
 

@@ -4,8 +4,7 @@ A first run puts one `Holder` into the graph for every tensor that autograd save
 what the block saves. A later run refills the holders, matched by the order in which tensors are packed; the backward
 only reads. The graph owns the holders; the executor knows them by weak references, so that what autograd is done with
 is gone. A holder of a tensor that is one of the block's arguments (or a view of one) holds nothing: it asks for the
-argument, which the executor keeps once for all its readers. Where a part of a block is kept and nothing of it is ever
-taken away, a tensor that is just kept needs no holder: the graph has it with its version.
+argument, which the executor keeps once for all its readers.
 
 All holders of a block's run share one `Lease`. When the last of them goes, the block's backward is over and its graph
 freed, and what was kept for running the block again is freed with it.
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from .opened import Saving
     from .rebuild import Rebuild
     from .replay import Run
+    from .state import Record
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
-
-#: Stands for a saved tensor that stays until its backward, whatever happens: with its version.
-Staying = tuple[torch.Tensor, int, "Lease"]
 
 
 class Lease:
@@ -46,17 +43,22 @@ class Lease:
         """A tensor among the block's arguments, for rebuilding what it did not keep."""
         return self.run.argument_of(self.stage, index, None)
 
+    @property
+    def record(self) -> Record:
+        """What the block's first run found."""
+        return self.run.record_of(self.stage)
+
     def parameter(self, index: int) -> torch.Tensor:
         """A parameter of the block."""
-        return self._unchanged(self.run.record_of(self.stage).parameter(index))
+        return self._unchanged(self.record.parameter(index))
 
     def buffer(self, index: int) -> torch.Tensor:
         """A buffer of the block."""
-        return self._unchanged(self.run.record_of(self.stage).buffer(index))
+        return self._unchanged(self.record.buffer(index))
 
     def _unchanged(self, tensor: torch.Tensor | None) -> torch.Tensor:
         if tensor is None:
-            self.run.refuse_changed(self.stage)
+            self.run.refuse_changed(self.stage, self.record)
         assert tensor is not None
         return tensor
 
@@ -89,7 +91,7 @@ class Holder:
         if tensor is None:
             tensor = self.lease.run.missing(self)
         if _compat.saved_version(tensor) != self.version:
-            raise _written(tensor, self.lease)
+            raise written(tensor, self.lease.run.name(self.lease.stage))
         return tensor
 
 
@@ -113,12 +115,11 @@ class ArgumentHolder(Holder):
 class Box:
     """What one run of an opened block keeps; shared by its holders."""
 
-    __slots__ = ("checked", "key", "rebuild")
+    __slots__ = ("key", "rebuild")
 
     def __init__(self, key: Any) -> None:
         self.key = key
         self.rebuild: Rebuild | None = None
-        self.checked = False  # that parameters, buffers and flags are as they were
 
 
 class RebuiltHolder(Holder):
@@ -138,7 +139,30 @@ class RebuiltHolder(Holder):
         return super().unpack()
 
 
-class FirstRun:
+class Packed:
+    """What a block's first run saved, in order: references to the holders, and what the tensors look like; None where
+    that does not matter. `digest` makes the digests, if there are any.
+    """
+
+    def __init__(
+        self,
+        holders: Iterable[Callable[[], Holder | None]] = (),
+        metas: Iterable[Meta | None] = (),
+        digest: Callable[[torch.Tensor], Any] | None = None,
+    ) -> None:
+        self.holders, self.metas = list(holders), list(metas)
+        self.digests: list[Any] = []
+        self.digest = digest
+
+    def alive(self) -> Iterator[Holder]:
+        """The holders that the graph still has."""
+        for reference in self.holders:
+            holder = reference()
+            if holder is not None:
+                yield holder
+
+
+class FirstRun(Packed):
     """Pack hooks of a block's first run."""
 
     def __init__(
@@ -150,66 +174,45 @@ class FirstRun:
         box: Box | None = None,
         saving: Saving | None = None,
     ) -> None:
-        self.holders: list[Callable[[], Holder | None]] = []
-        self.metas: list[Meta | None] = []
-        self.digests: list[Any] = []
-        self.lease, self._keep, self.digest = lease, keep, digest
+        super().__init__(digest=digest)
+        self.lease, self._keep = lease, keep
         self.box, self.saving = box, saving  # of an opened block
-        self.leaves = list(arguments)
+        self._leaves = list(arguments)
         self.versions = _compat.versions(arguments)
         self._arguments: dict[int, int] | None = None  # by storage; made when it is asked for
 
     def pack(self, tensor: torch.Tensor) -> Holder:
         """Called by autograd with each tensor that it saves."""
         keep = self._keep if self.saving is None else self.saving.keeps(tensor)
-        index = len(self.holders)
-        self.expect([None])
-        holder = self.hold(index, tensor, keep)
-        if self.digest is not None:
-            self.digests.append(self.digest(tensor))
-        return holder
-
-    def expect(self, metas: Iterable[Meta | None]) -> None:
-        """Makes room for more saved tensors, which may look like this."""
-        self.metas.extend(metas)
-        self.holders += [_no_holder] * (len(self.metas) - len(self.holders))
-
-    def hold(self, index: int, tensor: torch.Tensor, keep: bool) -> Holder:
-        """Makes a holder for the saved tensor of this number."""
-        holder = self.referring(tensor)
+        holder = self._referring(tensor)
         if holder is None:
             kept, version = (tensor.detach(), _compat.saved_version(tensor)) if keep else (None, 0)
             if self.box is None:
                 holder = Holder(self.lease, kept, version)
             else:
-                holder = RebuiltHolder(self.lease, kept, version, self.box, index)
-        self.holders[index] = weakref.ref(holder)
-        self.metas[index] = _meta(tensor)
+                holder = RebuiltHolder(self.lease, kept, version, self.box, len(self.holders))
+        self.holders.append(weakref.ref(holder))
+        self.metas.append(_meta(tensor))
+        if self.digest is not None:
+            self.digests.append(self.digest(tensor))
         return holder
 
     def close(self) -> bool:
         """To be called after the run: lets go of all but weak references. True if no holder is alive."""
-        self.leaves, self._arguments, self.versions = [], {}, []
+        self._leaves, self._arguments, self.versions = [], {}, []
         self.box = self.saving = None
         del self.lease
         return all(reference() is None for reference in reversed(self.holders))
 
-    def alive(self) -> Iterator[Holder]:
-        """The holders that the graph still has."""
-        for reference in self.holders:
-            holder = reference()
-            if holder is not None:
-                yield holder
-
-    def referring(self, tensor: torch.Tensor) -> Holder | None:
+    def _referring(self, tensor: torch.Tensor) -> Holder | None:
         """A holder that refers to an argument, if the tensor can be made from one."""
         if self._arguments is None:
-            numbered = reversed(list(enumerate(self.leaves)))
+            numbered = reversed(list(enumerate(self._leaves)))
             self._arguments = {key: i for i, t in numbered if (key := _compat.storage_key(t))}
         index = self._arguments.get(_compat.storage_key(tensor)) if self._arguments else None
         if index is None:
             return None
-        argument = self.leaves[index]
+        argument = self._leaves[index]
         if (
             tensor.dtype != argument.dtype
             or tensor.is_conj() != argument.is_conj()
@@ -224,7 +227,7 @@ class FirstRun:
 class LaterRun:
     """Pack hooks of a later run of a block: they refill the holders, or only count."""
 
-    def __init__(self, name: str, first: FirstRun, keep: bool, check: bool, saving: Saving | None = None) -> None:
+    def __init__(self, name: str, first: Packed, keep: bool, check: bool, saving: Saving | None = None) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
         self.saving = saving  # of an opened block
         self._count = 0
@@ -271,16 +274,7 @@ def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_h
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
 
 
-def _no_holder() -> None:
-    """In place of a reference, for a tensor that has no holder."""
-
-
-def _unpack_any(holder: Staying | Holder | _Passing | None) -> torch.Tensor:
-    if isinstance(holder, tuple):
-        staying, version, lease = holder
-        if _compat.saved_version(staying) != version:
-            raise _written(staying, lease)
-        return staying
+def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
     if holder is None:
         raise Unsupported("a block computes gradients inside its own forward; keep this block")
     tensor = holder.tensor
@@ -307,9 +301,10 @@ def geometry(tensor: torch.Tensor) -> View:
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 
-def _written(tensor: torch.Tensor, lease: Lease) -> RuntimeError:
+def written(tensor: torch.Tensor, name: str) -> RuntimeError:
+    """The error that a tensor is not what it was when the block of this name saved it."""
     return RuntimeError(
-        f"one of the tensors that '{lease.run.name(lease.stage)}' saved for its backward "
+        f"one of the tensors that '{name}' saved for its backward "
         f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"
     )
 

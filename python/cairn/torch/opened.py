@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _compat
+from . import _compat, takeover
 from .ambient import Modes, RandomState
 from .attributes import has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
-from .holders import ArgumentHolder, FirstRun, Holder, LaterRun, RebuiltHolder, Staying
+from .holders import FirstRun, LaterRun
 from .prints import fingerprint
-from .rebuild import Item, Program, Rebuild, compile_program, mask_of
+from .rebuild import Program, Rebuild, compile_program, mask_of
 from .state import Before, BlockState
 from .tree import Slot, Tree
 
@@ -93,38 +93,46 @@ class OpenedBlock:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
         grads = [p is not None and p.requires_grad for p in before.parameters]
         rest = modes, switches, grads, _leaves_key(tree.leaves)
-        if self._last is not None and not tree.opaque and tree.shape == self._last[0] and rest == self._last[1]:
-            return self._last[2]
-        key = _Key((_frozen(tree.shape), modes, switches, tuple(grads), rest[3]))
-        self._last = None if tree.opaque else (tree.shape, rest, key)
-        return key
+        shape = _frozen(tree.shape) if tree.opaque else tree.shape
+        if self._last is None or shape != self._last[0] or rest != self._last[1]:
+            self._last = shape, rest, _Key((_frozen(tree.shape), modes, switches, tuple(grads), tuple(rest[3])))
+        return self._last[2]
 
-    def saving(
-        self, option: int, key: Any, modules: Sequence[nn.Module], devices: Sequence[torch.device], is_lasting: bool
-    ) -> Saving:
-        """Prepares a run of the block, whose modules these are, that saves by an option; `is_lasting`: what it keeps
-        stays until its backward.
+    def following(self, option: int, key: Any, before: Before) -> tuple[Program | None, list[bool]]:
+        """What a run that keeps a part can follow, and its training flags. None: it has to be recorded first, or the
+        block cannot be opened.
         """
         entry = self._entries.get(key)
-        if entry is not None and not entry.constants.hold(modules):
-            entry = None
-        if entry is None:
+        if entry is None or not entry.constants.hold(before.attributes):
+            return None, []
+        program = entry.programs.get(option)
+        return self._program(entry, option) if program is None else program, entry.constants.flags
+
+    def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
+        """Prepares a run of the block that saves by an option."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.constants.hold(self.state.attributes()):
             return _Recording(self, option, key, devices)
         program = self._program(entry, option)
-        return _Following(self, option, devices, program, entry.reason, is_lasting)
+        return _Following(self, option, devices, program, entry.reason)
 
     def _program(self, entry: _Entry, option: int) -> Program | None:
+        """The program of an option; None: there is none, for a reason that the entry says."""
         if entry.graph is None:
             return None
         if option not in entry.programs:
             decisions, asked = self.inside.options[option], self.inside.asked
-            entry.programs[option] = compile_program(entry.graph, decisions, asked, self._name)
+            try:
+                entry.programs[option] = compile_program(entry.graph, decisions, asked, self._name)
+            except ValueError as error:
+                entry.graph, entry.reason = None, str(error)
+                return None
         return entry.programs[option]
 
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
         """Takes in a recorded run."""
         reason = graph.closed
-        if not reason and not constants.hold(self.state.modules()):
+        if not reason and not constants.hold(self.state.attributes()):
             reason = "changes an attribute of its own in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
@@ -135,11 +143,7 @@ class OpenedBlock:
     def program(self, key: Any, option: int) -> tuple[Program | None, str]:
         """The program of an option, or why there is none."""
         entry = self._entries[key]
-        try:
-            return self._program(entry, option), entry.reason
-        except ValueError as error:
-            entry.graph, entry.reason = None, str(error)
-            return None, entry.reason
+        return self._program(entry, option), entry.reason
 
     def distrust(self, key: Any, reason: str) -> None:
         """From now on, the block is run again instead."""
@@ -192,68 +196,10 @@ class _Following(Saving):
         devices: Sequence[torch.device],
         program: Program | None,
         reason: str,
-        is_lasting: bool,
     ) -> None:
         super().__init__(block, option, devices)
         self.reason = reason
         self._rebuild = Rebuild(program) if program is not None else None
-        self._is_lasting = is_lasting
-        self._coming: Iterator[Any] | None = None
-
-    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
-        if self._rebuild is not None and self._is_lasting and isinstance(recorder, FirstRun) and not recorder.digest:
-            return self._pack_by_items(recorder, self._rebuild.program)
-        return recorder.pack
-
-    def _pack_by_items(self, first: FirstRun, program: Program) -> Callable[[torch.Tensor], Any]:
-        """`first.pack`, in short where nothing that is kept is ever taken away: called for every saved tensor, this is
-        most of what a block costs of which a part is kept. Autograd's graph keeps it, so it holds no tensor.
-        """
-        lease, version, take = first.lease, _compat.saved_version, self._take
-        coming = self._coming = iter(program.items)
-        first.expect(program.metas)
-
-        def pack(tensor: torch.Tensor) -> Staying | Holder:
-            item = next(coming, None)
-            if item is True:
-                return tensor, version(tensor), lease
-            if item is False:
-                return tensor.detach(), version(tensor), lease
-            return take(first, item, tensor)
-
-        return pack
-
-    def _take(self, first: FirstRun, item: Item | None, tensor: torch.Tensor) -> Staying | Holder:
-        """Saves a tensor that is not just kept, or (without an item) that was not expected."""
-        rebuild, box = self._rebuild, first.box
-        if item is None or rebuild is None or not item.pack.matches(tensor):
-            return self._take_other(first, item, tensor)
-        assert box is not None
-        if item.takes_state:
-            rebuild.take_state(item.index + 1, RandomState(self._devices))
-        if item.argument >= 0:
-            if tensor is first.leaves[item.argument]:
-                return ArgumentHolder(first.lease, item.argument, None)
-            return first.hold(item.index, tensor, keep=True)
-        if item.decision == KEEP:
-            kept, version = tensor.detach(), _compat.saved_version(tensor)
-            if item.is_held:
-                rebuild.hold(item.index, kept)
-            return kept, version, first.lease
-        if item.is_held:
-            rebuild.hold(item.index, mask_of(tensor))
-        if item.sample is not None:
-            rebuild.note(item.index, item.sample.of(tensor))
-        holder = RebuiltHolder(first.lease, None, 0, box, item.index)
-        first.holders[item.index] = weakref.ref(holder)
-        return holder
-
-    def _take_other(self, first: FirstRun, item: Item | None, tensor: torch.Tensor) -> Holder:
-        """From here on, all is kept, and the block will be run again for what was not."""
-        self._rebuild, self.reason = None, "did something else than before"
-        if item is None:
-            first.expect([None])
-        return first.hold(len(first.holders) - 1 if item is None else item.index, tensor, keep=True)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         index = self._count
@@ -274,8 +220,6 @@ class _Following(Saving):
         rebuild, self._rebuild = self._rebuild, None  # what it keeps can be dropped from now on
         if rebuild is None:
             return None
-        if self._coming is not None:
-            self._count = len(self._decisions) - operator.length_hint(self._coming)
         if self._count != len(self._decisions):
             self.reason = "saved another number of tensors than before"
             return None
@@ -356,59 +300,65 @@ class Constants:
     """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, parts.
 
     Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
-    it is noted when one goes. All are referred to weakly, so that a model is freed as ever.
+    it is noted when one goes. All are referred to weakly, so that a model is freed as ever. `flags` are the modules'
+    training flags.
     """
 
-    __slots__ = ("_gone", "_ids", "_objects", "_of_modules", "_of_objects", "_referring", "_references", "_with_parts")
+    __slots__ = ("_gone", "_ids", "_objects", "_references", "_referring", "_values", "_values_of", "_with_parts",
+                 "flags")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = {id(value): value for m in modules for value in vars(m).values() if _is_plain_object(value)}
-        self._of_modules = [_constants_of(module) for module in modules]
+        owners = [*modules, *objects.values()]
+        self.flags = [module.training for module in modules]
         self._objects = [weakref.ref(value) for value in objects.values()]
-        self._of_objects = [_constants_of(value) for value in objects.values()]
-        referred = [[n for n, v in vars(o).items() if _is_referred_to(v)] for o in (*modules, *objects.values())]
+        self._values_of = [_getter([n for n, v in vars(owner).items() if _is_constant(v)]) for owner in owners]
+        attributes = [vars(owner) for owner in owners]
+        self._values = list(map(_call, self._values_of, attributes))
+        referred = [[n for n, v in vars(owner).items() if _is_referred_to(v)] for owner in owners]
         self._referring = [(index, _getter(names)) for index, names in enumerate(referred) if names]
         self._with_parts = [index for index, module in enumerate(modules) if module._modules]
-        found = self._referred([*modules, *objects.values()])
+        found = self._referred(attributes)
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in found if value is not None]
         self._ids = list(map(id, found))
 
-    def hold(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether all are as they were, in what are the modules now."""
-        objects = [owner for reference in self._objects if (owner := reference()) is not None]
-        if len(modules) != len(self._of_modules) or len(objects) != len(self._objects) or self._gone:
+    def hold(self, modules: Sequence[dict[str, Any]]) -> bool:
+        """Whether all are as they were, in what are the attributes of the modules now."""
+        attributes = list(modules)
+        for reference in self._objects:
+            owner = reference()
+            if owner is None:
+                return False
+            attributes.append(vars(owner))
+        if len(attributes) != len(self._values) or self._gone:
             return False
         try:
-            for owner, (values_of, values) in zip(modules, self._of_modules, strict=True):
-                if values_of(owner.__dict__) != values:
-                    return False
-            for owner, (values_of, values) in zip(objects, self._of_objects, strict=True):
-                if values_of(owner.__dict__) != values:
-                    return False
-            return list(map(id, self._referred([*modules, *objects]))) == self._ids
+            if list(map(_call, self._values_of, attributes)) != self._values:
+                return False
+            return list(map(id, self._referred(attributes))) == self._ids
         except KeyError:
             return False
 
-    def _referred(self, owners: Sequence[Any]) -> list[Any]:
+    def _referred(self, attributes: Sequence[dict[str, Any]]) -> list[Any]:
         """The functions, plain objects and parts that modules and plain objects refer to, in a fixed order."""
         found: list[Any] = []
         for index, objects_of in self._referring:
-            found += objects_of(owners[index].__dict__)
+            found += objects_of(attributes[index])
         for index in self._with_parts:
-            found += owners[index]._modules.values()
+            found += attributes[index]["_modules"].values()
         return found
-
-
-def _constants_of(owner: Any) -> tuple[Callable[[Any], Any], Any]:
-    """What reads the constants among the attributes of an object, and what they are."""
-    values_of = _getter([name for name, value in vars(owner).items() if _is_constant(value)])
-    return values_of, values_of(vars(owner))
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Gives the items of these names, as a tuple."""
-    return operator.itemgetter(*names, names[0]) if names else _nothing  # of one name, it would be no tuple
+    if len(names) == 1:
+        names = [*names, *names]  # of one, it would be no tuple
+    return operator.itemgetter(*names) if names else _nothing
+
+
+#: Calls a function, without a function of Python in between where there is one for it.
+_call: Callable[..., Any] = getattr(operator, "call", lambda function, argument: function(argument))
 
 
 def _nothing(_: Any) -> tuple[()]:
@@ -420,7 +370,9 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_referred_to(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) or _is_plain_object(value)
+    if isinstance(value, types.FunctionType):
+        return value.__module__ != takeover.__name__
+    return _is_plain_object(value)
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -442,12 +394,15 @@ def _frozen(shape: Any) -> Any:
     return shape if isinstance(shape, _ATOMS) else cls
 
 
-def _leaves_key(leaves: Sequence[torch.Tensor]) -> Any:
+def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
     """Shapes, types, and which leaves lie in one storage."""
     storages: dict[int, int] = {}
-    found = []
+    found: list[Any] = []
     for index, leaf in enumerate(leaves):
         where = storages.setdefault(_compat.storage_key(leaf), index) if len(leaves) > 1 else 0
         layout = (leaf.stride(), leaf.storage_offset()) if leaf.layout is torch.strided else ()
-        found.append((leaf.shape, layout, leaf.dtype, leaf.device, leaf.requires_grad, leaf.grad_fn is None, where))
-    return tuple(found)
+        found.append((_look_of(leaf), layout, where))
+    return found
+
+
+_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

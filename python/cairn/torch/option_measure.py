@@ -152,7 +152,7 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        if not constants.hold(self.block.parts()):
+        if not constants.hold(list(map(vars, self.block.parts()))):
             graph.closed = graph.closed or "changes an attribute of its own in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"

@@ -182,6 +182,11 @@ class Replaced:
         self._model, self._tied = weakref.ref(model), outside.tied
         self._mode = _Replacing(outside.loss) if outside.loss or outside.tied or outside.heads else None
 
+    @property
+    def anything(self) -> bool:
+        """Whether anything is replaced."""
+        return self._mode is not None
+
     @contextlib.contextmanager
     def during_forward(self) -> Iterator[None]:
         """Around a forward of the model that is to be trained."""

@@ -7,8 +7,9 @@ from, which stages autograd can keep by itself, and when a value has been read f
 Values. a[l] is the output of stage l on its own, A[l] what its saving forward leaves behind, its output included
 (`docs/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
 
-Native stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
-input is still the same copy when its backward comes, needs no machinery: autograd keeps what it keeps anyway.
+Lasting stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
+input is still the same copy when its backward comes, needs nothing of the list. If it keeps everything it is *native*:
+autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`parts.py`).
 
 Transfers. A value has a copy on the device, one on the host, or both; a prefetch makes a new copy on the device. The
 list says in which order transfers start; for which of them an operation has to wait is in `itinerary.py`.
@@ -81,10 +82,11 @@ class Program:
     ops: tuple[Op, ...]
     first_forward: list[int]  # position of each stage's first forward
     backward: list[int]  # position of each stage's backward
-    native: list[bool]
-    replayed: list[bool]  # blocks that are not native; one entry more, for the stage after the last
+    lasting: list[bool]  # stages that need nothing of the list
+    native: list[bool]  # those of them that keep everything
+    is_block: list[bool]
+    replayed: list[bool]  # blocks that need the list; one entry more, for the stage after the last
     opened: list[bool]  # blocks that are saved by an option other than keeping everything
-    lasting: list[bool]  # blocks whose only forward saves, and of which nothing is removed before the backward
     watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
 
@@ -94,18 +96,6 @@ class Program:
 
     def ref(self, stage: int) -> StageRef:
         return self.stages[stage - 1]
-
-    def is_block(self, stage: int) -> bool:
-        return 1 <= stage <= len(self.stages) and self.stages[stage - 1].is_block
-
-    def is_replayed(self, stage: int) -> bool:
-        """Whether the executor looks after what the stage saves and reads."""
-        return self.replayed[stage]
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether autograd alone does what the list says."""
-        return not any(self.replayed)
 
     def needed(self, begin: int, wanted: Iterable[int], transfers: bool) -> frozenset[int]:
         """The forwards from position `begin` on without which the backwards of the stages `wanted` cannot run.
@@ -153,12 +143,15 @@ def compile_program(
     parsed = [_parse(position, raw, refs, options or {}) for position, raw in enumerate(ops)]
     compiled = _Residency(refs).trace(parsed)
     first_forward, backward = _positions(refs, compiled)
-    native = _native_stages(refs, compiled, first_forward, backward)
-    watched = _watched_stages(refs, compiled, first_forward, native, waiting)
-    replayed = [False, *(ref.is_block and not native[i] for i, ref in enumerate(refs, 1)), False]
-    opened = [any(op.stage == i and op.option for op in compiled) for i in range(len(refs) + 1)]
     lasting = _lasting_stages(refs, compiled)
-    program = Program(refs, tuple(compiled), first_forward, backward, native, replayed, opened, lasting, watched)
+    opened = [any(op.stage == i and op.option and not op.is_idle for op in compiled) for i in range(len(refs) + 1)]
+    native = [lasts and not opened[i] for i, lasts in enumerate(lasting)]
+    is_block = [False, *(ref.is_block for ref in refs)]
+    replayed = [*(block and not lasts for block, lasts in zip(is_block, lasting, strict=True)), False]
+    watched = _watched_stages(refs, compiled, first_forward, replayed, waiting)
+    program = Program(
+        refs, tuple(compiled), first_forward, backward, lasting, native, is_block, replayed, opened, watched
+    )
     program.releases = _last_reads(program)
     return program
 
@@ -271,11 +264,9 @@ def _positions(stages: Sequence[StageRef], ops: Sequence[Op]) -> tuple[list[int]
     return first_forward, backward
 
 
-def _native_stages(
-    stages: Sequence[StageRef], ops: Sequence[Op], first_forward: list[int], backward: list[int]
-) -> list[bool]:
+def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
     forwards = [0] * (len(stages) + 1)
-    native = [True] * (len(stages) + 1)
+    lasting = [True] * (len(stages) + 1)
     made: dict[Value, int] = {}  # where the resident copy of a value was made
     read: dict[int, tuple[Value | None, int]] = {}  # by stage: the copy that its only forward read
     for position, op in enumerate(ops):
@@ -283,32 +274,24 @@ def _native_stages(
             continue
         if op.is_forward:
             forwards[op.stage] += 1
-            native[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1 and op.option == 0
+            lasting[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
             read[op.stage] = _copy(op.source, made)
             assert op.product is not None
             made[op.product] = position
             if op.kind == FORWARD_DROP:
                 made.pop((OUTPUT, op.stage - 1), None)
         elif op.kind in ON_VALUES:
-            native[op.stage] &= op.value != SAVED
+            lasting[op.stage] &= op.value != SAVED
             if op.kind == DROP:
                 made.pop(op.subject, None)
             elif op.kind == PREFETCH:
                 made[op.subject] = position
         else:
             kept, kept_at = read[op.stage]
-            native[op.stage] &= kept is None or made.get(kept) == kept_at
+            lasting[op.stage] &= kept is None or made.get(kept) == kept_at
             made.pop((SAVED, op.stage), None)
             made.pop((OUTPUT, op.stage - 1), None)
-    return native
-
-
-def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
-    forwards, saved_elsewhere = [0] * (len(stages) + 1), [False] * (len(stages) + 1)
-    for op in ops:
-        forwards[op.stage] += op.is_forward
-        saved_elsewhere[op.stage] |= op.kind in ON_VALUES and op.value == SAVED
-    return [count == 1 and not moved for count, moved in zip(forwards, saved_elsewhere, strict=True)]
+    return lasting
 
 
 def _copy(value: Value | None, made: dict[Value, int]) -> tuple[Value | None, int]:
@@ -319,7 +302,7 @@ def _watched_stages(
     stages: Sequence[StageRef],
     ops: Sequence[Op],
     first_forward: list[int],
-    native: list[bool],
+    replayed: list[bool],
     waiting: Container[int],
 ) -> list[bool]:
     """The blocks at which the list has to be moved on when the gradient of their output is ready.
@@ -334,8 +317,8 @@ def _watched_stages(
         if op.kind != BACKWARD:
             pending = True
         elif stages[op.stage - 1].is_block:
-            watched[op.stage] = pending or not native[op.stage]
-            pending = not native[op.stage]
+            watched[op.stage] = pending or replayed[op.stage]
+            pending = replayed[op.stage]
     return watched
 
 

@@ -22,7 +22,7 @@ import torch
 
 from . import _compat, bits
 from .ambient import RandomState
-from .block_graph import ARGUMENT, BlockGraph, Pack
+from .block_graph import BlockGraph, Pack
 from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
 from .holders import Meta
 from .prints import fingerprint
@@ -51,7 +51,6 @@ class Item:
         pack: how it looked when it was recorded.
         decision: what is done with it.
         sample: how a few bytes are compared; None where it is kept, or not on the CPU.
-        argument: which argument of the block it may be; -1: none.
         is_held: something is kept of it to rebuild others.
         takes_state: the state of the generators is taken down after it.
     """
@@ -60,7 +59,6 @@ class Item:
     pack: Pack
     decision: str
     sample: Sample | None
-    argument: int
     is_held: bool
     takes_state: bool
 
@@ -129,10 +127,9 @@ def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int], nam
 
 def _item(graph: BlockGraph, index: int, decision: str, sample: Sample | None, code: Code) -> Item | bool:
     pack, is_held, takes_state = graph.packs[index], index in code.held, index + 1 in code.states
+    if decision != KEEP or is_held or takes_state:
+        return Item(index, pack, decision, sample, is_held, takes_state)
     value = graph.values[pack.use.value] if pack.use is not None else None
-    kind, argument = (value and value.root) or ("", -1)
-    if decision != KEEP or is_held or takes_state or kind == ARGUMENT:
-        return Item(index, pack, decision, sample, argument if kind == ARGUMENT else -1, is_held, takes_state)
     return not (pack.cyclic or value is None or value.overwritten or value.storage in graph.returned)
 
 
@@ -242,7 +239,7 @@ class Rebuild:
 
     def hold(self, index: int, tensor: torch.Tensor, is_written: bool = False) -> None:
         """Keeps a tensor, or a mask, that the code reads; one that was written since it was saved is of no use."""
-        self._kept[index] = tensor, -1 if is_written else _compat.version(tensor)
+        self._kept[index] = tensor, -1 if is_written else _compat.saved_version(tensor)
 
     def held(self) -> dict[int, torch.Tensor]:
         """What is kept for the code, by saved tensor."""

@@ -11,7 +11,7 @@ A `Run` is made when the model's forward begins and walks the list of operations
   run, everything above the block has run, and the gradients of all its outputs are there.
 * *Again.* A later run of a block works on detached inputs under recording hooks; its temporary graph is thrown away.
   Autograd's original graph stays the one that is differentiated, so gradients add up in the order of plain training.
-
+* *Parts.* A block of which a part is kept, and that needs nothing of the list, looks after itself (`parts.py`).
 * *Transfers* are issued where the list has them (`travel.py`); what a drop removes while it is on its way out is freed
   when an operation waits for its room. A value that comes back is taken when something reads it.
 
@@ -37,14 +37,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from . import _compat
 from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
 from .attributes import Attributes
 from .errors import RecomputationError, Unsupported
-from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
+from .holders import Box, FirstRun, Holder, LaterRun, Lease, Packed, RebuiltHolder, View, geometry, hooks
 from .opened import OpenedBlock, Saving
+from .parts import Part
 from .prints import fingerprint
 from .program import (
     BACKWARD,
@@ -124,7 +124,7 @@ class Outputs:
         return _compat.version(self.tensors[index]) == self._versions[index]
 
 
-@dataclass
+@dataclass(slots=True)
 class Argument:
     """A tensor among a block's arguments: kept here, or found among the outputs of the stage before."""
 
@@ -135,7 +135,7 @@ class Argument:
     view: View | None = None  # how it looks at that output's storage, if differently
 
 
-@dataclass
+@dataclass(slots=True)
 class BlockRun:
     """What is remembered of a block's first run for its later ones."""
 
@@ -146,7 +146,7 @@ class BlockRun:
     modes: Modes
     random_state: RandomState | None
     found: Record | None = None
-    first: FirstRun | None = None
+    first: Packed | None = None
     box: Box | None = None  # of an opened block
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 
@@ -249,7 +249,7 @@ class Run:
         self._compared_in = -1  # its number
         self._position = 0  # in the list of operations: the next one
         self._ready = 0  # the stage whose backward may run
-        self._running = 0  # the block that the model is running
+        self.running = 0  # the block that the model is running; 0: none
         self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
         self._failure = ""  # in words: the error's traceback has the frames of those who have the graph
         self._blocks: dict[int, BlockRun] = {}
@@ -270,11 +270,6 @@ class Run:
         """The name of a stage, for people."""
         return str(self._program.ref(stage))
 
-    @property
-    def is_inside_block(self) -> bool:
-        """Whether the model is running a planned block."""
-        return self._running != 0
-
     def next_call(self, name: str) -> int:
         """Counts the calls of a block."""
         call = self._calls.get(name, 0)
@@ -289,10 +284,12 @@ class Run:
         if position < self._position:
             self._trace.notes.append(f"'{self.name(stage)}' ran after blocks that the plan has behind it, and was kept")
             return forward(*args, **kwargs)
-        self._advance(position)
-        self._wait(position)
+        if position > self._position:
+            self._advance(position)
+        if self._travel is not None:
+            self._wait(position)
         op = self._program.ops[position]
-        self._running = stage
+        self.running = stage
         try:
             if self._program.native[stage]:
                 output = forward(*args, **kwargs)
@@ -300,7 +297,7 @@ class Run:
             else:
                 output = self._first_run(op, forward, args, kwargs)
         finally:
-            self._running = 0
+            self.running = 0
         self._trace.runs.append((op.kind, stage))
         self._position = position + 1
         self._settle()
@@ -318,7 +315,7 @@ class Run:
         self._in_forward = False
         self._coming = list(self._watched)
         watched = set(self._watched)
-        self._partial = any(self._program.is_replayed(s) and s not in watched for s in self._sites)
+        self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)
         for stage in list(self._idle):
             self._release_idle(stage)
         missing = [s for s in self._sites if self._program.first_forward[s] >= self._position]
@@ -327,67 +324,83 @@ class Run:
 
     def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stage, site = op.stage, self._sites[op.stage]
-        tree = Tree.of((args, kwargs))
-        lease = self._lease(stage)
-        block = self._blocks[stage] = BlockRun(
-            forward,
-            tree,
-            self._arguments(stage, tree.leaves),
-            self._hidden(stage, tree.opaque),
-            self._current_modes(),
-            self._random_state(tree.leaves),
-        )
-        checking = self._settings.determinism_check == "values"
-        before = site.state.before()
-        saving = self._open(op, tree, before, block)
-        first = block.first = FirstRun(
-            lease, tree.leaves, op.kind == FORWARD_SAVE, fingerprint if checking else None, block.box, saving
-        )
+        tree = Tree.of_call(args, kwargs)
+        if self._modes is None or not self._modes.are_in_force():
+            self._modes = Modes.current(self._settings.device_types)
+        hidden = self._hidden(stage, tree.opaque) if tree.opaque else []
+        arguments, state = self._arguments(stage, tree.leaves), self._random_state(tree.leaves)
+        block = BlockRun(forward, tree, arguments, hidden, self._modes, state)
+        before, key, part = site.state.before(), None, None
+        if site.opened is not None:
+            key = site.opened.key(tree, before, self._modes, self._switches.key)
+            if op.option and self._program.lasting[stage] and self._settings.determinism_check != "values":
+                program, flags = site.opened.following(op.option, key, before)
+                part = None if program is None else Part(self, site.name, stage, block, program, flags)
+        if part is None:
+            output = self._run_recorded(op, block, key, before, args, kwargs)
+        else:
+            output = self._run_part(part, block, before, args, kwargs)
+        passed, tree.leaves, tree.opaque = tree.leaves, [], []
+        self._returns(op, output, passed)
+        return output
+
+    def _run_part(
+        self, part: Part, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A run that keeps a part, of which nothing is ever taken away."""
+        with part.hooks(self._settings.devices):
+            output = block.forward(*args, **kwargs)
+        tree = block.tree
+        if tree.opaque or _compat.versions(tree.leaves) != part.versions:
+            self._refuse_written(part.stage, block, part.versions)
+        block.found = self._sites[part.stage].state.after(before, part.flags)
+        reason = part.finish()
+        if reason:
+            self._note_reason(part.stage, reason)
+        return output
+
+    def _run_recorded(
+        self, op: Op, block: BlockRun, key: Any, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A run whose holders the list empties and fills."""
+        stage, site = op.stage, self._sites[op.stage]
+        lease, self._blocks[stage] = self._lease(stage), block
+        block.box = None if key is None else Box(key)
+        saving = self._saving(op, block)
+        leaves, digest = block.tree.leaves, fingerprint if self._settings.determinism_check == "values" else None
+        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving)
         try:
-            with hooks(first), _NOTHING if saving is None else saving.running(tree.leaves):
-                output = forward(*args, **kwargs)
-            self._refuse_written(stage, tree, first.versions, block.hidden)
+            with hooks(first), _NOTHING if saving is None else saving.running(leaves):
+                output = block.forward(*args, **kwargs)
+            self._refuse_written(stage, block, first.versions)
         except BaseException:
             self._forget(stage)
             raise
         block.found = site.state.after(before)
         self._note_saved(stage, block, saving, output)
-        passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if first.close():
             self._idle[stage] = lease
-        self._returns(op, output, passed)
         return output
 
-    def _open(self, op: Op, tree: Tree, before: Before, block: BlockRun) -> Saving | None:
-        """Prepares the first run of an opened block; None if that run keeps everything or nothing."""
-        opened = self._sites[op.stage].opened
-        if opened is None or not self._program.opened[op.stage]:
-            return None
-        block.box = Box(opened.key(tree, before, block.modes, self._switches.key))
-        return self._saving(op, block, before.modules)
-
-    def _saving(self, op: Op, block: BlockRun, modules: Sequence[nn.Module] | None = None) -> Saving | None:
+    def _saving(self, op: Op, block: BlockRun) -> Saving | None:
+        """Prepares a run of an opened block that keeps a part; None if it keeps everything or nothing."""
         opened = self._sites[op.stage].opened
         if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
             return None
-        modules = self._sites[op.stage].state.modules() if modules is None else modules
-        is_lasting = self._program.lasting[op.stage]
-        return opened.saving(op.option, block.box.key, modules, self._settings.devices, is_lasting)
+        return opened.saving(op.option, block.box.key, self._settings.devices)
 
     def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
         """After a run: what rebuilds the tensors that it did not keep."""
         if block.box is None:
             return
-        block.box.rebuild, block.box.checked = None, False
+        block.box.rebuild = None
         if saving is not None:
             block.box.rebuild = saving.finish(output, block.random_state)
             if block.box.rebuild is None:
-                self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {saving.reason}")
+                self._note_reason(stage, saving.reason)
 
-    def _current_modes(self) -> Modes:
-        if self._modes is None or not self._modes.are_in_force():
-            self._modes = Modes.current(self._settings.device_types)
-        return self._modes
+    def _note_reason(self, stage: int, reason: str) -> None:
+        self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {reason}")
 
     def _lease(self, stage: int) -> Lease:
         lease = Lease(self, stage)
@@ -398,11 +411,15 @@ class Run:
         if not self._settings.preserve_rng_state:
             return None
         known = self._settings.devices
-        moved = {leaf.device for leaf in leaves if not leaf.is_cpu}.difference(known)
-        return RandomState((*known, *filter(with_generator, moved)) if moved else known)
+        for leaf in leaves:
+            if not leaf.is_cpu:
+                known = tuple(dict.fromkeys((*known, *filter(with_generator, [leaf.device]))))
+        return RandomState(known)
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where each tensor argument of a block will be found when it runs again."""
+        if not self._program.replayed[stage]:
+            return list(map(_kept, leaves))
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
         arguments = [self._argument(leaf, returned, outputs) for leaf in leaves]
@@ -420,8 +437,7 @@ class Run:
             detached = leaf.requires_grad != returned[index].requires_grad
             if not detached and _is_view_of(leaf, outputs, index):
                 return Argument(leaf.requires_grad, output=index, view=geometry(leaf))
-        kept = leaf if leaf.grad_fn is None else leaf.detach()
-        return Argument(leaf.requires_grad, kept, _compat.version(leaf))
+        return _kept(leaf)
 
     def _hidden(self, stage: int, objects: Iterable[Any]) -> list[tuple[str, torch.Tensor, int]]:
         """The tensors inside objects that a block is passed, with their versions."""
@@ -435,9 +451,8 @@ class Run:
                 )
         return found
 
-    def _refuse_written(
-        self, stage: int, tree: Tree, versions: Sequence[int], hidden: list[tuple[str, torch.Tensor, int]]
-    ) -> None:
+    def _refuse_written(self, stage: int, block: BlockRun, versions: Sequence[int]) -> None:
+        tree = block.tree
         now = _compat.versions(tree.leaves)
         for index, version in enumerate(versions if now != versions else ()):
             if now[index] != version:
@@ -447,7 +462,7 @@ class Run:
                 )
         for value in tree.opaque:
             found = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
-            before = [(id(tensor), version) for _, tensor, version in hidden]
+            before = [(id(tensor), version) for _, tensor, version in block.hidden]
             if not set(found) <= set(before):
                 raise Unsupported(
                     f"'{self.name(stage)}' puts tensors into an object that it is passed ({type(value).__name__}), and "
@@ -460,7 +475,7 @@ class Run:
         """
         stage = op.stage
         returned = unique_tensors_in(output)
-        if self._program.is_replayed(stage + 1):
+        if self._program.replayed[stage + 1]:
             self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             self._produce(op, output)
         self._after(self._program.first_forward[stage])
@@ -485,7 +500,7 @@ class Run:
             op = ops[self._position]
             if op.kind in ON_VALUES and not (passed and op.kind == PREFETCH):
                 self._perform(self._position)
-            elif op.kind == PREFETCH or self._program.is_block(op.stage):
+            elif op.kind == PREFETCH or self._program.is_block[op.stage]:
                 return
             else:
                 passed = True
@@ -518,7 +533,7 @@ class Run:
 
     def _produce(self, op: Op, output: Any) -> None:
         product = op.product
-        if product is not None and self._program.is_replayed(op.stage + 1):
+        if product is not None and self._program.replayed[op.stage + 1]:
             self._outputs[product] = Outputs(output, self._wanted.get(op.stage))
 
     def _drop(self, value: Value) -> None:
@@ -544,7 +559,7 @@ class Run:
     def _let_go(self, value: Value) -> None:
         """Of an output; that of a native stage stays while the next stage may still ask for it."""
         kind, stage = value
-        if kind == SAVED and not self._program.is_replayed(stage) and self._is_leased(stage + 1):
+        if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
             return
         if value in self._staying:
             return
@@ -706,7 +721,7 @@ class Run:
         self._staying.clear()
         self._position, self._coming = 0, list(self._watched)
         for stage in range(1, self._program.stage_count + 1):
-            if self._program.is_replayed(stage):
+            if self._program.replayed[stage]:
                 self._remove((SAVED, stage))
             self._remove((OUTPUT, stage))
 
@@ -716,8 +731,7 @@ class Run:
         This is how the backward of a block begins of which only an inner tensor, not an output, was used outside.
         """
         stage = holder.lease.stage
-        if self._running == stage:
-            raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
+        self._refuse_inside(stage)
         self.boundary(stage)
         if holder.tensor is None and isinstance(holder, RebuiltHolder) and self._program.opened[stage]:
             self._run_again(Op(FORWARD_SAVE, stage))
@@ -731,24 +745,28 @@ class Run:
     def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
         """A tensor that an opened block did not keep; None if it cannot be rebuilt, and the block must be run again."""
         stage = holder.lease.stage
-        if self._running == stage:
-            raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
+        self._refuse_inside(stage)
         if self._ready != stage:
             self.boundary(stage)
         box, block = holder.box, self._blocks.get(stage)
         if box.rebuild is None or block is None:
             return None
-        if not box.checked:
-            self._compare_switches()
-            box.checked = True
-        if self._switched or self._casting:
-            with self._switches.in_force(), no_autocast(self._settings.device_types):
-                tensor = box.rebuild.tensor(holder.index, holder.lease)
-        else:
-            tensor = box.rebuild.tensor(holder.index, holder.lease)
+        self.in_backward()
+        tensor = self.rebuild(box.rebuild, holder.index, holder.lease)
         if tensor is None:
             self._give_up(stage, box)
         return tensor
+
+    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
+        """A saved tensor, under the switches of the forward; None if it cannot be rebuilt. `in_backward` was called."""
+        if self._switched or self._casting:
+            with self._switches.in_force(), no_autocast(self._settings.device_types):
+                return rebuild.tensor(index, where)
+        return rebuild.tensor(index, where)
+
+    def _refuse_inside(self, stage: int) -> None:
+        if self.running == stage:
+            raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
 
     def _give_up(self, stage: int, box: Box) -> None:
         """Tensors of an opened block do not come out right, or what they are rebuilt from is gone."""
@@ -757,22 +775,25 @@ class Run:
         opened = self._sites[stage].opened
         if opened is not None and rebuild is not None and rebuild.prints is not None and rebuild.was_wrong:
             opened.distrust(box.key, "did not give the same tensors again")
+        self.note_again(stage)
+
+    def note_again(self, stage: int) -> None:
+        """Notes that a tensor could not be rebuilt."""
         self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
 
-    def refuse_changed(self, stage: int) -> None:
+    def refuse_changed(self, stage: int, record: Record) -> None:
         """Raises if a block's parameters, buffers or flags are not those of its first run."""
-        found = self._blocks[stage].found
-        assert found is not None
-        difference = found.difference()
+        difference = record.difference()
         if difference is not None:
             raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
 
-    def _compare_switches(self) -> None:
-        """Once in a backward."""
+    def in_backward(self) -> int:
+        """Looks, once in a backward, under which switches it runs; a number for that backward."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_in:
             self._compared_in, self._switched = backward, not self._switches.are_in_force()
             self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
+        return backward
 
     def record_of(self, stage: int) -> Record:
         """What a block's first run found."""
@@ -786,9 +807,9 @@ class Run:
         block = self._blocks.get(stage)
         if block is None:
             raise RecomputationError(f"the arguments of '{self.name(stage)}' are gone")
-        if self._running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
+        if self.running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
             self.boundary(stage)
-        tensor = self._find(stage, block, index)
+        tensor = self.find(stage, block, index)
         if view is None or view == geometry(tensor):
             return tensor
         with torch.no_grad():
@@ -800,10 +821,14 @@ class Run:
         block = self._blocks.get(op.stage)
         if block is None:
             return  # it did not run as planned, or autograd is done with it
-        site, first = self._sites[op.stage], block.first
-        assert first is not None
-        self.refuse_changed(op.stage)
-        self._compare_switches()
+        self._produce(op, self.again(op, block))
+
+    def again(self, op: Op, block: BlockRun) -> Any:
+        """Runs a block again, which fills its holders or not; its output."""
+        site, first, found = self._sites[op.stage], block.first, block.found
+        assert first is not None and found is not None
+        self.refuse_changed(op.stage, found)
+        self.in_backward()
         saving = self._saving(op, block)
         checking = self._settings.determinism_check != "none"
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
@@ -819,7 +844,7 @@ class Run:
         later.finish()
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
-        self._produce(op, output)
+        return output
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
         """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
@@ -842,13 +867,13 @@ class Run:
                 )
         leaves = []
         for index, argument in enumerate(block.arguments):
-            tensor = self._find(stage, block, index)
+            tensor = self.find(stage, block, index)
             if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
                 tensor = tensor.detach().requires_grad_(argument.requires_grad)
             leaves.append(tensor)
         return block.tree.build(leaves)
 
-    def _find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
+    def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
         """A tensor argument of a block, as it is in memory now."""
         argument = block.arguments[index]
         if argument.tensor is not None:
@@ -880,6 +905,10 @@ class Run:
     def _outputs_there(self, stage: int) -> Outputs | None:
         """The same without what is on its way back."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
+
+
+def _kept(leaf: torch.Tensor) -> Argument:
+    return Argument(leaf.requires_grad, leaf if leaf.is_leaf else leaf.detach(), _compat.version(leaf))
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

@@ -10,10 +10,12 @@ seen to change. A copy that equals its buffer after the run is let go.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +23,12 @@ from torch import nn
 from . import _compat
 
 SMALL_BUFFER_BYTES = 64 * 1024
+
+#: `vars` of a module. Its own way there, past all classes of modules, is several times as short where caches are cold.
+attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
+
+_parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemgetter("_buffers")
+_values_of = operator.methodcaller("values")
 
 _Registry = dict[str, torch.Tensor | None]
 _Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: the buffer, and its value before a run
@@ -30,15 +38,21 @@ class BlockState:
     """Where a block's parameters, buffers and flags are; holds no module, so that models are freed as ever."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._parts: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._prefixes: list[str] = []
+        self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
         for number, module in enumerate(modules):
             for prefix, part in module.named_modules(prefix="" if len(modules) == 1 else str(number)):
-                self._parts.append((prefix, weakref.ref(part)))
+                self._prefixes.append(prefix)
+                self._parts.append(weakref.ref(part))
 
     def modules(self) -> list[nn.Module]:
         """The modules of the block."""
-        return [part for _, reference in self._parts if (part := reference()) is not None]
+        return [part for reference in self._parts if (part := reference()) is not None]
+
+    def attributes(self) -> list[dict[str, Any]]:
+        """Their attributes."""
+        return list(map(attributes_of, self.modules()))
 
     def parameters(self) -> list[torch.Tensor | None]:
         """The parameters that are registered now."""
@@ -58,42 +72,47 @@ class BlockState:
 
     def module_name(self, index: int) -> str:
         """The name of a module within the block."""
-        return self._parts[index][0] or type(self.modules()[index]).__name__
+        return self._prefixes[index] or type(self.modules()[index]).__name__
 
     def _name(self, keys: list[list[str]], index: int) -> str:
         names = [
             f"{prefix}.{key}" if prefix else key
-            for (prefix, _), part in zip(self._parts, keys, strict=True)
+            for prefix, part in zip(self._prefixes, keys, strict=True)
             for key in part
         ]
         return names[index]
 
     def before(self) -> Before:
         """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
-        modules = self.modules()
-        parameters = [parameter for part in modules for parameter in part._parameters.values()]
-        buffers = [buffer for part in modules for buffer in part._buffers.values()]
+        modules = [part for reference in self._parts if (part := reference()) is not None]
+        attributes = list(map(attributes_of, modules))
+        parameters = list(itertools.chain.from_iterable(map(_values_of, map(_parameters_of, attributes))))
+        buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
-        if buffers:
-            with torch.no_grad():
-                for index, buffer in enumerate(buffers):
-                    if buffer is not None and self._may_change(index, buffer):
-                        copies[index] = buffer, buffer.clone()
-        return Before(modules, parameters, buffers, _compat.versions(buffers), copies)
+        if not buffers:
+            return Before(modules, attributes, parameters, buffers, [], copies)
+        with torch.no_grad():
+            for index, buffer in enumerate(buffers):
+                if buffer is not None and self._may_change(index, buffer):
+                    copies[index] = buffer, buffer.clone()
+        return Before(modules, attributes, parameters, buffers, _compat.versions(buffers), copies)
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
             return True
         return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
 
-    def after(self, before: Before) -> Record:
-        """What a run left, and what it must find when it is run again."""
+    def after(self, before: Before, flags: list[bool] | None = None) -> Record:
+        """What a run left, and what it must find when it is run again. `flags`: of training, if they are known."""
         if self._changing is None:
             self._changing = self._changed(before.copies)
-        for index in before.copies.keys() - self._changing:
-            if not self._is_changed(index, *before.copies[index]):
-                del before.copies[index]
-        return Record(self, before, _compat.versions(before.parameters), [part.training for part in before.modules])
+        if before.copies:
+            for index in before.copies.keys() - self._changing:
+                if not self._is_changed(index, *before.copies[index]):
+                    del before.copies[index]
+        if flags is None:
+            flags = [part.training for part in before.modules]
+        return Record(self, before, _compat.versions(before.parameters), flags)
 
     def _changed(self, copies: _Copies) -> set[int]:
         """The buffers that a run wrote or replaced."""
@@ -109,6 +128,7 @@ class Before:
     """A block before a run: its parts, buffers with their versions, and copies of those that the run may write."""
 
     modules: Sequence[nn.Module]
+    attributes: Sequence[dict[str, Any]]
     parameters: Sequence[torch.Tensor | None]
     buffers: Sequence[torch.Tensor | None]
     versions: list[int]

@@ -56,6 +56,9 @@ class Slot:
         return hash(self.index)
 
 
+_SLOTS = [Slot(index) for index in range(64)]  # shared by all trees, so that equal shapes are compared by identity
+
+
 @dataclasses.dataclass
 class Tree:
     """A value with its tensors taken out, each tensor once however often it appears."""
@@ -71,6 +74,15 @@ class Tree:
         tree.shape = tree._take(value, {})
         return tree
 
+    @classmethod
+    def of_call(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
+        """`of((args, kwargs))`, in short."""
+        tree = cls(None, [], [])
+        seen: dict[int, Slot] = {}
+        shapes = [value if type(value) in _ATOMS else tree._take(value, seen) for value in args]
+        tree.shape = tuple(shapes), {name: tree._take(value, seen) for name, value in kwargs.items()}
+        return tree
+
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
         cls = type(value)
         if cls in _ATOMS:
@@ -78,7 +90,8 @@ class Tree:
         if isinstance(value, torch.Tensor):
             slot = seen.get(id(value))
             if slot is None:
-                slot = seen[id(value)] = Slot(len(self.leaves))
+                index = len(self.leaves)
+                slot = seen[id(value)] = _SLOTS[index] if index < len(_SLOTS) else Slot(index)
                 self.leaves.append(value)
             return slot
         if cls is tuple:

@@ -28,7 +28,7 @@ PROGRAMS = ("graph-lp-round", "graph-milp")  # where --programs gives them time
 GIB = 2**30
 
 
-STRATEGIES = (*BASELINES, *PROGRAMS, "graph-search")
+STRATEGIES = (*BASELINES, *PROGRAMS, "graph-exact", "graph-search")  # graph-exact on small graphs
 
 
 def named(graph: cairn.Graph) -> str:
@@ -78,7 +78,7 @@ def largest_batches(graph: cairn.Graph) -> dict[str, tuple[int | None, int | Non
     """The largest batch of each strategy for at most one more forward, and the least that is refuted."""
     found = {}
     for solver in STRATEGIES:
-        if solver in PROGRAMS:
+        if solver in PROGRAMS or not cairn.solver_accepts(solver, graph):
             continue
         answer = cairn.max_batch(graph, DEVICE_BYTES, 1, solver=solver)
         found[solver] = (answer.batch, answer.refuted_batch)

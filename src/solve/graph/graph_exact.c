@@ -412,7 +412,7 @@ static cairn_status shrink(const crn_task *task, exact *s, crn_least *least, boo
         if (status == CAIRN_OK)
             status = judge(task, s->smallest, &replay, error);
         least->bytes = replay.peak_bytes;
-    } else if (how == EXHAUSTED) {
+    } else if (how == EXHAUSTED && !task->machine) { /* of schedules that transfer nothing */
         least->lower_bytes = least->bytes;
     }
     s->least_is_known = how != STOPPED;

@@ -69,12 +69,13 @@ static void nothing_is_proved_with_a_link(void **state)
     int less = 0;
     test_graph_shape shape = test_graph_of_everything(7);
     shape.nodes_min = 7;
+    shape.machine = true;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(200); seed++) {
         test_random random = test_random_seeded(seed + 9000);
         cairn_problem *problem = test_random_graph(&random, &shape);
-        cairn_limits all = limits(problem, "auto"), found = limits(problem, "graph-exact");
+        cairn_limits all = limits(problem, "joint-graph"), found = limits(problem, "graph-exact");
         int64_t budget = found.least_bytes + (found.store_all_bytes - found.least_bytes) / 4;
-        cairn_info best = solve(problem, "auto", budget, "iterations=20 threads=1");
+        cairn_info best = solve(problem, "joint-graph", budget, "iterations=20 threads=1");
         cairn_info info = solve(problem, "graph-exact", budget, "iterations=20 threads=1");
         assert_true(found.least_lower_bytes <= all.least_bytes);
         assert_true(info.lower_bound_ns <= best.makespan_ns);

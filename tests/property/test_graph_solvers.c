@@ -114,11 +114,31 @@ static void search_succeeds_at_its_least_budget(void **state)
     }
 }
 
+static int64_t peak_of_search(int32_t nodes)
+{
+    test_random random = test_random_seeded(1);
+    test_graph_shape shape = {.nodes_min = nodes, .nodes_max = nodes, .training = true, .bytes_max = 1000};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_limits found = limits(problem, "store-all");
+    cairn_options *options = test_options("graph-search", found.store_all_bytes / 2, "iterations=4 threads=1");
+    cairn_info info = test_solve(problem, options, NULL);
+    cairn_problem_free(problem);
+    return info.solver_peak_bytes;
+}
+
+/* Most values of a forward are still read at its end; search and bound take memory for the graph, not for pairs of them. */
+static void memory_is_linear(void **state)
+{
+    (void)state;
+    assert_true(peak_of_search(1600) <= 5 * peak_of_search(400));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_solver_beats_exhaustive_search),
         cmocka_unit_test(search_succeeds_at_its_least_budget),
+        cmocka_unit_test(memory_is_linear),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

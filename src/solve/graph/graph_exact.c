@@ -27,6 +27,8 @@
 #define WORK_MAX ((int64_t)2500000000)
 enum { MOVES_EACH = 1000, POLL_EVERY = 4096, SUFFIX_WORK = 1000000000 };
 
+_Static_assert((int)CRN_EXACT_NODES_MAX <= (int)CRN_SUFFIX_LISTED_MAX, "states ask for what is left at any moment");
+
 /* Of the time that is left, what the start may take. */
 enum { START_SHARE = 4 };
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Larger graphs are left to graph_bound.h alone: the lists of uses would grow large and the steps dear. */
-enum { NODES_MAX = 4096, USES_MAX = 1 << 20 };
+/* Larger graphs are left to graph_bound.h alone: a step of branch and bound would be dear. */
+enum { NODES_MAX = 2048 };
 
 enum { POLL_EVERY = 256, SHARES = 4, WORK_OF_STEP = 16, FIRST_STEP = 256 };
 
@@ -13,7 +13,6 @@ enum { POLL_EVERY = 256, SHARES = 4, WORK_OF_STEP = 16, FIRST_STEP = 256 };
 /* Uses at a moment, by reader, as linked lists in both directions: going back by one moment moves what it reads first. */
 typedef struct use_order {
     int32_t *next, *previous, *reader; /* of a node; entry node_count is the head */
-    int32_t count;
 } use_order;
 
 static void unlink_node(use_order *order, int32_t v)
@@ -23,7 +22,6 @@ static void unlink_node(use_order *order, int32_t v)
     order->next[order->previous[v]] = order->next[v];
     order->previous[order->next[v]] = order->previous[v];
     order->reader[v] = -1;
-    order->count--;
 }
 
 static void put_first(use_order *order, int32_t head, int32_t v, int32_t reader)
@@ -34,7 +32,6 @@ static void put_first(use_order *order, int32_t head, int32_t v, int32_t reader)
     order->previous[order->next[head]] = v;
     order->next[head] = v;
     order->reader[v] = reader;
-    order->count++;
 }
 
 /* From the moment before t + 1 to that before t. */
@@ -45,47 +42,27 @@ static void step_back(const crn_graph_model *model, use_order *order, int32_t t)
         put_first(order, model->node_count, model->dep[i], t);
 }
 
-static void order_clear(const crn_graph_model *model, use_order *order)
+static bool order_new(const crn_graph_model *model, crn_arena *arena, use_order *order)
 {
-    int32_t head = model->node_count;
-    order->count = 0;
-    order->next[head] = order->previous[head] = head;
-    for (int32_t v = 0; v < head; v++)
-        order->reader[v] = -1;
+    size_t n = (size_t)model->node_count;
+    order->next = crn_arena_alloc(arena, n + 1, sizeof(*order->next));
+    order->previous = crn_arena_alloc(arena, n + 1, sizeof(*order->previous));
+    order->reader = crn_arena_alloc(arena, n + 1, sizeof(*order->reader));
+    if (!order->next || !order->previous || !order->reader)
+        return false;
+    order->next[n] = order->previous[n] = model->node_count;
+    memset(order->reader, 0xff, (n + 1) * sizeof(*order->reader));
+    return true;
 }
 
-static bool fill_uses(crn_graph_suffix *s)
+/* Lists the uses at moment t, behind those of the moments after it where all are kept. */
+static void list_uses(crn_graph_suffix *s, const use_order *order, int32_t t)
 {
-    const crn_graph_model *model = s->model;
-    size_t n = (size_t)model->node_count;
-    use_order order = {.next = crn_arena_alloc(&s->arena, n + 1, sizeof(int32_t)),
-                       .previous = crn_arena_alloc(&s->arena, n + 1, sizeof(int32_t)),
-                       .reader = crn_arena_alloc(&s->arena, n + 1, sizeof(int32_t))};
-    int32_t *begin = crn_arena_alloc_zero(&s->arena, n + 2, sizeof(*begin));
-    if (!order.next || !order.previous || !order.reader || !begin)
-        return false;
-    order_clear(model, &order);
-    for (int32_t t = model->node_count - 1; t >= 0; t--) {
-        step_back(model, &order, t);
-        begin[t + 1] = order.count;
-    }
-    for (int32_t t = 0; t <= model->node_count; t++)
-        begin[t + 1] += begin[t];
-    s->use_begin = begin;
-    if (begin[n + 1] > USES_MAX)
-        return true;
-    crn_suffix_use *uses = crn_arena_alloc(&s->arena, (size_t)begin[n + 1] + 1, sizeof(*uses));
-    if (!uses)
-        return false;
-    order_clear(model, &order);
-    for (int32_t t = model->node_count - 1; t >= 0; t--) {
-        step_back(model, &order, t);
-        int32_t at = begin[t];
-        for (int32_t v = order.next[n]; v < model->node_count; v = order.next[v])
-            uses[at++] = (crn_suffix_use){v, order.reader[v]};
-    }
-    s->uses = uses;
-    return true;
+    int32_t n = s->model->node_count, at = s->is_listed && t < n ? s->use_end[t + 1] : 0;
+    s->use_begin[t] = at;
+    for (int32_t v = order->next[n]; v < n; v = order->next[v])
+        s->uses[at++] = (crn_suffix_use){v, order->reader[v]};
+    s->use_end[t] = at;
 }
 
 /* ---- given what is held ---- */
@@ -116,7 +93,7 @@ static int64_t compute_again(const crn_graph_suffix *s, const uint64_t *held, in
 static int64_t rest_of(const crn_graph_suffix *s, int32_t t, const uint64_t *held, int64_t *cost_at)
 {
     int64_t least_ns = s->after[t], cost = 0;
-    int32_t begin = s->use_begin[t], end = s->use_begin[t + 1];
+    int32_t begin = s->use_begin[t], end = s->use_end[t];
     memset(s->again, 0, s->words * sizeof(*s->again));
     for (int32_t i = begin; i < end; i++) {
         const crn_suffix_use use = s->uses[i];
@@ -207,7 +184,7 @@ static int64_t knapsack(branching *b, int32_t until)
 static int64_t bound_of(branching *b)
 {
     const crn_graph_suffix *s = b->suffix;
-    int32_t t = b->node + 1, begin = s->use_begin[t], count = s->use_begin[t + 1] - begin;
+    int32_t t = b->node + 1, begin = s->use_begin[t], count = s->use_end[t] - begin;
     int64_t bound = rest_of(s, t, b->held, b->cost_at);
     b->work += count + WORK_OF_STEP;
     if (bound >= b->best || b->open_bytes <= b->room || count == 0)
@@ -372,7 +349,7 @@ static void add_useful(branching *b)
         if (model->root[v] == v && must_hold(b, v))
             add_storage(b, v);
     memset(s->again, 0, s->words * sizeof(*s->again));
-    for (int32_t i = s->use_begin[b->node + 1]; i < s->use_begin[b->node + 2]; i++)
+    for (int32_t i = s->use_begin[b->node + 1]; i < s->use_end[b->node + 1]; i++)
         push_once(s, s->uses[i].node, &depth);
     while (depth > 0) {
         int32_t v = s->stack[--depth];
@@ -386,7 +363,7 @@ static void add_useful(branching *b)
 static void price_items(branching *b)
 {
     const crn_graph_suffix *s = b->suffix;
-    for (int32_t i = s->use_begin[b->node + 1]; i < s->use_begin[b->node + 2]; i++) {
+    for (int32_t i = s->use_begin[b->node + 1]; i < s->use_end[b->node + 1]; i++) {
         int32_t at = b->item_of[s->model->root[s->uses[i].node]];
         if (at < 0 || b->items[at].reader < s->model->node_count)
             continue;
@@ -464,37 +441,48 @@ static int64_t after_by_windows(const crn_graph_suffix *s, const crn_graph_windo
 }
 
 /* A moment may take a few even shares of the work that is left, for most need next to nothing. */
-static void find_all(branching *b, int64_t work_max, const crn_graph_windows *windows)
+static void find_all(branching *b, use_order *order, int64_t work_max, const crn_graph_windows *windows)
 {
     crn_graph_suffix *s = b->suffix;
     int64_t left = work_max;
+    list_uses(s, order, s->model->node_count);
     for (int32_t w = s->model->node_count - 1; w >= 0; w--) {
         b->work_max = left / (w + 1) * SHARES;
-        s->after[w] = b->stopped ? s->after[w + 1] : after_node(b, w);
+        s->after[w] = b->stopped || left == 0 ? s->after[w + 1] : after_node(b, w);
         if (windows)
             s->after[w] = crn_max(s->after[w], after_by_windows(s, windows, w));
         left = crn_max(0, left - b->work);
+        step_back(s->model, order, w);
+        list_uses(s, order, w);
     }
 }
 
 static cairn_status fill(const crn_task *task, crn_graph_suffix *s, int64_t work_max, const crn_graph_windows *windows,
                          cairn_error *error)
 {
-    size_t n = (size_t)s->model->node_count;
     crn_arena arena;
-    s->words = (n + 63) / 64;
-    s->after = crn_arena_alloc_zero(&s->arena, n + 1, sizeof(*s->after));
-    s->again = crn_arena_alloc(&s->arena, s->words, sizeof(*s->again));
-    s->stack = crn_arena_alloc(&s->arena, n, sizeof(*s->stack));
-    if (!s->after || !s->again || !s->stack || !fill_uses(s))
-        return crn_no_memory(error);
     branching b = {.task = task};
+    use_order order;
     crn_arena_init(&arena, crn_allocator(task->env));
-    bool made = branching_new(s, &arena, &b);
-    if (made && s->uses)
-        find_all(&b, work_max, windows);
+    bool made = branching_new(s, &arena, &b) && order_new(s->model, &arena, &order);
+    if (made)
+        find_all(&b, &order, work_max, windows);
     crn_arena_clear(&arena);
     return made ? CAIRN_OK : crn_no_memory(error);
+}
+
+static bool reserve(crn_graph_suffix *s)
+{
+    size_t n = (size_t)s->model->node_count;
+    s->words = (n + 63) / 64;
+    s->is_listed = n <= CRN_SUFFIX_LISTED_MAX;
+    s->after = crn_arena_alloc_zero(&s->arena, n + 1, sizeof(*s->after));
+    s->use_begin = crn_arena_alloc(&s->arena, n + 1, sizeof(*s->use_begin));
+    s->use_end = crn_arena_alloc(&s->arena, n + 1, sizeof(*s->use_end));
+    s->uses = crn_arena_alloc(&s->arena, s->is_listed ? n * (n + 1) / 2 : n, sizeof(*s->uses));
+    s->again = crn_arena_alloc(&s->arena, s->words, sizeof(*s->again));
+    s->stack = crn_arena_alloc(&s->arena, n, sizeof(*s->stack));
+    return s->after && s->use_begin && s->use_end && s->uses && s->again && s->stack;
 }
 
 bool crn_graph_suffix_applies(const crn_task *task)
@@ -516,7 +504,7 @@ cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *m
     s->arena = arena;
     s->model = model;
     s->budget_bytes = budget_bytes - model->fixed_bytes;
-    cairn_status status = fill(task, s, work_max, windows, error);
+    cairn_status status = reserve(s) ? fill(task, s, work_max, windows, error) : crn_no_memory(error);
     if (status != CAIRN_OK) {
         crn_graph_suffix_free(s);
         *suffix = NULL;

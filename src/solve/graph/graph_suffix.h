@@ -22,13 +22,16 @@
  *
  * after(0) bounds all schedules. The states of an exact search, which know what is held, use rest().
  *
- * Cost   O(T + E) a step of the branch and bound; steps limited. Memory O(T + E) and a list of what is read after each
- *        node of what was before.
+ * Cost   O(T + E) a step of the branch and bound, and a knapsack for each value that is read later; steps limited.
+ *        Memory O(T + E).
  */
 #ifndef CRN_GRAPH_SUFFIX_H
 #define CRN_GRAPH_SUFFIX_H
 
 #include "solve/graph/graph_bound.h"
+
+/** Up to so many nodes the uses of every moment are kept, for those who ask for what is left. */
+enum { CRN_SUFFIX_LISTED_MAX = 128 };
 
 /** A node before the moment, and the first from the moment on that reads it. */
 typedef struct crn_suffix_use {
@@ -37,13 +40,15 @@ typedef struct crn_suffix_use {
 
 typedef struct crn_graph_suffix {
     const crn_graph_model *model;
-    int64_t budget_bytes;       /* without the fixed ones */
-    int64_t *after;             /* of each node, ns; INT64_MAX = no schedule fits the budget. Entry node_count is 0 */
-    const int32_t *use_begin;   /* moment t, just before node t -> its uses; node_count + 2 entries */
-    const crn_suffix_use *uses; /* of each moment by reader */
-    size_t words;               /* of a set of nodes: 64 nodes in each */
-    uint64_t *again;            /* scratch: N(P, x) */
-    int32_t *stack;             /* scratch */
+    int64_t budget_bytes; /* without the fixed ones */
+    int64_t *after;       /* of each node, ns; INT64_MAX = no schedule fits the budget. Entry node_count is 0 */
+    bool is_listed;       /* the uses of all moments are; else only those of the last one looked at */
+    int32_t *use_begin;   /* moment t, just before node t -> its uses, by reader */
+    int32_t *use_end;
+    crn_suffix_use *uses;
+    size_t words;    /* of a set of nodes: 64 nodes in each */
+    uint64_t *again; /* scratch: N(P, x) */
+    int32_t *stack;  /* scratch */
     crn_arena arena;
 } crn_graph_suffix;
 
@@ -52,8 +57,7 @@ bool crn_graph_suffix_applies(const crn_task *task);
 
 /**
  * The bounds for a budget; windows, unless NULL, raise them. work_max: storages that branch and bound may look at, a
- * nanosecond or so each. The model must outlive it. When the task stops, what was found by then holds. All are 0 where
- * too much is read from before to list it, on more than a thousand nodes.
+ * nanosecond or so each. The model must outlive it. When the task stops, what was found by then holds.
  */
 cairn_status crn_graph_suffix_new(const crn_task *task, const crn_graph_model *model, int64_t budget_bytes,
                                   int64_t work_max, const crn_graph_windows *windows, crn_graph_suffix **suffix,
@@ -62,7 +66,7 @@ void crn_graph_suffix_free(crn_graph_suffix *suffix);
 
 /**
  * rest(P) just before node t is computed first, in ns; INT64_MAX = it cannot be done. P is a set of handles in `words`
- * words, node v is bit v % 64 of word v / 64.
+ * words, node v is bit v % 64 of word v / 64. For graphs of up to CRN_SUFFIX_LISTED_MAX nodes.
  */
 int64_t crn_graph_suffix_rest(const crn_graph_suffix *suffix, int32_t t, const uint64_t *held);
 

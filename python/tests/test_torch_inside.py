@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
+import functools
 import gc
 import itertools
 import json
@@ -21,7 +24,7 @@ from cairn.torch.errors import RecomputationError
 from cairn.torch.opened import Inside
 from cairn.torch.parts import Part
 from cairn.torch.profiler import Profile
-from cairn.torch.rebuild import Rebuild
+from cairn.torch.rebuild import Rebuild, Sample
 from cairn.torch.stages import StageRef
 from executor_support import Op, backward, differing, drop, keep, planned, train, wild
 from torch import Tensor, nn
@@ -748,11 +751,29 @@ def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: py
 # -- what a run that is followed must notice ------------------------------------------------------------------------
 
 
+class Inner:
+    """A part of a configuration, or something that a call passes."""
+
+    def __init__(self, slope: float = 1.0) -> None:
+        self.slope = slope
+
+    def get(self) -> float:
+        return self.slope
+
+
+@dataclasses.dataclass
+class Sloped:
+    """Something else that a call passes."""
+
+    slope: float = 1.0
+
+
 class Config:
     """What a layer may have its constants from."""
 
     def __init__(self) -> None:
         self.slope, self.names = 0.5, ("tanh", "sin")
+        self.inner, self.more = Inner(), {"slopes": [1.0, 2.0]}
 
 
 def _halved(x: Tensor) -> Tensor:
@@ -763,22 +784,37 @@ def _doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
+def _slope_of(how: Any) -> float:
+    """What a call says in one of many ways."""
+    if callable(how):
+        return float(how())
+    if isinstance(how, (dict, list, tuple)):
+        return float(how["slope"] if isinstance(how, dict) else how[0])
+    if isinstance(how, (int, float)):
+        return {bool: 3.0, int: 2.0}.get(type(how), float(how))
+    return float(how.start if isinstance(how, slice) else how.slope)
+
+
 class Configured(Mlp):
     """Depends on whatever a layer may depend on beside its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.config, self.function, self.is_wide = Config(), _halved, False
+        self.slopes, self.options = [1.0], collections.OrderedDict(slope=1.0)
         self.pieces = nn.ModuleList([nn.Tanh(), nn.Sigmoid()])
         self.register_buffer("shift", torch.full((4 * WIDTH,), 0.1))
 
     def act(self, x: Tensor, factor: float = 1.0) -> Tensor:
         name = self.config.names[0]
         y = getattr(torch, name)(self.function(x) * self.config.slope * factor)
+        y = y * self.slopes[0] * self.options["slope"] * self.config.inner.slope * self.config.more["slopes"][0]
+        y = y * getattr(self, "extra", 1.0)
         return self.pieces[0](y + self.shift) * (x.exp() if self.is_wide else x.sin())
 
-    def forward(self, x: Tensor, factor: float = 1.0, scale: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, factor: float = 1.0, scale: Tensor | None = None, how: Any = 1.0) -> Tensor:
         x = x if scale is None else x * scale
+        factor = factor * _slope_of(how)
         return x + self.dropout(self.down(self.dropout(self.act(self.up(self.norm(x)), factor))))
 
 
@@ -805,6 +841,15 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
     "another object": lambda layer: setattr(layer, "config", Config()),
     "a part": _swap_pieces,
     "a training flag": lambda layer: layer.dropout.eval(),
+    "an item of a list": lambda layer: layer.slopes.__setitem__(0, 0.5),
+    "an item of a dict": lambda layer: layer.options.update(slope=0.5),
+    "a number of an object's object": lambda layer: setattr(layer.config.inner, "slope", 0.75),
+    "an item deep in an object": lambda layer: layer.config.more["slopes"].__setitem__(0, 0.75),
+    "an attribute that was not there": _set("extra", 0.5),
+    "a number that becomes a tensor": _set("scale", torch.ones(3)),
+    "an item that becomes a tensor": lambda layer: layer.slopes.__setitem__(0, torch.ones(4 * WIDTH)),
+    "a hook": lambda layer: layer.up.register_forward_hook(lambda module, args, output: output * 2),
+    "a hook before": lambda layer: layer.down.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
     "a frozen parameter": lambda layer: layer.norm.requires_grad_(False),
     "a frozen bias": lambda layer: layer.down.bias.requires_grad_(False),
 }
@@ -818,6 +863,13 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
+@pytest.fixture
+def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is rebuilt, nothing is compared, as on devices where that would cost time."""
+    monkeypatch.setattr(Sample, "of", lambda self, tensor: (0, 0))
+
+
+@pytest.mark.usefixtures("unsampled")
 @pytest.mark.parametrize("what", _CHANGES)
 def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = profile_of(Configured)
@@ -847,9 +899,13 @@ _CALLS: dict[str, Callable[[nn.Module], Any]] = {
     "an argument with a history": lambda model: model(sample(), scale=_scales().requires_grad_() * 1),
     "one tensor less": lambda model: model(sample()),
     "a number": lambda model: model(sample(), scale=_scales(), factor=1.5),
+    "a slice": lambda model: model(sample(), scale=_scales(), how=slice(2, 3)),
+    "a function": lambda model: model(sample(), scale=_scales(), how=lambda: 1.5),
+    "a dict": lambda model: model(sample(), scale=_scales(), how={"slope": 1.5}),
 }
 
 
+@pytest.mark.usefixtures("unsampled")
 @pytest.mark.parametrize("what", _CALLS)
 def test_another_call_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_ever(model: nn.Module) -> Tensor:
@@ -867,6 +923,116 @@ def test_another_call_between_steps_is_noticed(what: str, monkeypatch: pytest.Mo
             compute_loss = changed if step % 3 == 2 else as_ever
             assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
         assert len(count) == 3  # blocks
+
+
+_WAYS: dict[str, Callable[[float], Any]] = {
+    "a truth value or a number": lambda value: True if value == 1 else 1,
+    "a number of one type or another": lambda value: 1 if value == 1 else 1.0,
+    "a slice": lambda value: slice(int(10 * value), 20),
+    "a function": lambda value: lambda: value,
+    "a partial function": lambda value: functools.partial(float, value),
+    "a bound method": lambda value: Inner(value).get,
+    "an object": Inner,
+    "a dataclass": Sloped,
+    "a dict": lambda value: {"slope": value},
+    "a dict of another class": lambda value: collections.OrderedDict(slope=value),
+    "a tuple": lambda value: (value, value),
+}
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("what", _WAYS)
+def test_what_a_call_says_is_noticed_however_it_says_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, other = net(Configured), net(Configured)
+    count = _recorded(monkeypatch)
+    with opened(other, layer=Configured):
+        for step, value in enumerate((1.0, 1.0, 0.5, 0.5, 1.0, 0.5)):
+            how = _WAYS[what](value)
+            results = [
+                train(model, lambda m, how=how: mean_square(m(sample(), how=how)), step) for model in (plain, other)
+            ]
+            assert not differing(*results)
+        assert len(count) == 6  # blocks, twice
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("what", ["an object", "a dataclass", "a dict of another class"])
+def test_what_changes_in_something_passed_is_noticed(what: str) -> None:
+    plain, other = net(Configured), net(Configured)
+    how = _WAYS[what](1.0)
+    with opened(other, layer=Configured):
+        for step in range(6):
+            if step == 3 and isinstance(how, dict):
+                how["slope"] = 0.5
+            elif step == 3:
+                how.slope = 0.5
+            results = [train(model, lambda m: mean_square(m(sample(), how=how)), step) for model in (plain, other)]
+            assert not differing(*results)
+
+
+@pytest.mark.usefixtures("unsampled")
+def test_a_change_to_a_part_that_was_put_in_is_noticed() -> None:
+    plain, other = net(), net()
+    with opened(other) as executor:
+        for step in range(8):
+            for model in (plain, other) if step in (2, 4, 6) else ():
+                layer: Any = model.layers[1]
+                if step == 2:
+                    layer.dropout, layer.norm = nn.Dropout(0.25), nn.LayerNorm(WIDTH)
+                elif step == 4:
+                    layer.dropout.p = 0.5
+                else:
+                    layer.norm.requires_grad_(False)
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_the_statistics_of_a_part_that_was_put_in_are_written_once(is_opened: bool) -> None:
+    plain, other = net(Batch), net(Batch)
+    found = profile_of(Batch)
+    inside, n = inside_of(found), len(found.refs)
+    ops = [keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+    for stage in range(n, 0, -1):
+        ops += [save(stage)] * (stage in inside) + [backward(stage)]
+    with planned(other, found.refs, in_part(found.refs, inside, 99) if is_opened else ops, inside=inside) as executor:
+        for step in range(5):
+            for model in (plain, other) if step == 2 else ():
+                model.layers[1].batch = nn.BatchNorm1d(4 * WIDTH)  # type: ignore[union-attr, assignment]
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+
+
+class Image(nn.Module):
+    """Whose layout in memory is that of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(torch.sin(self.inner(x)))
+        return self.outer(y * y.transpose(1, 2).cos().transpose(1, 2)).contiguous()
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("option", [1, 2, 99])
+def test_weights_in_another_layout_are_noticed(option: int) -> None:
+    def images() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Image(), Image(), Image(), nn.Flatten())
+
+    def loss(model: nn.Module) -> Tensor:
+        return mean_square(model(sample(24).view(6, 4, 4, 4)))
+
+    plain, other = images(), images()
+    found = profiler.profile(images(), sample(24).view(6, 4, 4, 4), loss_fn=mean_square, passes=1)
+    inside = inside_of(found)
+    with planned(other, found.refs, in_part(found.refs, inside, option), inside=inside):
+        for step in range(6):
+            for model in (plain, other) if step == 3 else ():
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            assert not differing(train(plain, loss, step), train(other, loss, step))
 
 
 @pytest.mark.parametrize("what", ["autocast's cache", "deterministic algorithms", "default type"])

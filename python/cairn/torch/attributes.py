@@ -21,7 +21,7 @@ from . import _compat
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 
 #: What a module has before its class gives it anything; buffers are put back by `state.py`.
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _SMALL = frozenset((type(None), bool, int, float, complex, str, bytes, tuple))
 _ATOMS = _SMALL | {torch.Tensor, nn.Parameter}
 
@@ -68,7 +68,7 @@ class Attributes:
         """Takes the history from tensors that were made since: that of a run whose backward is over."""
         for container, _, _ in self._containers.values():
             if isinstance(container, dict):
-                now = {name: container[name] for name in container.keys() - _OF_EVERY_MODULE}
+                now = {name: container[name] for name in container.keys() - OF_EVERY_MODULE}
                 container.update({name: self._detached(value) for name, value in now.items()})
             elif isinstance(container, list):
                 container[:] = map(self._detached, container)
@@ -107,7 +107,7 @@ def _own(names: dict[Any, Any]) -> dict[Any, Any]:
     return {
         name: value
         for name, value in names.items()
-        if name not in _OF_EVERY_MODULE and (type(value) in _SMALL or not _is_large(value))
+        if name not in OF_EVERY_MODULE and (type(value) in _SMALL or not _is_large(value))
     }
 
 

@@ -115,7 +115,9 @@ class Pack:
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may be this one in another run."""
-        return tensor.shape == self.shape and tensor.dtype == self.dtype and self.maker in (None, type(tensor.grad_fn))
+        if tensor.shape != self.shape or tensor.dtype != self.dtype or self.maker not in (None, type(tensor.grad_fn)):
+            return False
+        return self.use is None or (tensor.stride(), tensor.storage_offset()) == self.use.view[1:]
 
 
 @dataclasses.dataclass

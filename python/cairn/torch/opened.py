@@ -14,7 +14,9 @@ are that keep nothing, and the step's notes say so. That needs more memory than 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import operator
 import types
 import weakref
@@ -26,14 +28,14 @@ from torch import nn
 
 from . import _compat, takeover
 from .ambient import Modes, RandomState
-from .attributes import has_attributes
+from .attributes import OF_EVERY_MODULE, has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
 from .holders import FirstRun, LaterRun
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program, mask_of
 from .state import Before, BlockState
-from .tree import Slot, Tree
+from .tree import Slot, Tree, children
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +86,20 @@ class OpenedBlock:
 
     def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
         self.inside, self.state, self._name = inside, state, name
-        self._last: tuple[Any, Any, _Key] | None = None  # the latest arguments, what else counts, and their key
+        self._last: tuple[Any, _Key] | None = None  # what the latest run found, and its key
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
 
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
-        grads = [p is not None and p.requires_grad for p in before.parameters]
-        rest = modes, switches, grads, _leaves_key(tree.leaves)
-        shape = _frozen(tree.shape) if tree.opaque else tree.shape
-        if self._last is None or shape != self._last[0] or rest != self._last[1]:
-            self._last = shape, rest, _Key((_frozen(tree.shape), modes, switches, tuple(grads), tuple(rest[3])))
-        return self._last[2]
+        grads = [p is not None and (p.requires_grad, p.dim() > 3 and p.stride()) for p in before.parameters]
+        leaves = _leaves_key(tree.leaves)
+        found = _frozen(tree.shape), modes, switches, grads, leaves
+        last = self._last  # another thread may replace it
+        if last is None or found != last[0]:
+            last = self._last = found, _Key((*found[:3], tuple(grads), tuple(leaves)))
+        return last[1]
 
     def following(self, option: int, key: Any, before: Before) -> tuple[Program | None, list[bool]]:
         """What a run that keeps a part can follow, and its training flags. None: it has to be recorded first, or the
@@ -297,24 +300,27 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 class Constants:
-    """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, parts.
+    """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, lists and
+    dicts of these, parts, hooks.
 
     Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
     it is noted when one goes. All are referred to weakly, so that a model is freed as ever. `flags` are the modules'
     training flags.
     """
 
-    __slots__ = ("_gone", "_ids", "_objects", "_references", "_referring", "_values", "_values_of", "_with_parts",
-                 "flags")  # fmt: skip
+    __slots__ = ("_counts", "_gone", "_hooks", "_ids", "_objects", "_references", "_referring", "_values", "_values_of",
+                 "_with_parts", "flags")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        objects = {id(value): value for m in modules for value in vars(m).values() if _is_plain_object(value)}
-        owners = [*modules, *objects.values()]
+        objects = _plain_objects(modules)
+        owners = [*modules, *objects]
         self.flags = [module.training for module in modules]
-        self._objects = [weakref.ref(value) for value in objects.values()]
-        self._values_of = [_getter([n for n, v in vars(owner).items() if _is_constant(v)]) for owner in owners]
+        self._objects = [weakref.ref(value) for value in objects]
         attributes = [vars(owner) for owner in owners]
-        self._values = list(map(_call, self._values_of, attributes))
+        self._counts = list(map(len, attributes))
+        self._hooks = _hooks_of(attributes[: len(modules)])
+        self._values_of = [_getter([n for n, v in names.items() if _is_compared(n, v)]) for names in attributes]
+        self._values = copy.deepcopy(list(map(_call, self._values_of, attributes)))
         referred = [[n for n, v in vars(owner).items() if _is_referred_to(v)] for owner in owners]
         self._referring = [(index, _getter(names)) for index, names in enumerate(referred) if names]
         self._with_parts = [index for index, module in enumerate(modules) if module._modules]
@@ -331,13 +337,13 @@ class Constants:
             if owner is None:
                 return False
             attributes.append(vars(owner))
-        if len(attributes) != len(self._values) or self._gone:
+        if self._gone or list(map(len, attributes)) != self._counts or _hooks_of(modules) != self._hooks:
             return False
         try:
             if list(map(_call, self._values_of, attributes)) != self._values:
                 return False
             return list(map(id, self._referred(attributes))) == self._ids
-        except KeyError:
+        except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or has become a tensor or an array
             return False
 
     def _referred(self, attributes: Sequence[dict[str, Any]]) -> list[Any]:
@@ -365,8 +371,47 @@ def _nothing(_: Any) -> tuple[()]:
     return ()
 
 
+def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """The numbers of the hooks that run in the modules' calls; torch gives none of them twice."""
+    return [*map(tuple, map(_pre_hooks, modules)), *map(tuple, map(_forward_hooks, modules))]
+
+
+_pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
+
+
+def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
+    """The plain objects that modules refer to, and those that these refer to."""
+    found: dict[int, Any] = {}
+    owners: Sequence[Any] = modules
+    for _ in range(_OBJECT_DEPTH):
+        owners = [v for owner in owners for v in vars(owner).values() if _is_plain_object(v) and id(v) not in found]
+        found.update((id(value), value) for value in owners)
+    return list(found.values())
+
+
+_OBJECT_DEPTH = 2
+
+
+def _is_compared(name: str, value: Any) -> bool:
+    """Whether an attribute is compared by its value."""
+    return _is_constant(value) or (name not in OF_EVERY_MODULE and _is_filled(value))
+
+
 def _is_constant(value: Any) -> bool:
     return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether it is a list or a dict of constants, and no vocabulary, which would take long to compare. What is empty
+    may be filled by runs, with whatever they make.
+    """
+    if not isinstance(value, (list, dict)) or not 0 < len(value) <= _ITEMS_COMPARED:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(_is_constant(item) or _is_filled(item) for item in items)
+
+
+_ITEMS_COMPARED = 100
 
 
 def _is_referred_to(value: Any) -> bool:
@@ -380,18 +425,49 @@ def _is_plain_object(value: Any) -> bool:
     return has_attributes(value) and hasattr(type(value), "__weakref__")
 
 
-def _frozen(shape: Any) -> Any:
-    """A tree without its tensors, to compare and to hash."""
+def _frozen(shape: Any, depth: int = _OBJECT_DEPTH) -> Any:
+    """A tree without its tensors, to compare and to hash: equal only where a forward finds the same.
+
+    It keeps no object alive that may hold a tensor.
+    """
     cls = type(shape)
-    if cls is Slot:
-        return "tensor", shape.index
-    if isinstance(shape, dict):
-        return cls, tuple([(key, _frozen(item)) for key, item in shape.items()])
-    if isinstance(shape, (tuple, list)):
-        return cls, tuple([_frozen(item) for item in shape])
-    if isinstance(shape, float) and shape != shape:
-        return "not a number"
-    return shape if isinstance(shape, _ATOMS) else cls
+    if cls in _AS_THEY_ARE:
+        return shape
+    if cls is tuple or cls is list:
+        return cls, tuple([_frozen(item, depth) for item in shape])
+    if cls is dict:
+        return cls, tuple([(key, _frozen(item, depth)) for key, item in shape.items()])
+    if isinstance(shape, (bool, int, float, complex, str, bytes)):
+        return cls, repr(shape)  # 1, 1.0 and True are equal, 0.0 and -0.0 too
+    if cls is slice:
+        return cls, _frozen((shape.start, shape.stop, shape.step))
+    if isinstance(shape, (torch.Tensor, torch.Generator)) or depth == 0:
+        return cls
+    if isinstance(shape, nn.Module):
+        return cls, id(shape)
+    return cls, _frozen_parts(shape, depth - 1)
+
+
+_AS_THEY_ARE = frozenset(
+    (Slot, type(None), str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
+)
+
+
+def _frozen_parts(value: Any, depth: int) -> Any:
+    """What is in a container, and what a function or another object refers to."""
+    items = children(value)
+    if items is not None:
+        return tuple([(key, _frozen(item, depth)) for key, item in items])
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        return value.__code__, _frozen((value.__defaults__, value.__kwdefaults__, cells), depth)
+    if isinstance(value, types.MethodType):
+        return _frozen((value.__func__, value.__self__), depth)
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__module__, value.__qualname__
+    if isinstance(value, functools.partial):
+        return _frozen((value.func, value.args, value.keywords), depth)
+    return _frozen(vars(value), depth) if has_attributes(value) else None
 
 
 def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:

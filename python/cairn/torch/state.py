@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ SMALL_BUFFER_BYTES = 64 * 1024
 attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
 
 _parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemgetter("_buffers")
+_modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
 _Registry = dict[str, torch.Tensor | None]
@@ -38,13 +39,21 @@ class BlockState:
     """Where a block's parameters, buffers and flags are; holds no module, so that models are freed as ever."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._roots = list(map(weakref.ref, modules))
+        self._look()
+
+    def _look(self) -> None:
+        """Finds the parts of the modules; anew when some were replaced."""
         self._prefixes: list[str] = []
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
-        for number, module in enumerate(modules):
-            for prefix, part in module.named_modules(prefix="" if len(modules) == 1 else str(number)):
-                self._prefixes.append(prefix)
+        for number, root in enumerate(self._roots):
+            module = root()
+            prefix = "" if len(self._roots) == 1 else str(number)
+            for name, part in () if module is None else module.named_modules(prefix=prefix):
+                self._prefixes.append(name)
                 self._parts.append(weakref.ref(part))
+        self._children = _children_of(self.attributes())
 
     def modules(self) -> list[nn.Module]:
         """The modules of the block."""
@@ -86,6 +95,9 @@ class BlockState:
         """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
+        if len(modules) != len(self._parts) or _children_of(attributes) != self._children:
+            self._look()
+            return self.before()
         parameters = list(itertools.chain.from_iterable(map(_values_of, map(_parameters_of, attributes))))
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
@@ -154,6 +166,8 @@ class Record:
             found = _difference("buffer", before.buffers, before.versions, buffers, state.buffer_name, before.copies)
             if found is not None:
                 return found
+        if len(modules) != len(self._flags):
+            return "a part was added or removed"
         return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
 
     def _differing_flag(self, modules: Sequence[nn.Module]) -> str:
@@ -197,6 +211,11 @@ class Record:
         finally:
             for registry, key, tensor in current:
                 registry[key] = tensor
+
+
+def _children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
+    """The identities of the parts that are registered in modules with these attributes."""
+    return list(map(id, itertools.chain.from_iterable(map(_values_of, filter(None, map(_modules_of, attributes))))))
 
 
 def _are_same(before: Sequence[torch.Tensor | None], now: Sequence[torch.Tensor | None]) -> bool:

@@ -289,13 +289,6 @@ static void the_clock_stops_it(void **state)
     cairn_problem_free(problem);
 }
 
-static int stop_after(void *context, const cairn_progress *progress)
-{
-    int *left = context;
-    assert_non_null(progress->phase);
-    return (*left)-- <= 0;
-}
-
 static void a_poll_stops_it(void **state)
 {
     (void)state;
@@ -303,14 +296,7 @@ static void a_poll_stops_it(void **state)
     cairn_problem *problem = training_graph(3, 40);
     cairn_info search = solve(problem, "graph-search", INT64_MAX / 2);
     cairn_options *options = options_for("graph-milp", (search.least_bytes + search.store_all_bytes) / 2);
-    for (int polls = 0; polls < 2000; polls = 3 * polls + 1) {
-        int left = polls;
-        cairn_env env = {.poll = stop_after, .poll_context = &left};
-        cairn_info info;
-        assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
-        assert_true(info.makespan_ns >= 0); /* the start is there when branch and bound begins */
-        assert_true(left < 0 || !info.stopped_early);
-    }
+    test_stops_at_any_poll(problem, options);
     cairn_options_free(options);
     cairn_problem_free(problem);
 }

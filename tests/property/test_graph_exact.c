@@ -187,26 +187,12 @@ static void what_is_too_large_is_refused(void **state)
     cairn_problem_free(problem);
 }
 
-static int stop_after(void *context, const cairn_progress *progress)
-{
-    int *left = context;
-    assert_non_null(progress->phase);
-    return (*left)-- <= 0;
-}
-
 static void a_poll_stops_it(void **state)
 {
     (void)state;
     cairn_problem *problem = training_graph(3, 48);
     cairn_options *options = test_options("graph-exact", a_tenth_of_the_way(problem), "iterations=2000");
-    for (int polls = 0; polls < 2000; polls = 3 * polls + 1) {
-        int left = polls;
-        cairn_env env = {.poll = stop_after, .poll_context = &left};
-        cairn_info info;
-        assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
-        assert_true(info.makespan_ns >= info.lower_bound_ns); /* graph-search's answer is there by then */
-        assert_true(left < 0 || !info.stopped_early);
-    }
+    test_stops_at_any_poll(problem, options);
     cairn_options_free(options);
     cairn_problem_free(problem);
 }

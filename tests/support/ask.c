@@ -73,3 +73,22 @@ cairn_limits test_limits(const cairn_problem *problem, cairn_options *options)
     cairn_options_free(options);
     return found;
 }
+
+static int stop_after(void *context, const cairn_progress *progress)
+{
+    int *left = context;
+    assert_non_null(progress->phase);
+    return (*left)-- <= 0;
+}
+
+void test_stops_at_any_poll(const cairn_problem *problem, const cairn_options *options)
+{
+    for (int polls = 0; polls < 2000; polls = 3 * polls + 1) {
+        int left = polls;
+        cairn_env env = {.poll = stop_after, .poll_context = &left};
+        cairn_info info;
+        assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
+        assert_true(info.makespan_ns >= 0 && info.makespan_ns >= info.lower_bound_ns);
+        assert_true(left < 0 || !info.stopped_early);
+    }
+}

@@ -12,8 +12,8 @@
  * Bound     Where it ends without having looked at all, the least bound of a state that is left.
  * Optimal   Over all schedules, when it ends.
  * Least     Without costs: is there any schedule with a smaller peak? From graph-search's least memory down.
- * Cost      Exponential in what fits: the tighter the budget the fewer sets. 10^4 to 10^6 states at 49 nodes; a state takes some
- *           microseconds and 100 bytes. Their number is limited.
+ * Cost      Exponential in what fits: the tighter the budget the fewer sets. 10^4 to 10^6 states at 49 nodes; a state
+ *           takes some microseconds and 100 bytes. Their number is limited.
  * Source    Hart, Nilsson, Raphael 1968 for the search.
  * Machine   Transfers are left to other solvers.
  */
@@ -74,15 +74,20 @@ static crn_exact_set both(crn_exact_set set, const crn_exact_set *other)
     return set;
 }
 
-static bool is_empty(const crn_exact_set *set)
+static bool meet(const crn_exact_set *a, const crn_exact_set *b)
 {
-    return (set->word[0] | set->word[1]) == 0;
+    uint64_t common = 0;
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        common |= a->word[i] & b->word[i];
+    return common != 0;
 }
 
 static bool contains(const crn_exact_set *set, const crn_exact_set *other)
 {
-    crn_exact_set rest = without(*other, set);
-    return is_empty(&rest);
+    uint64_t missing = 0;
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        missing |= other->word[i] & ~set->word[i];
+    return missing == 0;
 }
 
 /* ---- opening ---- */
@@ -190,15 +195,19 @@ typedef struct move {
     int64_t spent;
 } move;
 
+static bool is_told_to_stop(const run *r)
+{
+    int64_t total_ns = r->session->model->total_cost;
+    int64_t best_ns = r->below_ns < INT64_MAX ? total_ns + r->below_ns : CAIRN_NONE;
+    const cairn_progress progress = {"exact search", r->moves, r->moves_max, best_ns, total_ns + r->bound_ns};
+    return crn_should_stop(r->task, &progress);
+}
+
 /* The least that is spent by way of a move that leaves these handles; INT64_MAX = not less than what must be beaten. */
 static int64_t bound_of(run *r, const move *m, const crn_exact_set *held)
 {
-    int64_t total_ns = r->session->model->total_cost;
-    const cairn_progress progress = {"exact search", r->moves, r->moves_max,
-                                     r->below_ns < INT64_MAX ? total_ns + r->below_ns : CAIRN_NONE,
-                                     total_ns + r->bound_ns};
     r->halted = r->halted || ++r->moves > r->moves_max || r->states.count >= r->states_max || r->states.failed ||
-                (r->moves % POLL_EVERY == 0 && crn_should_stop(r->task, &progress));
+                (r->moves % POLL_EVERY == 0 && is_told_to_stop(r));
     if (r->halted)
         return INT64_MAX;
     if (!r->suffix)
@@ -233,11 +242,6 @@ static void drop_some(run *r, const move *m, int32_t i, int64_t over, const crn_
         else
             drop_some(r, m, i + 1, over - s->model->bytes[root], &left);
     }
-}
-
-static bool meet(const crn_exact_set *a, const crn_exact_set *b)
-{
-    return ((a->word[0] & b->word[0]) | (a->word[1] & b->word[1])) != 0;
 }
 
 /* All that is there, but for what the node reads, and outputs. */
@@ -388,7 +392,7 @@ static cairn_status run_search(run *r, ending *how, cairn_error *error)
     return r->states.failed ? crn_no_memory(error) : CAIRN_OK;
 }
 
-/* The peak of a schedule. */
+/* Peak and makespan of a schedule. */
 static cairn_status judge(const crn_task *task, const cairn_builder *builder, cairn_replay *replay, cairn_error *error)
 {
     CRN_TRY(crn_replay(task, cairn_builder_ops(builder), cairn_builder_count(builder), CAIRN_NONE, replay, error));
@@ -400,41 +404,48 @@ static cairn_status judge(const crn_task *task, const cairn_builder *builder, ca
 
 /* ---- least memory ---- */
 
-/* Looks for a schedule with a smaller peak; *ended: there is none, or it was not to be found out. */
-static cairn_status shrink(const crn_task *task, exact *s, crn_least *least, bool *ended, cairn_error *error)
+/* The schedule of a run, which has a smaller peak than any before. */
+static cairn_status take_smaller(const run *r, exact *s, cairn_error *error)
+{
+    cairn_replay replay;
+    cairn_builder_truncate(s->smallest, 0);
+    CRN_TRY(emit(r, s->smallest, error));
+    CRN_TRY(judge(r->task, s->smallest, &replay, error));
+    s->least.bytes = replay.peak_bytes;
+    return CAIRN_OK;
+}
+
+/* Looks for a schedule with a smaller peak than the least. */
+static cairn_status shrink(const crn_task *task, exact *s, ending *how, cairn_error *error)
 {
     run r = {
-        .task = task, .session = s, .budget_bytes = least->bytes - 1 - s->model->fixed_bytes, .below_ns = INT64_MAX};
-    cairn_replay replay = {0};
-    ending how;
-    cairn_status status = run_search(&r, &how, error);
-    if (status == CAIRN_OK && how == FOUND) {
-        cairn_builder_truncate(s->smallest, 0);
-        status = emit(&r, s->smallest, error);
-        if (status == CAIRN_OK)
-            status = judge(task, s->smallest, &replay, error);
-        least->bytes = replay.peak_bytes;
-    } else if (how == EXHAUSTED && !task->machine) { /* of schedules that transfer nothing */
-        least->lower_bytes = least->bytes;
-    }
-    s->least_is_known = how != STOPPED;
-    *ended = status != CAIRN_OK || how != FOUND;
+        .task = task, .session = s, .budget_bytes = s->least.bytes - 1 - s->model->fixed_bytes, .below_ns = INT64_MAX};
+    cairn_status status = run_search(&r, how, error);
+    if (status == CAIRN_OK && *how == FOUND)
+        status = take_smaller(&r, s, error);
     crn_exact_states_free(&r.states);
     return status;
+}
+
+static cairn_status find_least(const crn_task *task, exact *s, cairn_error *error)
+{
+    ending how = FOUND;
+    cairn_builder_truncate(s->smallest, 0);
+    CRN_TRY(s->search->least(task, s->search_state, &s->least, error));
+    while (how == FOUND && s->least.bytes != CAIRN_NONE && s->least.bytes > s->least.lower_bytes)
+        CRN_TRY(shrink(task, s, &how, error));
+    if (how == EXHAUSTED && !task->machine) /* of schedules that transfer nothing */
+        s->least.lower_bytes = s->least.bytes;
+    s->least.is_exact = s->least.bytes == s->least.lower_bytes && !task->machine;
+    s->least_is_known = how != STOPPED;
+    return CAIRN_OK;
 }
 
 static cairn_status exact_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     exact *s = session;
-    bool ended = s->least_is_known;
-    if (!ended) {
-        s->least_is_known = true;
-        cairn_builder_truncate(s->smallest, 0);
-        CRN_TRY(s->search->least(task, s->search_state, &s->least, error));
-    }
-    while (!ended && s->least.bytes != CAIRN_NONE && s->least.bytes > s->least.lower_bytes)
-        CRN_TRY(shrink(task, s, &s->least, &ended, error));
-    s->least.is_exact = s->least.bytes == s->least.lower_bytes && !task->machine;
+    if (!s->least_is_known)
+        CRN_TRY(find_least(task, s, error));
     *least = s->least;
     return CAIRN_OK;
 }
@@ -481,7 +492,8 @@ static cairn_status improve(const crn_task *task, exact *s, const crn_graph_suff
     }
     bool closed = *how == FOUND || *how == EXHAUSTED;
     int64_t bound_ns = closed ? makespan_ns : s->model->total_cost + crn_min(r.bound_ns, r.below_ns);
-    answer->lower_bound_ns = crn_max(answer->lower_bound_ns, bound_ns);
+    if (status == CAIRN_OK)
+        answer->lower_bound_ns = crn_max(answer->lower_bound_ns, bound_ns);
     crn_exact_states_free(&r.states);
     return status;
 }

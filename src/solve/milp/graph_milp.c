@@ -5,16 +5,17 @@
  * Class     Frontier schedules (frontier_graph.h): Jain et al., Checkmate (2020), section 4.2, with storages instead of
  *           nodes where memory is concerned.
  * Program   frontier_program.h, solved by HiGHS (highs_library.h), which is looked for at run time.
- * Course    graph-search's answer, graph-exact's up to 64 nodes, is where it starts and what it must beat. If that meets
- *           the lower bound there is nothing to do. Else branch and bound, until the least time is proved, or the work limit or the clock stops it.
- *           What HiGHS proposes is completed, written as operations and judged by the simulator; where its tolerances
- *           let a plan pass that is a few bytes too large, it is asked again with a budget that is a little smaller.
+ * Course    graph-search's answer, graph-exact's from 20 to 64 nodes, is where it starts and what it must beat. If that
+ *           meets the lower bound there is nothing to do. Else branch and bound, until the least time is proved, or the
+ *           work limit or the clock stops it. What HiGHS proposes is completed, written as operations and judged by the
+ *           simulator; where its tolerances let a plan pass that is a few bytes too large, it is asked again with a
+ *           budget that is a little smaller.
  * Optimal   Among frontier schedules, when closed. HiGHS's bound holds for that class only, so it is never called a lower
  *           bound on all schedules; the answer carries graph-bound's.
- * Least     The least peak of frontier schedules by a second program, or graph-search's where that is less; smaller
+ * Least     The least peak of frontier schedules by a second program, or that of the start where it is less; smaller
  *           budgets are not tried.
- * Cost      Columns O(T^2 + T E), entries O(T^3); memory about 2 KB for an entry. Seconds at T = 50, up to a minute where
- *           the budget is tight (docs/solvers/graph-milp.md).
+ * Cost      Columns O(T^2 + T E), entries O(T^3); memory about 2 KB for an entry. Seconds at T = 50
+ *           (docs/solvers/graph-milp.md).
  * Machine   Transfers are left to other solvers.
  */
 #include <math.h>

@@ -30,7 +30,8 @@ from .program import FORWARD_SAVE, Op
 from .rebuild import Item, Program, Rebuild, mask_of
 
 if TYPE_CHECKING:
-    from .replay import BlockRun, Run
+    from .remembered import BlockRun
+    from .replay import Run
     from .state import Record
 
 #: Stands for a tensor that stays until its backward: with its version, and whose it is.

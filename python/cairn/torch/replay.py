@@ -32,7 +32,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +41,9 @@ import torch
 from . import _compat
 from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
 from .attributes import Attributes
+from .cargo import Cargo
 from .errors import RecomputationError, Unsupported
-from .holders import Box, FirstRun, Holder, LaterRun, Lease, Packed, RebuiltHolder, View, geometry, hooks
+from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from .opened import OpenedBlock, Saving
 from .parts import Part
 from .prints import fingerprint
@@ -62,9 +63,10 @@ from .program import (
     Value,
 )
 from .rebuild import Rebuild
+from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
 from .state import Before, BlockState, Record
 from .travel import Travel
-from .tree import Tree, tensors_in, tensors_inside, unique_tensors_in
+from .tree import Tree, tensors_in, unique_tensors_in
 
 DETERMINISM_CHECKS = ("default", "values", "none")
 
@@ -92,139 +94,6 @@ class Site:
     opened: OpenedBlock | None = None
 
 
-class Outputs:
-    """The tensors that a block returned, for the stage that reads them: storages without history."""
-
-    __slots__ = ("_versions", "tensors")
-
-    def __init__(self, value: Any, wanted: frozenset[int] | None = None) -> None:
-        tensors = {i: t for i, t in enumerate(unique_tensors_in(value)) if wanted is None or i in wanted}
-        self.tensors = {i: t.detach() for i, t in tensors.items()}
-        self._versions = {i: _compat.version(t) for i, t in tensors.items()}
-
-    @classmethod
-    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int]) -> Outputs:
-        """Outputs that come back; some were written before they went."""
-        made = cls(())
-        made.tensors = tensors
-        made._versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
-        return made
-
-    def keep_only(self, wanted: frozenset[int]) -> None:
-        """Lets go of what the next stage does not read."""
-        self.tensors = {i: t for i, t in self.tensors.items() if i in wanted}
-
-    def in_storage_of(self, tensor: torch.Tensor) -> int:
-        """The first of the tensors that lies in a tensor's storage; -1: none does."""
-        key = _compat.storage_key(tensor)
-        return next((i for i, t in self.tensors.items() if key and _compat.storage_key(t) == key), -1)
-
-    def is_intact(self, index: int) -> bool:
-        """Whether a tensor was not written since."""
-        return _compat.version(self.tensors[index]) == self._versions[index]
-
-
-@dataclass(slots=True)
-class Argument:
-    """A tensor among a block's arguments: kept here, or found among the outputs of the stage before."""
-
-    requires_grad: bool
-    tensor: torch.Tensor | None = None
-    version: int = 0
-    output: int = -1
-    view: View | None = None  # how it looks at that output's storage, if differently
-
-
-@dataclass(slots=True)
-class BlockRun:
-    """What is remembered of a block's first run for its later ones."""
-
-    forward: Callable[..., Any]
-    tree: Tree
-    arguments: list[Argument]
-    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed
-    modes: Modes
-    random_state: RandomState | None
-    found: Record | None = None
-    first: Packed | None = None
-    box: Box | None = None  # of an opened block
-    copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
-
-
-class _Cargo:
-    """What of a value is sent away, and where it goes back to: the tensors of holders, what is kept for rebuilding
-    others, and outputs.
-
-    block: whose holders they are, if any. staying: storages that are there anyway.
-    """
-
-    def __init__(self, block: BlockRun | None, staying: Container[int], outputs: Outputs | None) -> None:
-        self._first = None if block is None else block.first
-        self._box = None if block is None else block.box
-        self._rebuild = None if self._box is None else self._box.rebuild
-        full = [] if self._first is None else [(h, h.tensor) for h in self._first.alive() if h.tensor is not None]
-        sent = [holder for holder, tensor in full if _compat.storage_key(tensor) not in staying]
-        self._holders = list(map(weakref.ref, sent))
-        self._staying = [weakref.ref(holder) for holder, tensor in full if _compat.storage_key(tensor) in staying]
-        tensors = [holder.tensor for holder in sent if holder.tensor is not None]
-        written = [holder.is_written for holder in sent]
-        self._held: list[int] = []
-        if self._rebuild is not None:
-            held = {i: t for i, t in self._rebuild.held().items() if _compat.storage_key(t) not in staying}
-            self._held = list(held)
-            tensors += held.values()
-            written += map(self._rebuild.is_written, held)
-        self._outputs = [] if outputs is None else list(outputs.tensors)
-        if outputs is not None:
-            tensors += outputs.tensors.values()
-            written += [not outputs.is_intact(index) for index in outputs.tensors]
-        self._written = written
-        self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
-        #: For the journey; without their counts of writes, which are looked at here.
-        self.tensors = [tensor.data for tensor in tensors]
-        self.has_readers = True  # of the outputs
-
-    def empty(self) -> None:
-        """Lets go of what the block saved, in its latest run, but for what did not travel."""
-        staying = {reference() for reference in self._staying}
-        for holder in self._first.alive() if self._first is not None else ():
-            if holder not in staying:
-                holder.empty()
-        if self._box is not None and self._box.rebuild is not self._rebuild:
-            self._box.rebuild = None
-        elif self._rebuild is not None:
-            self._rebuild.let_go(self._held)
-
-    def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
-        """Fills the holders, and what rebuilds others; returns the outputs."""
-        written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
-        for index, reference in enumerate(self._holders):
-            holder = reference()
-            if holder is not None:
-                holder.fill(tensors[index])
-                holder.version = -1 if written[index] else holder.version
-        count = len(self._holders)
-        if self._box is not None:
-            self._box.rebuild = self._rebuild
-        if self._rebuild is not None:
-            for position, index in enumerate(self._held, count):
-                self._rebuild.hold(index, tensors[position], written[position])
-        if not self._outputs or not self.has_readers:
-            return None
-        count += len(self._held)
-        outputs = dict(zip(self._outputs, tensors[count:], strict=True))
-        return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
-
-
-@dataclass
-class _Returned:
-    """A tensor that a block returned to the model."""
-
-    tensor: weakref.ref[torch.Tensor]
-    version: int
-    requires_grad: bool
-
-
 @dataclass
 class Trace:
     """What a step did, in order: runs of blocks as (operation, stage), and what was not as planned."""
@@ -240,7 +109,7 @@ class Run:
         self._settings, self._program, self._sites = settings, settings.program, sites
         self._trace = trace
         self._travel = travel
-        self._cargo: dict[Value, _Cargo] = {}  # of what is on the host
+        self._cargo: dict[Value, Cargo] = {}  # of what is on the host
         self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
         self._switches = Switches()
         self._modes: Modes | None = None  # of the block that ran last
@@ -257,7 +126,7 @@ class Run:
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
         self._outputs: dict[Value, Outputs] = {}
         self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
-        self._returned: dict[int, list[_Returned]] = {}
+        self._returned: dict[int, list[Returned]] = {}
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
         self._coming: list[int] = []  # those of them whose backward is still to come
         self._in_forward = True
@@ -327,7 +196,7 @@ class Run:
         tree = Tree.of_call(args, kwargs)
         if self._modes is None or not self._modes.are_in_force():
             self._modes = Modes.current(self._settings.device_types)
-        hidden = self._hidden(stage, tree.opaque) if tree.opaque else []
+        hidden = hidden_in(tree.opaque, site.name) if tree.opaque else []
         arguments, state = self._arguments(stage, tree.leaves), self._random_state(tree.leaves)
         block = BlockRun(forward, tree, arguments, hidden, self._modes, state)
         before, key, part = site.state.before(), None, None
@@ -352,7 +221,7 @@ class Run:
             output = block.forward(*args, **kwargs)
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != part.versions:
-            self._refuse_written(part.stage, block, part.versions)
+            block.refuse_written(self.name(part.stage), part.versions)
         block.found = self._sites[part.stage].state.after(before, part.flags)
         reason = part.finish()
         if reason:
@@ -372,7 +241,7 @@ class Run:
         try:
             with hooks(first), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
-            self._refuse_written(stage, block, first.versions)
+            block.refuse_written(site.name, first.versions)
         except BaseException:
             self._forget(stage)
             raise
@@ -419,55 +288,14 @@ class Run:
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where each tensor argument of a block will be found when it runs again."""
         if not self._program.replayed[stage]:
-            return list(map(_kept, leaves))
+            return list(map(Argument.kept, leaves))
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
-        arguments = [self._argument(leaf, returned, outputs) for leaf in leaves]
+        arguments = [Argument.found(leaf, returned, outputs) for leaf in leaves]
         self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
         if outputs is not None:
             outputs.keep_only(self._wanted[stage - 1])
         return arguments
-
-    def _argument(self, leaf: torch.Tensor, returned: Sequence[_Returned], outputs: Outputs | None) -> Argument:
-        for index, old in enumerate(returned):
-            if old.tensor() is leaf and _compat.version(leaf) == old.version:
-                return Argument(leaf.requires_grad, output=index)
-        index = outputs.in_storage_of(leaf) if outputs is not None else -1
-        if outputs is not None and 0 <= index < len(returned):
-            detached = leaf.requires_grad != returned[index].requires_grad
-            if not detached and _is_view_of(leaf, outputs, index):
-                return Argument(leaf.requires_grad, output=index, view=geometry(leaf))
-        return _kept(leaf)
-
-    def _hidden(self, stage: int, objects: Iterable[Any]) -> list[tuple[str, torch.Tensor, int]]:
-        """The tensors inside objects that a block is passed, with their versions."""
-        found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
-        for name, tensor, _ in found:
-            if tensor.requires_grad:
-                cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in name else ""
-                raise Unsupported(
-                    f"'{self.name(stage)}' is passed an object that holds a tensor with gradients, {name}: it cannot "
-                    f"be run again from that; keep this block, or pass the tensor itself{cache}"
-                )
-        return found
-
-    def _refuse_written(self, stage: int, block: BlockRun, versions: Sequence[int]) -> None:
-        tree = block.tree
-        now = _compat.versions(tree.leaves)
-        for index, version in enumerate(versions if now != versions else ()):
-            if now[index] != version:
-                raise Unsupported(
-                    f"'{self.name(stage)}' modifies its argument {_argument_name(tree, index)} in place, so it cannot "
-                    "be run again from it; keep this block, or merge it with the one before"
-                )
-        for value in tree.opaque:
-            found = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
-            before = [(id(tensor), version) for _, tensor, version in block.hidden]
-            if not set(found) <= set(before):
-                raise Unsupported(
-                    f"'{self.name(stage)}' puts tensors into an object that it is passed ({type(value).__name__}), and "
-                    "would do so again when it is run again; keep this block"
-                )
 
     def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
         """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
@@ -476,7 +304,7 @@ class Run:
         stage = op.stage
         returned = unique_tensors_in(output)
         if self._program.replayed[stage + 1]:
-            self._returned[stage] = [_Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
+            self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             self._produce(op, output)
         self._after(self._program.first_forward[stage])
         if not self._program.watched[stage]:
@@ -599,15 +427,15 @@ class Run:
             self._staying.add(value)
             self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
 
-    def _cargo_of(self, value: Value) -> _Cargo:
+    def _cargo_of(self, value: Value) -> Cargo:
         kind, stage = value
         block = self._blocks.get(stage) if kind == SAVED else None
         if block is None:
-            return _Cargo(None, (), self._outputs.get(value))
+            return Cargo(None, (), self._outputs.get(value))
         given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
         before = self._outputs_there(stage)
         found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
-        return _Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value))
+        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value))
 
     @functools.cached_property
     def _resident(self) -> frozenset[int]:
@@ -888,7 +716,7 @@ class Run:
             tensor, intact = outputs.tensors[argument.output], outputs.is_intact(argument.output)
         if not intact:
             raise RecomputationError(
-                f"argument {_argument_name(block.tree, index)} of '{self.name(stage)}' was modified in place "
+                f"argument {block.argument_name(index)} of '{self.name(stage)}' was modified in place "
                 "after the forward, but its backward needs the old value"
             )
         if argument.view is None:
@@ -907,10 +735,6 @@ class Run:
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
 
 
-def _kept(leaf: torch.Tensor) -> Argument:
-    return Argument(leaf.requires_grad, leaf if leaf.is_leaf else leaf.detach(), _compat.version(leaf))
-
-
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:
     run.boundary(stage)
 
@@ -919,22 +743,3 @@ def _lease_ended(run_ref: weakref.ref[Run], stage: int, _: weakref.ref[Lease]) -
     run = run_ref()
     if run is not None:
         run._forget(stage)
-
-
-def _is_view_of(leaf: torch.Tensor, outputs: Outputs, index: int) -> bool:
-    output = outputs.tensors[index]
-    return (
-        leaf.dtype == output.dtype
-        and leaf.is_conj() == output.is_conj()
-        and leaf.is_neg() == output.is_neg()
-        and outputs.is_intact(index)
-        and _compat.version(leaf) == _compat.version(output)
-    )
-
-
-def _argument_name(tree: Tree, index: int) -> str:
-    """How a person would name a tensor of the tree (args, kwargs)."""
-    where = tree.path(index)
-    if where.startswith("1["):
-        return where[1:].replace("[", "", 1).replace("]", "", 1)
-    return f"args{where[1:]}"

@@ -870,6 +870,37 @@ def test_backend_switches_around_forward_alone() -> None:
     assert_same(net(layer=Attention), loss, STAGES, from_input(STAGES))
 
 
+#: What is set for the forward alone: the attribute, its value there, and whose it is.
+SWITCHED = {
+    "float32 of all": ("fp32_precision", "tf32", torch.backends),
+    "float32 of matrix products": ("fp32_precision", "tf32", torch.backends.cuda.matmul),
+    "float32 of convolutions": ("fp32_precision", "ieee", getattr(torch.backends.cudnn, "conv", None)),
+    "float16 sums": ("allow_fp16_reduced_precision_reduction", False, torch.backends.cuda.matmul),
+    "bfloat16 sums": ("allow_bf16_reduced_precision_reduction", False, torch.backends.cuda.matmul),
+    "float16 accumulation": ("allow_fp16_accumulation", True, torch.backends.cuda.matmul),
+    "oneDNN": ("enabled", False, torch.backends.mkldnn),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_later_runs_find_the_switches_of_the_forward(name: str) -> None:
+    attribute, wanted, owner = SWITCHED[name]
+    if not hasattr(owner, attribute):
+        pytest.skip("this torch has no such switch")
+    before, found = getattr(owner, attribute), []
+    model = net()
+    model.layers[1].up.register_forward_hook(lambda module, args, output: found.append(getattr(owner, attribute)))
+    with planned(model, STAGES, every_block(STAGES)):
+        try:
+            setattr(owner, attribute, wanted)
+            loss = loss_of(model)
+        finally:
+            setattr(owner, attribute, before)
+        loss.backward()
+    assert found == [wanted, wanted]
+    assert getattr(owner, attribute) == before
+
+
 def test_power_iteration_sees_its_old_vectors() -> None:
     """A buffer that a block reads and writes."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -305,6 +306,56 @@ def profiler_is_active() -> bool:
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Calls `function` when the backward that is running has ended; only from within that backward."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# -- which kernels run ---------------------------------------------------------------------------------------
+
+_FLOAT32_OF = [
+    ("generic", "all"),  # what others inherit from comes first
+    *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
+]
+
+
+def kernel_switches() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How to read and to set the precision of float32, first for many operations at once and then, where torch has
+    that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are tried.
+    """
+    cudnn = torch.backends.cudnn
+    yield _unless_mixed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    yield _unless_mixed(lambda: cudnn.allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value))
+    get, set_ = (getattr(torch._C, f"_{verb}_fp32_precision_{verb}ter", None) for verb in ("get", "set"))
+    if get is not None and set_ is not None:
+        yield from ((functools.partial(get, *which), functools.partial(set_, *which)) for which in _FLOAT32_OF)
+    for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation"):
+        get, set_ = (getattr(torch._C, f"_{verb}_cublas_allow_{name}", None) for verb in ("get", "set"))
+        if get is not None and set_ is not None:
+            yield get, functools.partial(_set_parts, set_)
+    order, reorder = (getattr(torch._C, f"_{verb}_sdp_priority_order", None) for verb in ("get", "set"))
+    if order is not None and reorder is not None:
+        yield lambda: tuple(order()), lambda value: reorder(list(value))
+
+
+def _unless_mixed(
+    read: Callable[[], Any], write: Callable[[Any], Any]
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """A switch that torch refuses to read, once what it comprises was set one by one: it is left alone then."""
+
+    def known() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    def restore(value: Any) -> None:
+        if value is not None:
+            write(value)
+
+    return known, restore
+
+
+def _set_parts(write: Callable[..., Any], value: Any) -> None:
+    """Sets a switch that has one part or several."""
+    write(*(value if isinstance(value, tuple) else (value,)))
 
 
 # -- where in autograd's graph a traced step is --------------------------------------------------------------

@@ -1,15 +1,14 @@
 """What surrounds a block's run beside its arguments, taken down at the first run and put back for the later ones.
 
-Random state, autocast and grad mode are those of the block's call; backend switches (`sdpa_kernel`, deterministic
-algorithms, default device and type) those of the model's call, for a backward usually runs outside the contexts in
-which the forward ran, and another kernel means other bits.
+Random state, autocast and grad mode are those of the block's call; backend switches, those of the model's, are in
+`switches.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -100,69 +99,3 @@ def no_autocast(device_types: Iterable[str]) -> Iterator[None]:
 def _autocast(device_type: str) -> tuple[str, bool, torch.dtype | None]:
     enabled = torch.is_autocast_enabled(device_type)
     return device_type, enabled, torch.get_autocast_dtype(device_type) if enabled else None
-
-
-# -- backend switches ----------------------------------------------------------------------------------------
-
-_cuda, _cudnn = torch.backends.cuda, torch.backends.cudnn
-
-
-def _setter(owner: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(owner, name, value)
-
-
-#: name, how to read it, how to set it
-_SWITCHES: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
-    ("flash attention", _cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
-    ("memory-efficient attention", _cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
-    ("plain attention", _cuda.math_sdp_enabled, _cuda.enable_math_sdp),
-    ("cuDNN attention", _cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
-    (
-        "deterministic algorithms",
-        torch.are_deterministic_algorithms_enabled,
-        lambda value: torch.use_deterministic_algorithms(
-            value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
-        ),
-    ),
-    ("default type", torch.get_default_dtype, torch.set_default_dtype),
-    ("precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    ("cuDNN", lambda: _cudnn.enabled, _setter(_cudnn, "enabled")),
-    ("cuDNN benchmark", lambda: _cudnn.benchmark, _setter(_cudnn, "benchmark")),
-    ("cuDNN deterministic", lambda: _cudnn.deterministic, _setter(_cudnn, "deterministic")),
-)
-
-
-class Switches:
-    """The backend switches as they are now."""
-
-    __slots__ = ("_device", "_values", "key")
-
-    def __init__(self) -> None:
-        self._values = tuple([read() for _, read, _ in _SWITCHES])
-        self._device = torch.get_default_device()
-        self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
-
-    def are_in_force(self) -> bool:
-        """Whether nothing has to be switched."""
-        return (
-            self._values == tuple([read() for _, read, _ in _SWITCHES]) and self._device == torch.get_default_device()
-        )
-
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
-        """The body runs with these switches, and leaves them as they were."""
-        changed = []
-        for (_, read, write), wanted in zip(_SWITCHES, self._values, strict=True):
-            current = read()
-            if current != wanted:
-                changed.append((write, current))
-                write(wanted)
-        try:
-            if torch.get_default_device() == self._device:
-                yield
-            else:
-                with self._device:
-                    yield
-        finally:
-            for write, value in changed:
-                write(value)

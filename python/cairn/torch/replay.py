@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from . import _compat
-from .ambient import Modes, RandomState, Switches, no_autocast, with_generator
+from .ambient import Modes, RandomState, no_autocast, with_generator
 from .attributes import Attributes
 from .cargo import Cargo
 from .errors import RecomputationError, Unsupported
@@ -65,6 +65,7 @@ from .program import (
 from .rebuild import Rebuild
 from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
 from .state import Before, BlockState, Record
+from .switches import Switches
 from .travel import Travel
 from .tree import Tree, tensors_in, unique_tensors_in
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from . import graph_costs, interpreter, memory
-from .ambient import Switches
 from .errors import PlanMismatch
 from .graph_program import Program
 from .handle import set_aside
@@ -20,6 +19,7 @@ from .profiler import check_model, device_of, fingerprint_of
 from .recording import recorded
 from .sample import Sample
 from .surroundings import Surroundings
+from .switches import Switches
 from .untouched import untouched
 
 

@@ -1,0 +1,91 @@
+"""Switches of torch's that say which kernels run: as they are in a model's call, and again in later runs of its blocks.
+
+A backward usually runs outside the contexts in which the forward ran (`sdpa_kernel`, deterministic algorithms, default
+device and type, precision of float32 and of sums), and another kernel means other bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from . import _compat
+
+
+class Switch(NamedTuple):
+    """How to read a switch, and how to set it."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+_cuda, _cudnn, _mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+
+
+def _set_deterministic(value: bool) -> None:
+    torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+
+
+def _attribute(owner: Any, name: str) -> Switch:
+    return Switch(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _library(prefer: Callable[..., Any]) -> Switch:
+    return Switch(prefer, prefer)
+
+
+def _known() -> Iterator[Switch]:
+    yield Switch(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp)
+    yield Switch(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp)
+    yield Switch(_cuda.math_sdp_enabled, _cuda.enable_math_sdp)
+    yield Switch(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp)
+    if hasattr(_cuda, "fp16_bf16_reduction_math_sdp_allowed"):
+        yield Switch(_cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp)
+    yield Switch(torch.are_deterministic_algorithms_enabled, _set_deterministic)
+    yield Switch(torch.get_default_dtype, torch.set_default_dtype)
+    yield from map(_library, (_cuda.preferred_blas_library, _cuda.preferred_linalg_library))
+    for owner, name in ((_cudnn, "enabled"), (_cudnn, "benchmark"), (_cudnn, "deterministic"), (_mkldnn, "enabled")):
+        yield _attribute(owner, name)
+    for read, write in _compat.kernel_switches():
+        yield Switch(read, write)
+
+
+_SWITCHES = tuple(_known())
+_READERS = [switch.read for switch in _SWITCHES]
+
+
+class Switches:
+    """The backend switches as they are now."""
+
+    __slots__ = ("_device", "_values", "key")
+
+    def __init__(self) -> None:
+        self._values = tuple([read() for read in _READERS])
+        self._device = torch.get_default_device()
+        self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
+
+    def are_in_force(self) -> bool:
+        """Whether nothing has to be switched."""
+        return self._values == tuple([read() for read in _READERS]) and self._device == torch.get_default_device()
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The body runs with these switches, and leaves them as they were."""
+        changed = []
+        for (read, write), wanted in zip(_SWITCHES, self._values, strict=True):
+            current = read()
+            if current != wanted:
+                changed.append((write, current))
+                write(wanted)
+        try:
+            if torch.get_default_device() == self._device:
+                yield
+            else:
+                with self._device:
+                    yield
+        finally:
+            for write, value in changed:
+                write(value)

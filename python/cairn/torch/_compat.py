@@ -175,6 +175,16 @@ def _kineto_events(profiler: Any, prefix: str) -> list[int | str]:
     return [what for _, what in timed]
 
 
+# -- what libraries keep on a device -------------------------------------------------------------------------
+
+
+def clear_workspaces() -> None:
+    """Gives back what cuBLAS keeps for its products; it takes it again when it needs it."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
 # -- torch.compile -------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from . import memory
 from .graph_program import Call, External, Local, Operation, Outside, Program, Value
 from .records import Output, Record
 from .tape import Tape
@@ -37,11 +36,11 @@ class Results:
         return [self.loss, *self.outputs, *self.grads.values(), *(where for _, where in self.written)]
 
 
-def assembled(tape: Tape, results: Results, device: torch.device) -> Program:
+def assembled(tape: Tape, results: Results) -> Program:
     """The program of a recorded step."""
     needed = _needed(tape.records, results)
     records = [record for record in tape.records if record in needed]
-    return _Assembly(records, results, device).program(tape.externals)
+    return _Assembly(records, results).program(tape.externals)
 
 
 def _needed(records: Sequence[Record], results: Results) -> set[Record]:
@@ -78,7 +77,6 @@ SMALL = 16
 class _Assembly:
     records: list[Record]
     results: Results
-    device: torch.device
     used: dict[Record, list[int]] = field(default_factory=dict)  # the outputs that are read, ascending
     index: dict[Record, int] = field(default_factory=dict)
     kept: set[Record] = field(default_factory=set)
@@ -189,7 +187,7 @@ class _Assembly:
         record = Record(f"{where.record.name} (copy)", where.record.is_backward)
         record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"copy {shows.described()}"))
         record.hand_on(Local(0, 0), shows)
-        record.storages.append((-len(self.copies) - 1, memory.allocated_bytes(shows.dense_bytes, self.device)))
+        record.storages.append((-len(self.copies) - 1, shows.dense_bytes))
         self.copies[record] = where
         return record
 

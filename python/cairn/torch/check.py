@@ -155,7 +155,7 @@ class _Runs:
         self._sample, self._plan, self._device = sample, plan, device
         self._start, self._buffers = RandomState(device), Buffers(sample.model)
         self._outcomes: list[_Outcome] = []
-        self.meter = memory.meter_for(device)
+        self.meter = memory.meter_for(device, taken=True)
 
     def step(self, existing: bool, keeps: bool = False) -> _Outcome:
         """One step, onto gradients that exist already or creating them; `keeps` its results."""
@@ -309,7 +309,7 @@ class Watch:
         self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
         self._existed = self._gradient_bytes > 0
         self._resident = resident_of(plan, self._gradient_bytes)
-        self._meter, self._last = memory.meter_for(torch.device(plan.device), interruptible=True), None
+        self._meter, self._last = memory.meter_for(torch.device(plan.device), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
         self._began = time.perf_counter_ns()

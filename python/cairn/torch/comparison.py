@@ -77,7 +77,7 @@ class Comparison:
         """The steps before the rounds."""
         model, plan = self._sample.model, self._plan
         self._timed(turn)
-        meter = memory.meter_for(self._device)
+        meter = memory.meter_for(self._device, taken=True)
         with meter:  # what is allocated under it is released under it
             self._prepare()
             existing = gradient_bytes_of(model)

@@ -105,7 +105,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Of a new one."""
-        return memory.allocated_bytes(self._extent() * self._dtype.itemsize, self._device)
+        return self._extent() * self._dtype.itemsize
 
     @property
     def has_gaps(self) -> bool:

@@ -39,6 +39,7 @@ class StepMeasure:
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
     arriving: Arriving
     is_settled: bool  # blocks were measured with gradients that lie as `arriving` says
+    excess: float = 0.0  # of the meter
 
 
 # -- the pass that measures memory ---------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class MemoryPass:
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
-        return StepMeasure(stages, pinned, blocks, input_grad, surroundings, arriving, settled)
+        return StepMeasure(stages, pinned, blocks, input_grad, surroundings, arriving, settled, self._meter.excess)
 
     def _pass_layouts_on(self) -> None:
         """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""

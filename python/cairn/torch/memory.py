@@ -1,7 +1,9 @@
 """How much memory a piece of a training step takes: levels and peaks of the allocator, and sizes by unique storage.
 
 On the CPU the allocator's own events are read (scratch of kernels included); on CUDA the caching allocator's counters.
-All sizes are bytes.
+That one takes more than it is asked for: it rounds up, and gives away a larger free block whole where little would be
+left of it, which depends on what was freed before. What is asked for does not, and adds up; so steps are measured and
+planned in it, and by how much more is taken is measured apart (`Meter.excess`). All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
@@ -17,7 +19,6 @@ import torch
 from . import _compat
 
 MARK_PREFIX = "cairn.mark."
-CUDA_GRANULE_BYTES = 512  # the caching allocator rounds every block up to a multiple of this
 
 
 # -- sizes by unique storage ---------------------------------------------------------------------------------
@@ -34,17 +35,10 @@ def can_travel(tensor: torch.Tensor) -> bool:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the storage behind a tensor, as the device's allocator counts them."""
+    """Bytes of the storage behind a tensor, as its allocator was asked for them."""
     if not has_storage(tensor):
         return tensor.numel() * tensor.element_size()
-    return allocated_bytes(tensor.untyped_storage().nbytes(), tensor.device)
-
-
-def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """What the allocator of a device takes for a request."""
-    if device.type == "cuda":
-        return -(-nbytes // CUDA_GRANULE_BYTES) * CUDA_GRANULE_BYTES
-    return nbytes
+    return tensor.untyped_storage().nbytes()
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -60,7 +54,7 @@ def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -
 
 def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of new tensors of the same shapes."""
-    return sum(allocated_bytes(t.numel() * t.element_size(), t.device) for t in tensors)
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def give_back() -> None:
@@ -109,6 +103,7 @@ class Meter:
         return max([opening, *self._peaks[first + 1 : last]])
 
     was_interrupted = False
+    excess = 0.0  # the share by which the allocator had taken more, at most, than it was asked for
 
     def is_here(self) -> bool:
         """Whether this thread may mark moments."""
@@ -176,21 +171,27 @@ class CpuMeter(Meter):
 
 
 class CudaMeter(Meter):
-    """Reads the caching allocator's counters; they are kept on the host, so no synchronisation is needed."""
+    """Reads the caching allocator's counters; they are kept on the host, so no synchronisation is needed.
 
-    def __init__(self, device: torch.device) -> None:
+    taken: of what the allocator takes, rather than of what it is asked for.
+    """
+
+    def __init__(self, device: torch.device, taken: bool = False) -> None:
         self._device = device
+        # an allocator that counts only what it takes does not round
+        counts_both = torch.cuda.get_allocator_backend() == "native"
+        self._counter = "requested_bytes" if counts_both and not taken else "allocated_bytes"
 
     def __enter__(self) -> CudaMeter:
         self._levels, self._peaks = [], []
         self._fresh_peaks = self._peaks
-        self._start = torch.cuda.memory_allocated(self._device)
+        self._start = self._read()["current"]
         torch.cuda.reset_peak_memory_stats(self._device)
         return self
 
     def mark(self) -> int:
         self._close_section()
-        self._levels.append(torch.cuda.memory_allocated(self._device) - self._start)
+        self._levels.append(self._read()["current"] - self._start)
         torch.cuda.reset_peak_memory_stats(self._device)
         return len(self._levels) - 1
 
@@ -199,9 +200,40 @@ class CudaMeter(Meter):
 
     def _close_section(self) -> None:
         if self._levels:
-            self._peaks.append(torch.cuda.max_memory_allocated(self._device) - self._start)
+            self._peaks.append(self._read()["peak"] - self._start)
+
+    def _read(self) -> Mapping[str, int]:
+        counters = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
+        if not counters:  # before anything was allocated
+            return {"current": 0, "peak": 0}
+        asked, taken = counters[self._counter]["all"], counters["allocated_bytes"]["all"]
+        if asked["peak"] > 0:
+            self.excess = max(self.excess, taken["peak"] / asked["peak"] - 1)
+        found: Mapping[str, int] = asked
+        return found
 
 
-def meter_for(device: torch.device, interruptible: bool = False) -> Meter:
-    """A meter of the device's allocator; an interruptible one gives way when another is wanted."""
-    return CudaMeter(device) if device.type == "cuda" else CpuMeter(interruptible)
+def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:
+    """A meter of the device's allocator; an interruptible one gives way when another is wanted.
+
+    taken: it measures what has to fit into the device, rather than what tensors ask for.
+    """
+    return CudaMeter(device, taken) if device.type == "cuda" else CpuMeter(interruptible)
+
+
+# -- what libraries keep -------------------------------------------------------------------------------------
+
+
+def library_bytes(device: torch.device) -> int:
+    """What cuBLAS keeps on a device for its matrix products, once the threads that compute have made one: this thread,
+    and that of autograd, which has a workspace of its own. All of them have when this returns.
+    """
+    if device.type != "cuda":
+        return 0
+    _compat.clear_workspaces()
+    before = torch.cuda.memory_allocated(device)
+    with torch.enable_grad():
+        factor = torch.ones((1, 1), device=device, requires_grad=True)
+        torch.autograd.grad(factor @ factor, factor, torch.ones((1, 1), device=device))
+    del factor
+    return max(0, torch.cuda.memory_allocated(device) - before)

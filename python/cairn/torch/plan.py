@@ -411,7 +411,8 @@ class Task:
         if self.profile.fingerprint["autocast"]:
             share += AUTOCAST_UNCERTAINTY
         everything = _number(cairn.limits(self.chain, solver="store-all").store_all_bytes)
-        return least + int(share * (everything - self.problem["fixed_bytes"])) + self.profile.miss_bytes
+        activations = everything - self.problem["fixed_bytes"]
+        return least + int(share * activations) + int(self.profile.excess * everything) + self.profile.miss_bytes
 
     def _plan_of(self, room: _Room, chosen: _Chosen) -> Plan:
         profile, scope, ops, to = self.profile, self.scope, chosen.schedule.ops, self.to

@@ -51,6 +51,7 @@ class Profile:
     fingerprint: Mapping[str, Any]
     present_bytes: int = 0  # what of all this was on the device when it was profiled
     miss_bytes: int = 0  # by how much a measured step passed its predicted peak
+    excess: float = 0.0  # share by which the device's allocator took more than tensors asked it for
     notes: tuple[str, ...] = ()
     outside: Outside = Outside()  # what is replaced outside blocks
 
@@ -137,7 +138,7 @@ class Profile:
         return cls(**{**fields, "notes": tuple(fields["notes"]), "outside": outside})
 
 
-STATE = ("parameters", "buffers", "optimizer state")
+STATE = ("parameters", "buffers", "optimizer state", "workspaces of libraries")
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
@@ -230,6 +231,7 @@ def profile(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)
     with set_aside(model), untouched(model, device):
+        workspaces = memory.library_bytes(device)
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
         replaced = find_outside(model, sample.output, found) if outside else Outside()
@@ -247,13 +249,14 @@ def profile(
         model_name=type(model).__name__,
         device=str(device),
         stages=tuple(measured.stages),
-        resident=_resident(sample, measured, taken),
+        resident=_resident(sample, measured, taken, workspaces),
         input_bytes=memory.unique_bytes(sample.static_tensors(), memory.storages([*model.parameters()])),
         input_grad_bytes=measured.input_grad_bytes,
         gradient_bytes=memory.unique_bytes(p for p in model.parameters() if p.requires_grad),
         optimizer_step_bytes=taken.step_bytes,
         fingerprint=fingerprint_of(model, arguments, sample.kwargs),
-        present_bytes=_present_bytes(sample, optimizer),
+        present_bytes=_present_bytes(sample, optimizer) + workspaces,
+        excess=measured.excess,
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
     )
@@ -332,8 +335,11 @@ def _measure(
 ) -> tuple[measure.StepMeasure, list[Block]]:
     """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
 
-    Again where gradients turn out to lie otherwise in memory than was assumed.
+    Again where gradients turn out to lie otherwise in memory than was assumed. On CUDA, the first time is for nothing
+    but what happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
     """
+    if device.type == "cuda":
+        measure.MemoryPass(sample, blocks, measure.Owners(sample.model, _call_order(blocks, observed)), device).run()
     arriving: measure.Arriving = {}
     again = 0
     while True:
@@ -374,7 +380,9 @@ def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> N
             stage.keep_reason = stage.keep_reason or "is listed in keep="
 
 
-def _resident(sample: Sample, measured: measure.StepMeasure, optimizer: OptimizerMemory) -> dict[str, int]:
+def _resident(
+    sample: Sample, measured: measure.StepMeasure, optimizer: OptimizerMemory, workspaces: int
+) -> dict[str, int]:
     """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if not stage.keep_reason]
@@ -385,6 +393,7 @@ def _resident(sample: Sample, measured: measure.StepMeasure, optimizer: Optimize
         "parameters": sum(parameters.values()),
         "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
         "optimizer state": optimizer.state_bytes,
+        "workspaces of libraries": workspaces,
         "random states and buffers to replay": replayed,
         **measured.pinned,
     }

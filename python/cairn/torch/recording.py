@@ -53,7 +53,7 @@ def recorded(
     _put_back(sample, known)
     _check_untold(random, after, buffers, moved)
     del left
-    program = assembled(recorder.tape, results, device)
+    program = assembled(recorder.tape, results)
     random.restore_torch()
     _prove(program, prints, after, device)
     return program, recorder.generators

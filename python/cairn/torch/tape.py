@@ -25,7 +25,6 @@ class Storage:
 
     Attributes:
         ref: which one.
-        device: where it lies.
         root: what made its contents.
         root_shows: how the root shows it.
         shows: every view of the contents that is known.
@@ -36,7 +35,6 @@ class Storage:
     """
 
     ref: _compat.StorageRef
-    device: torch.device
     root: Output | External
     root_shows: Geometry
     shows: dict[Geometry, Output | External]
@@ -95,7 +93,7 @@ class Tape:
         self.externals.append(outside)
         storage = self._storages.get(key)
         if storage is None:
-            storage = Storage(_compat.StorageRef(outside.tensor), outside.tensor.device, here, shows, {}, depends=True)
+            storage = Storage(_compat.StorageRef(outside.tensor), here, shows, {}, depends=True)
             self._storages[key] = storage
         storage.externals.append(here.index)
         storage.shows.setdefault(shows, here)
@@ -145,7 +143,7 @@ class Tape:
             storage = self._storages.get(key)
             if storage is None or not isinstance(storage.root, Output) or storage.root.record is not record:
                 ref = _compat.StorageRef(tensor)
-                storage = self._storages[key] = Storage(ref, tensor.device, made, shows, {}, depends)
+                storage = self._storages[key] = Storage(ref, made, shows, {}, depends)
                 number = self._next_number()
             else:
                 assert isinstance(storage.root, Output)
@@ -156,7 +154,7 @@ class Tape:
     def becomes(self, storage: Storage, record: Record, local: Local, shows: Geometry) -> None:
         """A result of a record becomes the new contents of a storage."""
         made = record.hand_on(local, shows)
-        record.storages.append((self._next_number(), memory.allocated_bytes(storage.ref.nbytes, storage.device)))
+        record.storages.append((self._next_number(), storage.ref.nbytes))
         storage.replace(made, shows)
 
     def _next_number(self) -> int:

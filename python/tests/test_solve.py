@@ -198,6 +198,24 @@ def test_lists_and_callbacks_are_checked() -> None:
         cairn.solve(GPT2, "8GiB", progress=3)
 
 
+def test_who_stops_a_long_solver_has_an_answer() -> None:
+    """`auto` asks those that take a small part of the longest work before it."""
+    stages = [cairn.Stage(10 + i % 17, saved_bytes=100 + 37 * i % 101, forward_ns=1000 + i * i % 997, backward_ns=2000)
+              for i in range(150)]  # fmt: skip
+    chain = cairn.Chain(stages, input_bytes=10)
+    limits = cairn.limits(chain)
+    budget = (9 * limits.least_bytes + limits.store_all_bytes) // 10
+    solution = cairn.solve(chain, budget, progress=lambda state: state.phase == "chain-exact")
+    assert solution.stopped_early and solution.found and "chain-dp" in solution.reason
+    assert cairn.verify(chain, solution.schedule).replay.peak_bytes <= budget
+
+
+def test_infeasible_says_whose_least_it_is() -> None:
+    least = cairn.limits(GPT2).least_bytes
+    assert cairn.solve(GPT2, least - 1).reason == f"every schedule needs at least {least} bytes"
+    assert cairn.solve(GPT2, 1000, solver="store-all").reason.startswith("store-all needs ")
+
+
 def test_report() -> None:
     text = cairn.solve(GPT2, in_between(GPT2)).report()
     assert "budget" in text and "least memory" in text and text.endswith("\n")

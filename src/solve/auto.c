@@ -8,7 +8,8 @@
  *   - once a schedule meets the lower bound, nothing can beat it;
  *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
  *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
- * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. With
+ * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. Where
+ * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
  * a time limit exhaustive search comes next, where it needs a small part of it; then those that improve their answer until
  * time ends, with nearly all of it; then the cheapest, so that there is an answer when time ends. Other heuristics may take half
  * of their even share of the time that is left, but for the last.
@@ -22,9 +23,12 @@ enum { SOLVERS_MAX = 64 };
 
 /* Of the time left: what exhaustive search must fit to be asked first, and what an anytime solver leaves for the others. */
 enum { EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
+/* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
+enum { CHEAP_SHARE = 32 };
 
-/* Half a minute of one core, or so. */
+/* Half a minute of one core, or so; and what nobody will stop. */
 #define WORK_MAX ((int64_t)30000000000)
+#define WORK_SHORT ((int64_t)1000000000)
 
 typedef struct candidate {
     const crn_solver *solver;
@@ -57,34 +61,50 @@ static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
 
 /* ---- order ---- */
 
-/* With a time limit, which solvers come before others; what exhaustive search takes is known well. */
-static int turn_of(const crn_task *task, const crn_solver *solver, int64_t work)
+/* The longest work of those that are asked; what is too costly is not. */
+static int64_t longest_work(const auto_session *session)
 {
+    int64_t longest = 0;
+    for (int i = 0; i < session->count; i++)
+        if (session->candidates[i].work <= WORK_MAX)
+            longest = crn_max(longest, session->candidates[i].work);
+    return longest;
+}
+
+/* Which solvers come before others; what exhaustive search takes is known well. */
+static int turn_of(const crn_task *task, const candidate *c, int64_t longest)
+{
+    const crn_solver *solver = c->solver;
     if (strcmp(solver->info.name, "store-all") == 0)
         return 0;
     if (task->deadline_ns == CAIRN_NONE)
-        return 1;
-    if (solver->info.exhaustive && work < (task->deadline_ns - crn_clock_ns()) / EXHAUSTIVE_SHARE)
+        return longest > WORK_SHORT && c->work <= longest / CHEAP_SHARE && !solver->is_anytime ? 1 : 2;
+    if (solver->info.exhaustive && c->work < (task->deadline_ns - crn_clock_ns()) / EXHAUSTIVE_SHARE)
         return 1;
     return solver->is_anytime ? 2 : 3;
 }
 
-static bool comes_before(const candidate *a, const candidate *b, bool cheapest_first)
+static bool comes_before(const candidate *a, const candidate *b, bool has_deadline)
 {
     if (a->turn != b->turn)
         return a->turn < b->turn;
-    if (cheapest_first && a->work != b->work)
+    if ((has_deadline || a->turn == 1) && a->work != b->work)
         return a->work < b->work;
     return a->solver->rank > b->solver->rank;
 }
 
 /* Insertion keeps the order of the registry among equals. */
-static void insert(auto_session *session, candidate made, bool cheapest_first)
+static void put_in_order(auto_session *session, const crn_task *task)
 {
-    int i = session->count++;
-    for (; i > 0 && comes_before(&made, &session->candidates[i - 1], cheapest_first); i--)
-        session->candidates[i] = session->candidates[i - 1];
-    session->candidates[i] = made;
+    const int64_t longest = longest_work(session);
+    for (int k = 0; k < session->count; k++) {
+        candidate moved = session->candidates[k];
+        int i = k;
+        moved.turn = turn_of(task, &moved, longest);
+        for (; i > 0 && comes_before(&moved, &session->candidates[i - 1], task->deadline_ns != CAIRN_NONE); i--)
+            session->candidates[i] = session->candidates[i - 1];
+        session->candidates[i] = moved;
+    }
 }
 
 static cairn_status auto_open(const crn_task *task, void **state, cairn_error *error)
@@ -95,11 +115,10 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
     if (!session)
         return crn_no_memory(error);
     for (const crn_solver *const *solver = crn_solvers; *solver && session->count < SOLVERS_MAX; solver++)
-        if (is_candidate(*solver, task)) {
-            int64_t work = (*solver)->work ? (*solver)->work(task) : 0;
-            candidate made = {.solver = *solver, .work = work, .turn = turn_of(task, *solver, work)};
-            insert(session, made, task->deadline_ns != CAIRN_NONE);
-        }
+        if (is_candidate(*solver, task))
+            session->candidates[session->count++] =
+                (candidate){.solver = *solver, .work = (*solver)->work ? (*solver)->work(task) : 0};
+    put_in_order(session, task);
     return CAIRN_OK;
 }
 

@@ -328,6 +328,9 @@ static void fill_reason(const crn_session *session, const crn_answer *answer, ca
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && session->least.is_exact)
+        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
+                 (long long)session->least.bytes);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && session->least.bytes != CAIRN_NONE)
         snprintf(info->reason, sizeof(info->reason), "%s needs %lld bytes", info->solver,
                  (long long)session->least.bytes);

@@ -89,13 +89,17 @@ static const char *solver_name_at(int index)
     return solver ? solver->name : NULL;
 }
 
-static void describe(const flag *found, char *name, size_t name_size, char *help, size_t help_size)
+static void describe(const cli_command *command, const flag *found, char *name, size_t name_size, char *help,
+                     size_t help_size)
 {
     snprintf(name, name_size, "--%s%s%s", found->name, found->value ? " " : "", found->value ? found->value : "");
-    if (found->option && found->option->type != CAIRN_OPTION_FLAG)
-        snprintf(help, help_size, "%s (default: %s)", found->help, found->option->fallback);
-    else
+    if (!found->option || found->option->type == CAIRN_OPTION_FLAG)
         snprintf(help, help_size, "%s", found->help);
+    else if (found->group == CLI_BUDGET && !command->budget)
+        snprintf(help, help_size, "%s (required)", found->help);
+    else
+        snprintf(help, help_size, "%s (default: %s)", found->help,
+                 found->group == CLI_BUDGET ? command->budget : found->option->fallback);
 }
 
 void cli_list_flags(const cli_command *command, void (*show)(const char *flag, const char *help))
@@ -106,7 +110,7 @@ void cli_list_flags(const cli_command *command, void (*show)(const char *flag, c
         show("-o FILE", output_help);
     for (int i = 0; flag_at(i, &found); i++)
         if (command->flags & found.group) {
-            describe(&found, name, sizeof(name), help, sizeof(help));
+            describe(command, &found, name, sizeof(name), help, sizeof(help));
             show(name, help);
         }
 }
@@ -220,8 +224,8 @@ static cli_exit parse_short(cli_call *call, const char *word, const char *next, 
 static cli_exit add_operand(cli_call *call, const char *word)
 {
     if (call->operand_count == call->command->operands_max)
-        return cli_misuse(call, "\"%s\" is one operand too many; usage: cairn %s %s [flags]", word, call->command->name,
-                          call->command->operands);
+        return cli_misuse(call, "\"%s\" is one operand too many; usage: cairn %s%s%s [flags]", word,
+                          call->command->name, *call->command->operands ? " " : "", call->command->operands);
     call->operands[call->operand_count++] = word;
     return CLI_FOUND;
 }

@@ -41,7 +41,8 @@ typedef struct cli_command {
     const char *name;
     const char *operands; /* as in "PROBLEM SCHEDULE" */
     int operands_min, operands_max;
-    unsigned flags; /* cli_flags */
+    unsigned flags;     /* cli_flags */
+    const char *budget; /* what --budget is where it is not given; NULL = it has to be */
     const char *summary;
     const char *details; /* a paragraph or two for `cairn help NAME` */
     cli_exit (*run)(cli_call *call);
@@ -84,6 +85,8 @@ cli_exit cli_load_schedule(cli_call *call);
 
 /** Reports a failure of the library, in a file or NULL, on standard error and under --json on standard output. */
 cli_exit cli_fail(const cli_call *call, const char *file, const cairn_error *error);
+/** Reports that a result, of -o or --trace, could not be written. */
+cli_exit cli_fail_to_write(const cli_call *call, const char *path, const cairn_error *error);
 /** Reports wrong usage. */
 cli_exit cli_misuse(const cli_call *call, const char *format, ...) __attribute__((__format__(__printf__, 2, 3)));
 /** A line on standard error. */

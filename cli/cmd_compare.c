@@ -134,7 +134,8 @@ static cli_exit ask(cli_call *call, const cairn_solver_info *solver, const budge
         cli_watch_end();
     }
     if (is_left_out(status)) {
-        cli_note("%s is left out: %s", solver->name, error.message);
+        bool names_itself = strncmp(error.message, solver->name, strlen(solver->name)) == 0;
+        cli_note("left out: %s%s%s", names_itself ? "" : solver->name, names_itself ? "" : ": ", error.message);
         return CLI_FOUND;
     }
     if (status != CAIRN_OK)
@@ -156,24 +157,38 @@ static cli_exit print_results(const cli_call *call, const results *out)
     return status == CAIRN_OK ? CLI_FOUND : cli_fail(call, NULL, &error);
 }
 
-static bool takes_kind(const cli_call *call, const cairn_solver_info *solver)
+/* Why a solver is not asked, of the reasons that many share; NULL: it is. */
+static const char *reason_against(const cli_call *call, const cairn_solver_info *solver)
 {
-    return cairn_problem_chain(call->problem) ? solver->takes_chains : solver->takes_graphs;
+    bool is_chain = cairn_problem_chain(call->problem) != NULL, has_machine = false;
+    cairn_machine machine;
+    if (!(is_chain ? solver->takes_chains : solver->takes_graphs))
+        return is_chain ? "for the problem is a chain" : "for the problem is a graph";
+    if (solver->minimizes_memory)
+        return "for they minimize memory, which knows no budget";
+    if (solver->needs_machine &&
+        cairn_options_machine(call->options, call->problem, &machine, &has_machine, NULL) == CAIRN_OK && !has_machine)
+        return "for there is no machine to offload to";
+    return NULL;
 }
 
-/* Solvers of the other kind of problem, on one line. */
-static void name_the_other_kind(const cli_call *call)
+/* On one line those that are left out for one reason, on which the given solver is the first. */
+static void name_those_left_out(const cli_call *call, int first)
 {
     char names[800];
     size_t length = 0;
-    const cairn_solver_info *solver;
-    for (int i = 0; (solver = cairn_solver_at(i)) && length < sizeof(names); i++)
-        if (!takes_kind(call, solver))
-            length +=
-                (size_t)snprintf(names + length, sizeof(names) - length, "%s%s", length ? ", " : "", solver->name);
+    const cairn_solver_info *solver = cairn_solver_at(first);
+    const char *reason = reason_against(call, solver);
+    for (int i = 0; reason && (solver = cairn_solver_at(i)) && length < sizeof(names); i++) {
+        const char *other = reason_against(call, solver);
+        if (!other || strcmp(other, reason) != 0)
+            continue;
+        if (i < first)
+            return; /* named already */
+        length += (size_t)snprintf(names + length, sizeof(names) - length, "%s%s", length ? ", " : "", solver->name);
+    }
     if (length > 0)
-        cli_note("left out, for the problem is a %s: %s", cairn_problem_chain(call->problem) ? "chain" : "graph",
-                 names);
+        cli_note("left out, %s: %s", reason, names);
 }
 
 /* A time limit is what `cairn solve` gives to the same solver at the same budget, so that what is compared is comparable. */
@@ -199,10 +214,11 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
         const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
-    name_the_other_kind(call);
+    for (int i = 0; cairn_solver_at(i); i++)
+        name_those_left_out(call, i);
     tell_the_time(call, at);
     for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
-        if (takes_kind(call, solver))
+        if (!reason_against(call, solver))
             result = ask(call, solver, at, &out);
     if (result == CLI_FOUND || result == CLI_INTERRUPTED)
         print_results(call, &out);

@@ -54,10 +54,8 @@ static cli_exit hand_out(const cli_call *call, const cairn_problem *graph)
     if (status == CAIRN_OK && prints)
         (void)fwrite(text, 1, length, stdout); /* what fails to be written is found by cli_close_stdout */
     cairn_text_free(NULL, text, length);
-    if (status != CAIRN_OK) {
-        cli_fail(call, call->output, &error);
-        return CLI_INTERNAL;
-    }
+    if (status != CAIRN_OK)
+        return cli_fail_to_write(call, call->output, &error);
     if (!prints && !cli_stdout_is_taken(call))
         print_summary(cairn_problem_graph(graph));
     return CLI_FOUND;

@@ -61,7 +61,7 @@ static cli_exit run(cli_call *call)
     cairn_error error;
     int64_t batch = 0;
     if (!call->budget || strcmp(call->budget, "none") == 0)
-        return cli_misuse(call, "`cairn max-batch` needs --budget SIZE");
+        return cli_misuse(call, "`cairn max-batch` needs --budget SIZE; without a limit there is no largest batch");
     cli_exit result = read_batch(call, &batch);
     if (result == CLI_FOUND)
         result = cli_load_problem(call);

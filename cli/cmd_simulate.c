@@ -26,6 +26,7 @@ const cli_command cli_simulate = {
     .operands_min = 2,
     .operands_max = 2,
     .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_TRACE,
+    .budget = "the recorded one",
     .summary = "replay a schedule: time, memory, a timeline",
     .details = "Replays the schedule under --budget, else under the budget that it records (\"none\" for no limit).\n"
                "--trace writes the lanes and the memory curves for ui.perfetto.dev; of a schedule that is not valid,\n"

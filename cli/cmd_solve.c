@@ -12,10 +12,7 @@ static cli_exit write_schedule(const cli_call *call)
     if (status == CAIRN_OK)
         status = cairn_file_write(call->output, text, length, &error);
     cairn_text_free(NULL, text, length);
-    if (status == CAIRN_OK)
-        return CLI_FOUND;
-    cli_fail(call, call->output, &error);
-    return CLI_INTERNAL;
+    return status == CAIRN_OK ? CLI_FOUND : cli_fail_to_write(call, call->output, &error);
 }
 
 static cli_exit print_answer(const cli_call *call, const cairn_info *info)

@@ -22,6 +22,7 @@ const cli_command cli_verify = {
     .operands_min = 2,
     .operands_max = 2,
     .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE,
+    .budget = "the recorded one",
     .summary = "check a schedule against its problem",
     .details = "Replays the schedule under --budget, else under the budget that it records, and compares the makespan "
                "and the\n"

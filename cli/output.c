@@ -106,6 +106,12 @@ static bool is_dash(const char *path)
     return path && strcmp(path, "-") == 0;
 }
 
+cli_exit cli_fail_to_write(const cli_call *call, const char *path, const cairn_error *error)
+{
+    cli_fail(call, is_dash(path) ? "<standard output>" : path, error);
+    return CLI_INTERNAL;
+}
+
 bool cli_stdout_is_taken(const cli_call *call)
 {
     return is_dash(call->output) || is_dash(call->trace);
@@ -206,10 +212,7 @@ cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, i
     if (status == CAIRN_OK)
         status = cairn_file_write(call->trace, out.text, out.length, &error);
     free(out.text);
-    if (status == CAIRN_OK)
-        return CLI_FOUND;
-    cli_fail(call, call->trace, &error);
-    return CLI_INTERNAL;
+    return status == CAIRN_OK ? CLI_FOUND : cli_fail_to_write(call, call->trace, &error);
 }
 
 /* ---- standard output ---- */

@@ -100,18 +100,24 @@ static cairn_status parse(const char *text, const unit *units, bool bare, const 
 
 cairn_status cairn_parse_size(const char *text, int64_t *bytes, cairn_error *error)
 {
-    return parse(text, size_units, true, "",
-                 "a size: an integer of bytes, or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB", bytes, error);
+    return parse(
+        text, size_units, true, "",
+        "a size such as 8GiB: an integer of bytes, or a number and, without a space, KB, MB, GB, TB, KiB, MiB, "
+        "GiB or TiB",
+        bytes, error);
 }
 
 cairn_status cairn_parse_rate(const char *text, int64_t *bytes_per_s, cairn_error *error)
 {
-    return parse(text, size_units, true, "/s",
-                 "a rate: an integer or a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, followed by /s",
-                 bytes_per_s, error);
+    return parse(
+        text, size_units, true, "/s",
+        "a rate such as 12GB/s: an integer, or a number and, without a space, KB, MB, GB, TB, KiB, MiB, GiB or "
+        "TiB, and then /s",
+        bytes_per_s, error);
 }
 
 cairn_status cairn_parse_duration(const char *text, int64_t *ns, cairn_error *error)
 {
-    return parse(text, duration_units, false, "", "a duration: a number with ns, us, ms, s or m", ns, error);
+    return parse(text, duration_units, false, "",
+                 "a duration such as 500ms: a number and, without a space, ns, us, ms, s or m", ns, error);
 }

@@ -246,6 +246,7 @@ def test_compare(cairn):
     assert "left out, for the problem is a chain: " in table.err and "graph-search" in table.err
     named = {solver["name"] for solver in cairn.json("solvers")["solvers"]}
     asked = {answer["solver"] for answer in answers}
+    assert all(table.err.count(name) == 1 for name in ("graph-milp", "offload-dp", "select-cubic", "chain-alike"))
     assert all(name in table.err for name in named - asked - {"auto"})
     timed = cairn("compare", "p", "--budgets", "2", "--time-limit", "1500ms", "--json")
     told = re.search(r"each of (\d+) solvers may take 1500ms at each of 2 budgets, (\S+) s in all", timed.err)
@@ -329,6 +330,9 @@ def test_help(cairn):
         assert about.code == 0 and about.out.startswith(f"usage: cairn {name}")
         assert about.out == cairn(name, "--help").out
     assert "--time-limit DURATION" in cairn("help", "solve").out
+    for name, default in (("solve", "(required)"), ("bound", "(required)"), ("verify", "(default: the recorded one)")):
+        (budget,) = (line for line in cairn("help", name).out.splitlines() if "--budget SIZE" in line)
+        assert budget.endswith(default)
     assert cairn("help", "store-all").code == 0
     done = cairn("help", "simulat")
     assert done.code == 2 and '"simulate"' in done.err
@@ -381,6 +385,9 @@ def test_a_full_disk_is_noticed(cairn):
     done = cairn("solve", "p", "--budget", "none", "-o", "/dev/full")
     assert done.code == 3 and "No space" in done.err
     with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "solve", "p", "--budget", "none", "-o", "-"], cwd=cairn.folder, stdout=full,
+                              stderr=subprocess.PIPE, check=False)  # fmt: skip
+        assert done.returncode == 3 and b"<standard output>: cannot be written" in done.stderr
         for words in (["solvers"], ["solve", "p", "--budget", "none"], ["solve", "p", "--budget", "none", "--json"]):
             done = subprocess.run([PROGRAM, *words], cwd=cairn.folder, stdout=full, stderr=subprocess.PIPE, check=False)
             assert done.returncode == 3 and b"standard output" in done.stderr

@@ -54,7 +54,7 @@ def expect_refusal(cairn, *words, **more):
         (["solve", "p", "--budget", "1", "--minimize", "sorrow"], "time|memory"),
         (["verify", "p", "s", "--slots", "3"], "help verify"),
         (["limits", "p", "--budget", "1"], "help limits"),
-        (["solvers", "p"], "one operand too many"),
+        (["solvers", "p"], "one operand too many; usage: cairn solvers [flags]"),
         (["compare", "p", "--budgets", "0"], "1 to"),
         (["compare", "p", "--budgets", "x"], "x"),
         (["compare", "p", "--budgets", "1,,2"], "size"),

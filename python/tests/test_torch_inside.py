@@ -10,9 +10,10 @@ import gc
 import itertools
 import json
 import random
+import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import cairn.torch as ct
 import pytest
@@ -406,11 +407,11 @@ def test_frozen_parameters() -> None:
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
 
 
-_hidden = {"calls": 0}
+_hidden: dict[str, Any] = {"calls": 0, "of no known value": object()}
 
 
 class Hidden(Mlp):
-    """Does something else in every other run, without a trace of it in its attributes or shapes."""
+    """Does something else in every other run, without a trace of it in its attributes, shapes or constants."""
 
     def act(self, x: Tensor) -> Tensor:
         factor = 1.0 if _hidden["calls"] % 2 == 0 else 1.5
@@ -738,9 +739,7 @@ def test_a_planned_model_is_freed_with_its_last_reference() -> None:
 
 def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(), net()
-    recorded: list[int] = []
-    original = Recorder.graph
-    monkeypatch.setattr(Recorder, "graph", lambda self, output: recorded.append(1) or original(self, output))
+    recorded = _recorded(monkeypatch)
     for step in range(3):
         with opened(other) as executor:
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
@@ -855,8 +854,9 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
 }
 
 
-def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each recording."""
+def _recorded(monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module] = Mlp) -> list[int]:
+    """Grows by one with each recording; the layer was profiled before."""
+    profile_of(layer)
     count: list[int] = []
     original = Recorder.graph
     monkeypatch.setattr(Recorder, "graph", lambda self, output: count.append(1) or original(self, output))
@@ -885,6 +885,103 @@ def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: py
         for step in range(4, 7):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         assert len(count) == 1, what  # of the one layer
+
+
+SETTINGS, SLOPE = {"slope": 1.0, "slopes": [1.0]}, 1.0
+SETTING, OTHER_FILE = Config(), types.ModuleType("settings")
+OTHER_FILE.SLOPE = 1.0  # type: ignore[attr-defined]
+
+
+def _sloped(x: Tensor) -> Tensor:
+    return _HOW(x * SLOPE)
+
+
+_HOW = functools.partial(torch.mul, other=1.0)
+
+
+class Settled:
+    """A class whose attributes are settings; its methods read others."""
+
+    slope: ClassVar[float] = 1.0
+    slopes: ClassVar[dict[str, float]] = {"a": 1.0}
+
+    def __call__(self) -> float:
+        return SETTING.more["slopes"][1] * SETTINGS["slopes"][0]  # type: ignore[index,no-any-return]
+
+
+SETTLED = Settled()
+
+
+class Scaled(torch.autograd.Function):
+    """Reads a global."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.slope = 2.0 * OTHER_FILE.SLOPE
+        return x * ctx.slope
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.slope
+
+
+def _with(setting: list[float]) -> type[Mlp]:
+    slope = 1.0
+
+    class Elsewhere(Mlp):
+        """Depends on what is neither an attribute of its own nor an argument."""
+
+        factor, factors = 1.0, (1.0, 1.0)
+
+        @staticmethod
+        def turn(by: float) -> None:
+            nonlocal slope
+            slope = by
+
+        @property
+        def squared(self) -> float:
+            return setting[0] ** 2
+
+        def act(self, x: Tensor) -> Tensor:
+            x = x * SETTINGS["slope"] * SETTING.slope * self.factor * self.factors[1] * self.squared * slope
+            x = x * Settled.slope * Settled.slopes["a"] * SETTLED()
+            return torch.tanh(Scaled.apply(_sloped(x))) * x.sin()
+
+    return Elsewhere
+
+
+_CHANGES_ELSEWHERE: dict[str, Callable[[pytest.MonkeyPatch, type[Any], list[float]], Any]] = {
+    "a global": lambda patch, layer, setting: patch.setitem(globals(), "SLOPE", 0.5),
+    "an item of a global dict": lambda patch, layer, setting: patch.setitem(SETTINGS, "slope", 0.5),
+    "an attribute of a global object": lambda patch, layer, setting: patch.setattr(SETTING, "slope", 0.25),
+    "what a global object's method reads": lambda patch, layer, setting: patch.setitem(SETTINGS, "slopes", [0.5]),
+    "an item deep in a global object": lambda patch, layer, setting: patch.setitem(SETTING.more, "slopes", [1.0, 1.0]),
+    "an attribute of the layer's class": lambda patch, layer, setting: patch.setattr(layer, "factor", 0.5),
+    "a tuple of the layer's class": lambda patch, layer, setting: patch.setattr(layer, "factors", (1.0, 0.5)),
+    "an attribute of another class": lambda patch, layer, setting: patch.setattr(Settled, "slope", 0.5),
+    "an item of another class's dict": lambda patch, layer, setting: patch.setitem(Settled.slopes, "a", 0.5),
+    "a number of another file": lambda patch, layer, setting: patch.setattr(OTHER_FILE, "SLOPE", 0.5),
+    "a list in a closure": lambda patch, layer, setting: setting.__setitem__(0, 0.5),
+    "a number in a closure": lambda patch, layer, setting: layer.turn(0.5),
+}
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("what", _CHANGES_ELSEWHERE)
+def test_a_change_elsewhere_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = [1.0]
+    layer = _with(setting)
+    plain, other = net(layer), net(layer)
+    with opened(other, layer=layer) as executor:
+        for step in range(3):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+        count = _recorded(monkeypatch)
+        assert not differing(train(plain, loss_of, 3), train(other, loss_of, 3)) and not count
+        _CHANGES_ELSEWHERE[what](monkeypatch, layer, setting)
+        for step in range(4, 7):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+        assert len(count) == 3  # blocks
 
 
 def _scales(rows: int = ROWS) -> Tensor:
@@ -944,7 +1041,7 @@ _WAYS: dict[str, Callable[[float], Any]] = {
 @pytest.mark.parametrize("what", _WAYS)
 def test_what_a_call_says_is_noticed_however_it_says_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(Configured), net(Configured)
-    count = _recorded(monkeypatch)
+    count = _recorded(monkeypatch, Configured)
     with opened(other, layer=Configured):
         for step, value in enumerate((1.0, 1.0, 0.5, 0.5, 1.0, 0.5)):
             how = _WAYS[what](value)

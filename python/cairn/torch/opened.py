@@ -31,6 +31,7 @@ from .ambient import Modes, RandomState
 from .attributes import OF_EVERY_MODULE, has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
+from .elsewhere import Elsewhere, is_comparable, is_constant
 from .holders import FirstRun, LaterRun
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program, mask_of
@@ -136,7 +137,7 @@ class OpenedBlock:
         """Takes in a recorded run."""
         reason = graph.closed
         if not reason and not constants.hold(self.state.attributes()):
-            reason = "changes an attribute of its own in every run"
+            reason = "changes an attribute of its own, or a global, in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
         self._entries[key] = _Entry(None if reason else graph, reason, constants)
@@ -296,20 +297,18 @@ class _Recording(Saving):
 
 # -- what a recorded run depends on --------------------------------------------------------------------------
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-
 
 class Constants:
     """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, lists and
-    dicts of these, parts, hooks.
+    dicts of these, parts, hooks; and what of that it finds elsewhere.
 
     Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
     it is noted when one goes. All are referred to weakly, so that a model is freed as ever. `flags` are the modules'
     training flags.
     """
 
-    __slots__ = ("_counts", "_gone", "_hooks", "_ids", "_objects", "_references", "_referring", "_values", "_values_of",
-                 "_with_parts", "flags")  # fmt: skip
+    __slots__ = ("_counts", "_elsewhere", "_gone", "_hooks", "_ids", "_objects", "_references", "_referring", "_values",
+                 "_values_of", "_with_parts", "flags")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
@@ -328,6 +327,7 @@ class Constants:
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in found if value is not None]
         self._ids = list(map(id, found))
+        self._elsewhere = Elsewhere(modules, objects)
 
     def hold(self, modules: Sequence[dict[str, Any]]) -> bool:
         """Whether all are as they were, in what are the attributes of the modules now."""
@@ -342,7 +342,7 @@ class Constants:
         try:
             if list(map(_call, self._values_of, attributes)) != self._values:
                 return False
-            return list(map(id, self._referred(attributes))) == self._ids
+            return list(map(id, self._referred(attributes))) == self._ids and self._elsewhere.is_as_it_was()
         except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or has become a tensor or an array
             return False
 
@@ -394,24 +394,7 @@ _OBJECT_DEPTH = 2
 
 def _is_compared(name: str, value: Any) -> bool:
     """Whether an attribute is compared by its value."""
-    return _is_constant(value) or (name not in OF_EVERY_MODULE and _is_filled(value))
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether it is a list or a dict of constants, and no vocabulary, which would take long to compare. What is empty
-    may be filled by runs, with whatever they make.
-    """
-    if not isinstance(value, (list, dict)) or not 0 < len(value) <= _ITEMS_COMPARED:
-        return False
-    items = [*value, *value.values()] if isinstance(value, dict) else value
-    return all(_is_constant(item) or _is_filled(item) for item in items)
-
-
-_ITEMS_COMPARED = 100
+    return is_constant(value) or (name not in OF_EVERY_MODULE and is_comparable(value))
 
 
 def _is_referred_to(value: Any) -> bool:

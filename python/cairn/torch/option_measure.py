@@ -153,7 +153,7 @@ class _BlockRuns:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
         if not constants.hold(list(map(vars, self.block.parts()))):
-            graph.closed = graph.closed or "changes an attribute of its own in every run"
+            graph.closed = graph.closed or "changes an attribute of its own, or a global, in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:

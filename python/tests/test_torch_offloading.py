@@ -66,6 +66,51 @@ def loss_of(model: nn.Module) -> Tensor:
 STAGES = tuple(blocks(*"01234"))
 
 
+class SeedElsewhere(torch.autograd.Function):
+    """Saves a tensor of another device as well, as attention on CUDA saves the seed of its dropout on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x, torch.empty((), dtype=torch.long, device="meta"))
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, seed = ctx.saved_tensors
+        assert seed.is_meta
+        return 2 * x * grad
+
+
+class Seeded(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(SeedElsewhere.apply(self.up(x)))
+
+
+def seeded_network(width: int = 32) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*(Seeded(width) for _ in range(5)))
+
+
+def test_what_is_saved_on_another_device_stays_there() -> None:
+    plain, other = seeded_network(), seeded_network()
+    with carried_out(other, STAGES, travelling(STAGES)) as (executor, itinerary, depot):
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert trace_of(depot) == copies(itinerary.ops)
+            assert not executor.notes
+
+
+def test_blocks_that_save_something_on_another_device_can_travel() -> None:
+    model = seeded_network(128)
+    x = torch.randn(256, 128, generator=torch.Generator().manual_seed(0))
+    profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
+    assert all(stage.saved_travels() for stage in profile.stages[:4])  # the loss reads what the last one returned
+
+
 @pytest.mark.parametrize("make", [travelling, inputs_travelling])
 def test_a_step_is_the_plain_one_and_copies_start_in_the_order_of_the_list(make: Any, tier: str) -> None:
     plain, other = network(), network()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import errno
 import gc
 import multiprocessing
@@ -25,10 +26,11 @@ import pytest
 import torch
 from cairn.torch import budgets, tiers
 from cairn.torch.cgroups import memory_limits
+from cairn.torch.host_copies import HostCopies
 from cairn.torch.lanes import StagedLanes, StreamLanes
 from cairn.torch.link import _Loaded, measure_link
 from cairn.torch.tiers import open_tier
-from cairn.torch.transfers import Parcel, Transfers, parcel_bytes
+from cairn.torch.transfers import Layout, Parcel, Transfers, parcel_bytes
 from torch import Tensor
 
 MIB = 1 << 20
@@ -140,6 +142,27 @@ def test_tensors_lie_as_they_did(name: str, transfers: Transfers) -> None:
     sent = geometries()[name]
     received = again(transfers.offload(name, sent, 0))
     assert [t.data_ptr() % 64 for t in sent] == [t.data_ptr() % 64 for t in received]
+
+
+def test_on_cuda_they_lie_as_they_did_within_what_libraries_look_at() -> None:
+    tensor = numbers(512)[48:112]  # 192 bytes behind the storage's beginning
+    [storage] = Layout([tensor]).storages
+    base = tensor.untyped_storage().data_ptr()
+    assert storage.lead == (base + 192) % 64
+    assert dataclasses.replace(storage, device=torch.device("cuda")).lead == (base + 192) % 512
+
+
+def test_results_on_another_device_stay_there() -> None:
+    copies = HostCopies(torch.device("cpu"))
+    results = [None, numbers(1000), torch.empty(3, device="meta"), numbers(10, 5)]
+    copies.offload(7, results)
+    copies.leave(7)
+    assert copies.peak_bytes == 4040
+    copies.prefetch(7)
+    found = copies.take(7)
+    assert found[0] is None and found[2] is results[2]
+    assert all(torch.equal(found[i], results[i]) for i in (1, 3))
+    copies.close()
 
 
 def test_only_what_the_tensors_span_is_moved() -> None:

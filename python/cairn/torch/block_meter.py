@@ -91,11 +91,14 @@ class BlockMeter:
         arguments: isolate.Arguments,
         waiting: Sequence[nn.Parameter],
         created: Created,
-        saving: Callable[[], isolate.Saved] = isolate.SavedTensors,
+        saving: Callable[[], isolate.Saved] | None = None,
     ) -> list[int]:
-        """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save."""
+        """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save, if
+        not all is saved.
+        """
         self._mark("base")
-        saved, beside = saving(), Beside(self._block)
+        saved = isolate.SavedTensors(self._device) if saving is None else saving()
+        beside = Beside(self._block)
         with saved.recording():
             args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
             saved.given(args, kwargs)
@@ -139,7 +142,8 @@ class BlockMeter:
         given = memory.storages(arguments.tensors)
         returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
         sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
-        plain = all(map(memory.can_travel, outputs)) and not any(key in self._static for key in returned)
+        plain = all(t.device == self._device and memory.can_travel(t) for t in outputs)
+        plain = plain and not any(key in self._static for key in returned)
         self._stage.output_travels = plain and bool(returned)
         if plain and not saved.stays:
             self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)

@@ -15,22 +15,28 @@ class Cargo:
     """What of a value is sent away, and where it goes back to: the tensors of holders, what is kept for rebuilding
     others, and outputs.
 
-    block: whose holders they are, if any. staying: storages that are there anyway.
+    block: whose holders they are, if any. staying: storages that are there anyway. What lies elsewhere than on the
+    device stays, too.
     """
 
-    def __init__(self, block: BlockRun | None, staying: Container[int], outputs: Outputs | None) -> None:
+    def __init__(
+        self, block: BlockRun | None, staying: Container[int], outputs: Outputs | None, device: torch.device
+    ) -> None:
+        def stays(tensor: torch.Tensor) -> bool:
+            return tensor.device != device or _compat.storage_key(tensor) in staying
+
         self._first = None if block is None else block.first
         self._box = None if block is None else block.box
         self._rebuild = None if self._box is None else self._box.rebuild
         full = [] if self._first is None else [(h, h.tensor) for h in self._first.alive() if h.tensor is not None]
-        sent = [holder for holder, tensor in full if _compat.storage_key(tensor) not in staying]
+        sent = [holder for holder, tensor in full if not stays(tensor)]
         self._holders = list(map(weakref.ref, sent))
-        self._staying = [weakref.ref(holder) for holder, tensor in full if _compat.storage_key(tensor) in staying]
+        self._staying = [weakref.ref(holder) for holder, tensor in full if stays(tensor)]
         tensors = [holder.tensor for holder in sent if holder.tensor is not None]
         written = [holder.is_written for holder in sent]
         self._held: list[int] = []
         if self._rebuild is not None:
-            held = {i: t for i, t in self._rebuild.held().items() if _compat.storage_key(t) not in staying}
+            held = {i: t for i, t in self._rebuild.held().items() if not stays(t)}
             self._held = list(held)
             tensors += held.values()
             written += map(self._rebuild.is_written, held)

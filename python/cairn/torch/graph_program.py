@@ -155,7 +155,8 @@ class LiveValues:
         self._externals = externals
         self._values: list[list[Any] | None] = [None] * len(program.operations)
         self._bases: list[list[Any] | None] = [None] * len(program.operations)
-        self._host = HostCopies()
+        devices = {tensor.device for tensor in externals if tensor.device.type != "cpu"}
+        self._host = HostCopies(devices.pop() if devices else torch.device("cpu"))
 
     def compute(self, v: int) -> None:
         """Performs an operation; afterwards its outputs exist and nothing else of it."""

@@ -16,23 +16,26 @@ from .transfers import Parcel, Transfers
 
 
 class HostCopies:
-    """See the top of this file. Values have numbers, and a list of results, not all of which need be tensors."""
+    """See the top of this file. Values have numbers, and a list of results, not all of which need be tensors of the
+    device: the others stay, such as the seeds on the CPU of attention kernels.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._transfers: Transfers | None = None  # None before something is sent
         self._parcels: dict[int, Parcel] = {}
         self._leaving: set[int] = set()
         self._arriving: dict[int, Parcel] = {}
-        self._absent: dict[int, list[int]] = {}  # which results are no tensors
+        self._staying: dict[int, dict[int, Any]] = {}  # by value: the results that do not travel
         self.peak_bytes = 0
 
     def offload(self, v: int, results: Sequence[Any]) -> None:
         """Starts to copy a value to the host."""
-        tensors = [each for each in results if isinstance(each, torch.Tensor)]
         if self._transfers is None:
-            device = tensors[0].device
-            self._transfers = Transfers(open_tier("host", 0, device), device)
-        self._absent[v] = [i for i, each in enumerate(results) if not isinstance(each, torch.Tensor)]
+            self._transfers = Transfers(open_tier("host", 0, self._device), self._device)
+        staying = {i: each for i, each in enumerate(results) if not self._travels(each)}
+        tensors = [each for i, each in enumerate(results) if i not in staying]
+        self._staying[v] = staying
         self._parcels[v] = self._transfers.offload_anywhere(v, tensors)
         self._leaving.add(v)
         self.peak_bytes = max(self.peak_bytes, sum(parcel.bytes for parcel in self._parcels.values()))
@@ -55,9 +58,12 @@ class HostCopies:
     def take(self, v: int) -> list[Any]:
         """The results of a value again, once all their bytes are there."""
         results: list[Any] = list(self._arriving.pop(v).tensors())
-        for index in self._absent[v]:
-            results.insert(index, None)
+        for index, result in self._staying[v].items():
+            results.insert(index, result)
         return results
+
+    def _travels(self, result: Any) -> bool:
+        return isinstance(result, torch.Tensor) and result.device == self._device
 
     def discard(self, v: int) -> None:
         """Releases the copy on the host."""

@@ -272,9 +272,14 @@ class Saved(Protocol):
 
 
 class SavedTensors:
-    """Pack hooks that keep everything, as the executor does for a block that saves; counts what is saved."""
+    """Pack hooks that keep everything, as the executor does for a block that saves; counts what is saved.
 
-    def __init__(self) -> None:
+    What lies elsewhere than on the device takes nothing of it, and need not travel: kernels of attention on CUDA save
+    the seed that they drew from on the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.count = 0
         self.storages: set[int] = set()
         self.sizes: dict[int, int] = {}
@@ -288,10 +293,11 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         self.count += 1
-        if memory.has_storage(tensor):
-            self.storages.add(_compat.storage_id(tensor))
-            self.sizes[_compat.storage_id(tensor)] = memory.storage_bytes(tensor)
-        self.stays |= not memory.can_travel(tensor)
+        if tensor.device == self._device:
+            self.stays |= not memory.can_travel(tensor)
+            if memory.has_storage(tensor):
+                self.storages.add(_compat.storage_id(tensor))
+                self.sizes[_compat.storage_id(tensor)] = memory.storage_bytes(tensor)
         return _Holder(tensor.detach())
 
 

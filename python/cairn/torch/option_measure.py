@@ -455,7 +455,7 @@ class _Saved:
         if self.count in self._program.states:
             self._rebuild.take_state(self.count, RandomState(self._run.devices))
         held = tensor if keep else self._rebuild.held().get(index)
-        if held is not None:
+        if held is not None and held.device == self._run.device:
             self.sizes.update(memory.storages([held]))
             self.stays |= not memory.can_travel(held)
         return index, tensor.detach() if keep else None

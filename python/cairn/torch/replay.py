@@ -418,7 +418,7 @@ class Run:
             self._staying.add(value)
             return
         self._take(value)
-        cargo = self._cargo_of(value)
+        cargo = self._cargo_of(value, self._travel.device)
         if not cargo.tensors:
             return  # it was not made, or autograd is done with it
         if self._travel.offload(position, value, cargo.tensors):
@@ -428,15 +428,15 @@ class Run:
             self._staying.add(value)
             self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
 
-    def _cargo_of(self, value: Value) -> Cargo:
+    def _cargo_of(self, value: Value, device: torch.device) -> Cargo:
         kind, stage = value
         block = self._blocks.get(stage) if kind == SAVED else None
         if block is None:
-            return Cargo(None, (), self._outputs.get(value))
+            return Cargo(None, (), self._outputs.get(value), device)
         given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
         before = self._outputs_there(stage)
         found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
-        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value))
+        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value), device)
 
     @functools.cached_property
     def _resident(self) -> frozenset[int]:

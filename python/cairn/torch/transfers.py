@@ -9,7 +9,8 @@
 
 A parcel moves each storage behind its tensors once, and of it the bytes that the tensors span. What comes back has the
 sizes, strides and types of the tensors that went out, shares storages where they did, and lies as they did within 64
-bytes, so that the same kernels do the same to it. Where the parcels lie in the slab is the caller's to say.
+bytes (512 on CUDA), so that the same kernels do the same to it. Where the parcels lie in the slab is the caller's to
+say.
 
 A copy that fails is raised in the thread that waits for it, or for a later one; all later copies of the step are
 cancelled. `begin_step` makes everything sound again.
@@ -32,7 +33,8 @@ from .lanes import IN, OUT, Copy, Piece, lanes_for
 from .operators import shown
 from .tiers import Tier
 
-ALIGNMENT = 64  # bytes: what the CPU's kernels look at, and no more than any allocator gives
+#: Bytes: what kernels look at, and no more than the allocator gives. On CUDA, cuBLAS looks at 256 to choose a kernel.
+ALIGNMENT = {"cpu": 64, "cuda": 512}
 _LARGEST_ITEM = 16
 
 
@@ -57,7 +59,7 @@ class _Storage:
     @property
     def lead(self) -> int:
         base = self.storage.data_ptr()
-        return ((base if base % _LARGEST_ITEM == 0 else 0) + self.first) % ALIGNMENT
+        return ((base if base % _LARGEST_ITEM == 0 else 0) + self.first) % ALIGNMENT[self.device.type]
 
     def bytes(self) -> torch.Tensor:
         """Those bytes, as a tensor that keeps the storage alive."""

@@ -27,6 +27,11 @@ class Travel:
         self._arriving: dict[Value, Parcel] = {}
 
     @property
+    def device(self) -> torch.device:
+        """Whose tensors travel."""
+        return self._transfers.device
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing is on the host or on its way."""
         return not self._parcels and not self._arriving

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
 import random
@@ -482,6 +483,19 @@ def test_less_than_recomputation_alone_needs(vgg: tuple[Step, ct.Profile]) -> No
     with pytest.raises(ct.InfeasibleBudget) as caught:
         ct.plan(measured, made.least_budget_bytes - 1, host_budget="1GiB", link=FAST)
     assert caught.value.least_bytes == made.least_budget_bytes
+
+
+def test_a_plan_holds_wherever_the_model_lies(vgg: tuple[Step, ct.Profile]) -> None:
+    """Other processes of a training follow one plan, each on its own device."""
+    step, measured = vgg
+    budget = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)[1].budget_bytes
+    made = ct.plan(measured, budget, host_budget="1GiB", link=FAST)
+    assert made.offloads
+    moved = dataclasses.replace(made, device="cuda:7")
+    assert ct.verify(step.model, moved, **step.sample).ok
+    with ct.apply(step.model, moved) as handle:
+        step.loss().backward()
+        assert handle.executor.depot.transfers.device == CPU
 
 
 def test_no_host_memory_and_one_byte_short(vgg: tuple[Step, ct.Profile]) -> None:

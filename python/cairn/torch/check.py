@@ -108,7 +108,7 @@ def verify(
     check_plan(plan)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
-    device = torch.device(plan.device)
+    device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
     with set_aside(model), untouched(model, device):
         runs = _Runs(sample, plan, device)
@@ -309,7 +309,7 @@ class Watch:
         self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
         self._existed = self._gradient_bytes > 0
         self._resident = resident_of(plan, self._gradient_bytes)
-        self._meter, self._last = memory.meter_for(torch.device(plan.device), interruptible=True, taken=True), None
+        self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
         self._began = time.perf_counter_ns()

@@ -49,7 +49,7 @@ class Comparison:
 
     def __init__(self, sample: Sample, plan: Plan) -> None:
         self._sample, self._plan = sample, plan
-        self._device = torch.device(plan.device)
+        self._device = memory.device_of(sample.model)
         self._start, self._buffers = RandomState(self._device), Buffers(sample.model)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from . import memory
 from .arguments import check_call, check_plan
 from .executor import Executor
 from .outside import Outside
@@ -130,7 +131,7 @@ def apply_by_shape(
         in_eval=not plan.fingerprint["training"],
         inside=plan.opened,
         itinerary=plan.itinerary,
-        depot=_depot_of(plan),
+        depot=_depot_of(plan, memory.device_of(model)),
         outside=outside,
     )
     shapes.current.prepared = executor.first
@@ -140,11 +141,12 @@ def apply_by_shape(
     return made
 
 
-def _depot_of(plan: Plan) -> Depot | None:
+def _depot_of(plan: Plan, device: torch.device) -> Depot | None:
+    """For a model on a device, which may be another one of those that the plan was made for."""
     if not plan.tier:
         return None
-    shared = bool(plan.problem["machine"]["shared_link"]) if plan.offloads else plan.device == "cpu"
-    return Depot(plan.tier, plan.host_budget_bytes, torch.device(plan.device), shared)
+    shared = bool(plan.problem["machine"]["shared_link"]) if plan.offloads else device.type == "cpu"
+    return Depot(plan.tier, plan.host_budget_bytes, device, shared)
 
 
 def handle(model: nn.Module) -> Handle | None:

@@ -24,6 +24,12 @@ MARK_PREFIX = "cairn.mark."
 # -- sizes by unique storage ---------------------------------------------------------------------------------
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model lies now: on an accelerator, if any of it does."""
+    devices = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
 def has_storage(tensor: torch.Tensor) -> bool:
     """False for layouts without one storage of their own (sparse and the like)."""
     return tensor.layout is torch.strided and not tensor.is_meta

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import isolate
+from . import isolate, memory
 from .attributes import Attributes
 from .outside import Outside, Replaced
 from .tree import Tree, tensors_in
@@ -81,8 +81,7 @@ class Sample:
         return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
 
     def _random_now(self) -> RandomState:
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return RandomState(next((t.device for t in tensors if t.is_cuda), torch.device("cpu")))
+        return RandomState(memory.device_of(self.model))
 
     def loss(self, output: Any) -> torch.Tensor | None:
         if self.loss_fn is not None:

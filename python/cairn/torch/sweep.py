@@ -12,7 +12,7 @@ import cairn
 import torch
 from torch import nn
 
-from . import sweep_plot
+from . import memory, sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
 from .arguments import ACCUMULATED, ALLOWED, check_call
 from .comparison import Comparison, Steps, Turn
@@ -238,7 +238,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
         raise roomy
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    with set_aside(model), untouched(model, torch.device(made.device)):
+    with set_aside(model), untouched(model, memory.device_of(model)):
         others, left_out = alternatives(sample, task.profile.refs, beside)
         ways: list[tuple[Way, Turn]] = [(_plain(roomy), lambda: contextlib.nullcontext(model))]
         ways += [(_other(other, roomy, task.chain), other.turn) for other in others]

@@ -44,9 +44,11 @@ _READS_VALUES = frozenset(getattr(torch.Tensor, name) for name in _READERS if ha
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"}
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full"}
 _RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}  # while recorded, one for another
-_UNORDERED = {  # sums on CUDA whose order is not fixed
-    *("index_add", "index_add_", "index_put", "index_put_", "_index_put_impl_", "scatter_add", "scatter_add_"),
-    *("scatter_reduce", "scatter_reduce_", "cumsum", "cumsum_", "cumprod", "bincount", "histc", "put_", "index_reduce"),
+#: On CUDA, sums whose order is not fixed, and writes of which the last wins; with their forms in place.
+UNORDERED = {
+    *("index_add", "index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "index_reduce", "put"),
+    *("scatter", "scatter_add", "scatter_reduce", "segment_reduce", "bincount", "histc", "cumsum", "cumprod"),
+    *("logcumsumexp", "nll_loss2d_forward", "max_unpool2d", "max_unpool3d", "median", "nanmedian", "kthvalue", "mode"),
 }
 
 
@@ -145,14 +147,17 @@ class BlockGraph:
 
 
 class Recorder:
-    """Records one run of a block: `with recorder: output = forward(...)`, its pack hooks calling `pack`."""
+    """Records one run of a block: `with recorder: output = forward(...)`, its pack hooks calling `pack`.
+
+    timed: the device that operations are waited for on, where their times count.
+    """
 
     def __init__(
         self,
         arguments: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor | None],
         buffers: Sequence[torch.Tensor | None],
-        timed: bool = False,
+        timed: torch.device | None = None,
     ) -> None:
         self._notes = _Notes(timed)
         for kind, tensors in ((ARGUMENT, arguments), (PARAMETER, parameters), (BUFFER, buffers)):
@@ -221,7 +226,7 @@ class _Reads(TorchFunctionMode):
 class _Notes:
     """The record while it grows."""
 
-    def __init__(self, timed: bool) -> None:
+    def __init__(self, timed: torch.device | None) -> None:
         self._timed = timed
         self._values: list[Value] = []
         self._operations: list[Operation] = []
@@ -281,8 +286,8 @@ class _Notes:
         return result
 
     def _now(self) -> int:
-        if self._timed and torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if self._timed is not None and self._timed.type == "cuda":
+            torch.cuda.synchronize(self._timed)
         return clock.read()
 
     def _value(self, tensor: torch.Tensor, root: Root | None = None, before: int = -1) -> Value:
@@ -341,8 +346,8 @@ class _Notes:
         if _has_generator(op.tree.shape):
             return "draws from a generator of its own"
         name = _short(func)
-        if name in _UNORDERED and any(t.is_cuda for t in op.tree.leaves):
-            return "adds up in no fixed order"
+        if name.rstrip("_") in UNORDERED and any(t.is_cuda for t in op.tree.leaves):
+            return "works in no fixed order"
         if name == "lift_fresh":
             return "brings in a value from Python"
         return ""

@@ -30,6 +30,7 @@ from .program import Program, compile_program
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .stages import StageRef
 from .state import BlockState
+from .switches import refuse_chosen_kernels
 from .takeover import Handler, Takeover
 from .travel import Depot, Travel
 
@@ -313,6 +314,9 @@ class Executor:
             )
         if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
+        native = self.first.settings.program.native
+        again = (site for stage, site in self.first.sites.items() if not native[stage])
+        refuse_chosen_kernels(part for site in again for part in site.state.modules())
 
 
 def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:

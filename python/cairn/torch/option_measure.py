@@ -134,7 +134,7 @@ class _BlockRuns:
         self.rewind()
         constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block)
         args, kwargs = self.arguments.source(isolate.Hooks())
-        recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=True)
+        recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
         count = 0
 
         def pack(tensor: torch.Tensor) -> Any:

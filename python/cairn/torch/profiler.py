@@ -23,6 +23,7 @@ from .outside import find as find_outside
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import StageRef
+from .switches import refuse_chosen_kernels
 from .tree import tensors_in
 from .untouched import untouched
 
@@ -234,6 +235,7 @@ def profile(
         workspaces = memory.library_bytes(device)
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
+        refuse_chosen_kernels(part for block in found for part in block.parts())
         replaced = find_outside(model, sample.output, found) if outside else Outside()
         sample.replaced = Replaced(model, replaced)
         measured, found = _measure(sample, found, observed, device)

@@ -7,12 +7,35 @@ device and type, precision of float32 and of sums), and another kernel means oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _compat
+from .errors import Unsupported
+
+
+def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
+    """Raises Unsupported if cuDNN is to choose the kernels of convolutions of these modules, on CUDA, by trying.
+
+    Each thread chooses for itself, and autograd's backward for a device is a thread of its own: what runs again there
+    could be another kernel than the forward's, with other bits, in more scratch than was measured.
+    """
+    if not (_cudnn.enabled and _cudnn.benchmark):
+        return
+    for module in modules:
+        if _convolves(module):
+            raise Unsupported(
+                f"torch.backends.cudnn.benchmark is on, and a {type(module).__name__} is to run again: cuDNN may take "
+                "another kernel then, with other bits; set torch.backends.cudnn.benchmark = False"
+            )
+
+
+def _convolves(module: torch.nn.Module) -> bool:
+    """Whether it has, itself, a weight on CUDA that convolutions have."""
+    is_known = isinstance(module, torch.nn.modules.conv._ConvNd)
+    return any(p.is_cuda and (is_known or p.dim() > 3) for p in module._parameters.values() if p is not None)
 
 
 class Switch(NamedTuple):

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import pickle
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -315,6 +316,40 @@ def test_a_report_adds_up() -> None:
     text = str(report)
     assert "transformer.h.1" in text and "recomputed" in text and "outside blocks" in text
     assert "kept" in str(ct.explain(ct.plan(profile, UNLIMITED)))
+
+
+def test_what_makes_up_a_peak_is_never_negative_and_lies_somewhere() -> None:
+    profile = profiled(torch_models.made("t5"))
+    least = ct.plan(profile, UNLIMITED).least_budget_bytes
+    report = ct.explain(ct.plan(profile, least))
+    assert min(*report.composition.values(), *report.floor.values()) > 0
+    assert sum(report.floor.values()) == least - report.plan.reserve_bytes
+    assert any(name.startswith("saved before encoder.") for name in report.floor)
+    with pytest.raises(ct.InfeasibleBudget, match="does not fit is the forward before encoder"):
+        ct.plan(profile, 1000)
+
+
+def test_a_report_says_of_each_part_what_it_runs_again() -> None:
+    pools = [layer for width in (8, 8, 8) for layer in (nn.Conv2d(8, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *pools, nn.Flatten(), nn.Linear(128, 10))
+    profile = ct.profile(model, torch.randn(4, 3, 32, 32), loss_fn=lambda out: out.square().mean(), passes=1)
+    top = ct.plan(profile, UNLIMITED)
+    least, span = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes - top.least_budget_bytes
+    for share in range(0, 100, 10):
+        report = ct.explain(ct.plan(profile, least + span * share // 100))
+        parts = [row.option for row in report.rows if row.option]
+        assert all(f"part {row.option}" in row.action for row in report.rows if row.option)
+        told = re.findall(r"kept part (\d+) in (\d+) of \d+ blocks: runs again", str(report))
+        assert sorted(parts) == sorted(int(part) for part, count in told for _ in range(int(count)))
+
+
+def test_what_is_measured_and_swept_prints_in_a_line(resnet_profile: ct.Profile) -> None:
+    assert re.fullmatch(
+        r"<Profile of \w+ on cpu: \d+ blocks that save \S+ MiB, .* resident, .* a step>", f"{resnet_profile}"
+    )
+    none, plain = ct.sweep(resnet_profile, ["1000", UNLIMITED])
+    assert str(none) == "budget 1000 B: no plan" and str(plain).startswith("budget 1.00 TiB: peak ")
+    assert str(plain).endswith("s, +0.0 %")
 
 
 def test_reports_name_blocks_that_are_always_kept() -> None:
@@ -699,6 +734,7 @@ def never_run() -> nn.Module:
         ({"budget": 10**30}, ValueError, "any device"),
         ({"budget": ct.Budget("1GiB", reserve="1Gib")}, cairn.BadInput, "1Gib"),
         ({"optimzer": None}, TypeError, "did you mean optimizer"),
+        ({"buget": "1GiB"}, TypeError, "did you mean budget"),
         ({"solver": "chain-wek"}, ValueError, "did you mean 'chain-weak'"),
         ({"solver": "graph-search"}, ValueError, "solver must be one of"),
         ({"scope": "activation"}, ValueError, "did you mean 'activations'"),
@@ -706,6 +742,7 @@ def never_run() -> nn.Module:
         ({"on_shape_change": "eror"}, ValueError, "did you mean 'error'"),
         ({"determinism_check": "all"}, ValueError, "determinism_check must be"),
         ({"allow": ("recompte",)}, ValueError, "recompte"),
+        ({"allow": "recompute"}, ValueError, "allow='recompute': it is a tuple"),
         ({"kwargs": "12MiB"}, TypeError, "budget is given by name"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn must be a function"),
         ({"keep": "zz"}, ValueError, "keep='zz' names no module"),
@@ -725,6 +762,20 @@ def test_arguments_by_name_in_the_place_of_the_first_one_are_named(never_run: nn
     for call in (ct.profile, functools.partial(ct.checkpoint, budget="1GiB")):
         with pytest.raises(TypeError, match=r"takes by name \(x\): give it as kwargs="):
             call(never_run, {"x": torch.randn(2, 4)})
+
+
+def test_a_step_without_gradients_is_refused(never_run: nn.Module) -> None:
+    with torch.no_grad(), pytest.raises(ValueError, match=r"leave torch.no_grad\(\)"):
+        ct.profile(never_run, torch.randn(2, 4))
+    with pytest.raises(ValueError, match="nothing to train"):
+        ct.profile(never_run.requires_grad_(False), torch.randn(2, 4))
+
+
+def test_a_plan_in_the_place_of_its_model_is_named(resnet_profile: ct.Profile) -> None:
+    plan = ct.plan(resnet_profile, UNLIMITED)
+    for call in (ct.report, ct.handle):
+        with pytest.raises(TypeError, match="must be an nn.Module, not a Plan"):
+            call(plan)
 
 
 def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:

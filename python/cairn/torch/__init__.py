@@ -14,9 +14,7 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "cairn.torch needs PyTorch 2.6 or later: pip install torch (or pip install 'cairn[torch]')"
-    ) from error
+    raise ImportError("cairn.torch needs PyTorch 2.6 or later: pip install torch") from error
 
 from .._budget import Budget
 from .callbacks import trainer_callback

@@ -55,8 +55,8 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
     """Raises for values that `plan` does not take, and for names that neither it nor a solver has."""
     check_names(options, [*PLAN_OPTIONS, *solver_options()], "a plan")
     allow = options.get("allow", ALLOWED)
-    if set(allow) - set(ALLOWED) or "recompute" not in allow:
-        raise ValueError(f"allow={tuple(allow)}: it contains 'recompute', and may contain 'inside'")
+    if isinstance(allow, str) or set(allow) - set(ALLOWED) or "recompute" not in allow:
+        raise ValueError(f"allow={allow!r}: it is a tuple that contains 'recompute', and may contain 'inside'")
     _check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
     _check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
     chains = [info.name for info in cairn.solvers() if info.takes_chains]

@@ -115,32 +115,31 @@ class Replay:
     def parts(self, held: Mapping[str, int]) -> list[Part]:
         """What is resident now, beside what is fixed. `held` by the caller is shown apart from its stage."""
         name = {stage: str(self.stages[stage - 1]["name"]) for stage in range(1, len(self.stages) + 1)}
+        saved = {stage: int(self.option(stage, option)["saved_bytes"]) for stage, option in self.saved.items()}
+        left = {stage: int(self.stages[stage - 1]["weight_grad_bytes"]) for stage in self.done}
+        kept = {stage: min(held.get(name[stage], 0), size) for stage, size in (saved | left).items()}
         parts = [Part("input", self.output_bytes(0))]
-        parts += [
-            Part(f"saved by {name[stage]}", int(self.option(stage, option)["saved_bytes"]))
-            for stage, option in sorted(self.saved.items())
-        ]
+        parts += [Part(f"saved {_by(name[stage])}", saved[stage] - kept[stage]) for stage in sorted(saved)]
         parts += [
             Part(f"checkpoint: output of {name[stage]}", self.output_bytes(stage)) for stage in sorted(self.outputs)
         ]
         parts.append(Part("gradient on its way back", self.gradient_bytes(self.gradient)))
-        parts += [
-            Part(f"left by the backward of {name[stage]}", int(self.stages[stage - 1]["weight_grad_bytes"]))
-            for stage in self.done
-        ]
-        there = {name[stage] for stage in [*self.saved, *self.done]}
-        kept = {name: size for name, size in held.items() if name in there}
-        parts = [Part(part.name, part.bytes - kept.get(_stage_of(part.name), 0)) for part in parts]
+        parts += [Part(f"left by the backward {_of(name[stage])}", left[stage] - kept[stage]) for stage in self.done]
         parts.append(Part("held by the caller: the model's output and loss", sum(kept.values())))
         return [part for part in parts if part.bytes]
 
 
-def _stage_of(part: str) -> str:
-    """The stage that saved a part or left it."""
-    for prefix in ("saved by ", "left by the backward of "):
-        if part.startswith(prefix):
-            return part[len(prefix) :]
-    return ""
+def _is_place(stage: str) -> bool:
+    """A block is named; what lies outside of blocks has no name, but a place: "before blocks.0"."""
+    return stage.startswith(("before ", "between ", "after "))
+
+
+def _of(stage: str) -> str:
+    return stage if _is_place(stage) else f"of {stage}"
+
+
+def _by(stage: str) -> str:
+    return stage if _is_place(stage) else f"by {stage}"
 
 
 def first_over(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> str:
@@ -199,12 +198,12 @@ def _describe(chain: Mapping[str, Any], op: Op) -> tuple[str, int]:
     stage = int(op[-1] if op[0] in ("drop", "offload", "prefetch", "discard") else op[1])
     name = chain["stages"][stage - 1]["name"] if stage else "the input"
     words = {
-        "forward_save": "forward of",
-        "forward_keep": "forward (not saving) of",
-        "forward_drop": "forward (not saving) of",
-        "backward": "backward of",
+        "forward_save": "forward",
+        "forward_keep": "forward (not saving)",
+        "forward_drop": "forward (not saving)",
+        "backward": "backward",
     }
-    return f"{words.get(op[0], op[0])} {name}", stage
+    return f"{words[op[0]]} {_of(name)}" if op[0] in words else f"{op[0]} {name}", stage
 
 
 def grouped(parts: Sequence[Part], blocks: Sequence[str]) -> list[Part]:

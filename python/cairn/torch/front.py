@@ -102,7 +102,7 @@ def _applied(
 
 def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
     """Raises for a budget, or for options, that `checkpoint` does not take."""
-    known = [*PROFILE_OPTIONS, *PLAN_OPTIONS, *APPLY_OPTIONS, "check_steps", "strict", *solver_options()]
+    known = [*PROFILE_OPTIONS, *PLAN_OPTIONS, *APPLY_OPTIONS, "budget", "check_steps", "strict", *solver_options()]
     check_names(options, known, "checkpoint")
     check_budget(budget)
     _, to_plan, left = _sorted_options(options)

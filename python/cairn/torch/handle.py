@@ -151,6 +151,7 @@ def _depot_of(plan: Plan, device: torch.device) -> Depot | None:
 
 def handle(model: nn.Module) -> Handle | None:
     """The handle of the plan that is at work on a model; None if there is none (for which `report` raises)."""
+    check_call(model, None)
     found = _handles.get(model)
     return None if found is None else found()
 

@@ -215,10 +215,7 @@ class Plan:
         hard = ["model", "parameters", "dtype", "training"] + (["inputs"] if arguments or kwargs else [])
         for field in hard:
             if now[field] != self.fingerprint[field]:
-                raise PlanMismatch(
-                    f"the plan was made for {field} {self.fingerprint[field]!r}, this is {now[field]!r}: "
-                    "profile and plan again"
-                )
+                raise PlanMismatch(f"{self._made_for(field, now[field])}: profile and plan again")
         for field in ("torch", "device"):
             if now[field] != self.fingerprint[field]:
                 warnings.warn(
@@ -226,6 +223,11 @@ class Plan:
                     "sizes and times may differ",
                     stacklevel=2,
                 )
+
+    def _made_for(self, field: str, now: Any) -> str:
+        if field == "parameters":  # their hash says nothing to people
+            return "the plan was made for parameters with other names, shapes, types or requires_grad"
+        return f"the plan was made for {field} {self.fingerprint[field]!r}, this is {now!r}"
 
 
 # -- planning ------------------------------------------------------------------------------------------------

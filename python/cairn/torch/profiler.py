@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from cairn import format_bytes, format_ns
 from torch import nn
 
 from . import _compat, discovery, measure, memory, option_measure, shapes, timing
@@ -22,7 +23,7 @@ from .outside import Outside, Replaced
 from .outside import find as find_outside
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
-from .stages import StageRef
+from .stages import BLOCK, StageRef
 from .switches import refuse_chosen_kernels
 from .tree import tensors_in
 from .untouched import untouched
@@ -55,6 +56,15 @@ class Profile:
     excess: float = 0.0  # share by which the device's allocator took more than tensors asked it for
     notes: tuple[str, ...] = ()
     outside: Outside = Outside()  # what is replaced outside blocks
+
+    def __repr__(self) -> str:
+        blocks = [stage for stage in self.stages if stage.kind == BLOCK]
+        saved, resident = sum(stage.saved_bytes for stage in blocks), self.resident_bytes()
+        step_ns = sum(stage.forward_ns + stage.backward_ns for stage in self.stages)
+        return (
+            f"<Profile of {self.model_name} on {self.device}: {len(blocks)} blocks that save {format_bytes(saved)}, "
+            f"{format_bytes(resident)} resident, {format_ns(step_ns)} a step>"
+        )
 
     @property
     def refs(self) -> tuple[StageRef, ...]:
@@ -230,6 +240,7 @@ def profile(
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     check_model(model)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    _check_gradients(sample)
     device = device_of(sample)
     with set_aside(model), untouched(model, device):
         workspaces = memory.library_bytes(device)
@@ -262,6 +273,19 @@ def profile(
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
     )
+
+
+def _check_gradients(sample: Sample) -> None:
+    """Raises ValueError where no backward can run."""
+    if not torch.is_grad_enabled():
+        raise ValueError(
+            "a training step is measured, but gradients are switched off here: leave torch.no_grad() first"
+        )
+    if not any(t.requires_grad for t in [*sample.model.parameters(), *sample.static_tensors()]):
+        raise ValueError(
+            f"there is nothing to train: no parameter of this {type(sample.model).__name__} and none of its arguments "
+            "has requires_grad"
+        )
 
 
 def _check_named(model: nn.Module, **named: Any) -> None:

@@ -28,13 +28,14 @@ class Measured:
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One stage of the plan. `forwards` counts all its forward runs in a step; sizes and times are those of the option
-    by which it is saved last.
+    by which it is saved last: 0, or the part of what it would save that is kept.
     """
 
     name: str
     kind: str
     action: str
     forwards: int
+    option: int
     saved_bytes: int
     output_bytes: int
     forward_ns: int
@@ -232,7 +233,7 @@ class Report:
             sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
-        lines += _parts(self.plan)
+        lines += _parts(self.plan, self.rows)
         for name, reason in self.plan.kept_because.items():
             lines.append(f"  {name} is always kept: it {reason}")
         return lines
@@ -270,14 +271,16 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
     travels = {(op[1], op[2]) for op in plan.ops if op[0] == "prefetch"}
     rows = []
     for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
-        option = stage["options"][saved_by.get(number, 0)]
+        chosen = saved_by.get(number, 0)
+        option = stage["options"][chosen]
         rows.append(
             Row(
                 name=str(ref),
                 kind=ref.kind,
-                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], saved_by.get(number, 0))
+                action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], chosen)
                 + _travels(number, travels),
                 forwards=runs[number],
+                option=chosen,
                 saved_bytes=option["saved_bytes"],
                 output_bytes=stage["output_bytes"],
                 forward_ns=option["forward_ns"],
@@ -302,12 +305,11 @@ def _travels(stage: int, travels: set[tuple[str, int]]) -> str:
     return "".join(f", {text}" for text in parts)
 
 
-def _parts(plan: Plan) -> list[str]:
+def _parts(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """What the blocks rebuild of which a part is kept, blocks that do the same together."""
     blocks = sum(ref.is_block for ref in plan.stages)
-    found: dict[tuple[int, str], int] = {}
-    for op in plan.ops:
-        if op[0] == "forward_save" and len(op) > 2 and op[2]:
-            key = op[2], plan.inside[str(op[1])]["rebuilds"][op[2]]
-            found[key] = found.get(key, 0) + 1
+    found: Counter[tuple[int, str]] = Counter()
+    for number, row in enumerate(rows, 1):
+        if row.option:
+            found[row.option, plan.inside[str(number)]["rebuilds"][row.option]] += 1
     return [f"  kept part {k} in {n} of {blocks} blocks: runs again {what}" for (k, what), n in sorted(found.items())]

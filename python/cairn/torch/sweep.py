@@ -39,6 +39,13 @@ class Point:
     step_ns: int | None
     overhead: float | None
 
+    def __str__(self) -> str:
+        budget = f"budget {cairn.format_bytes(self.budget_bytes)}"
+        if self.peak_bytes is None or self.step_ns is None or self.overhead is None:
+            return f"{budget}: no plan"
+        peak, time = cairn.format_bytes(self.peak_bytes), cairn.format_ns(self.step_ns)
+        return f"{budget}: peak {peak}, {time}, {100 * self.overhead:+.1f} %"
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import memory
+from cairn.torch import budgets, mechanism, memory
+from cairn.torch.errors import TierUnavailable
+from cairn.torch.link import measure_link
+from cairn.torch.tiers import open_tier
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -106,3 +110,65 @@ def test_plans_leave_room_for_what_the_allocator_takes_beyond() -> None:
     assert more == int(0.05 * budget.plain_peak_bytes)
     assert wasteful.least_budget_bytes - budget.least_budget_bytes == more
     assert ct.Profile.from_json(dataclasses.replace(profile, excess=0.05).to_json()).excess == 0.05
+
+
+# -- budgets, and the host's memory ----------------------------------------------------------------------------
+
+
+def test_a_process_that_may_have_a_part_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * MIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * MIB, 80 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 12 * MIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10 * MIB)
+    share = [1.0]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share[0], raising=False)
+    assert (budgets.total_bytes(CUDA), budgets.free_bytes(CUDA)) == (80 * MIB, 62 * MIB)
+    share[0] = 0.5
+    assert (budgets.total_bytes(CUDA), budgets.free_bytes(CUDA)) == (40 * MIB, 30 * MIB)
+    assert budgets.resolve("50%", CUDA) == 20 * MIB
+    share[0] = 0.1
+    assert budgets.free_bytes(CUDA) == 0
+    monkeypatch.delattr(torch.cuda, "get_per_process_memory_fraction")
+    assert budgets.free_bytes(CUDA) == 62 * MIB
+
+
+class Runtime:
+    """CUDA's: it pins nothing, and remembers that for whoever asks next."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def cudaHostRegister(self, address: int, count: int, flags: int) -> int:
+        self.has_failed = True
+        return 2
+
+    def launch(self, *_: Any, **__: Any) -> None:
+        """A kernel."""
+        if self.has_failed:
+            self.has_failed = False
+            raise RuntimeError("CUDA error: out of memory")
+
+
+def test_a_slab_that_cannot_be_pinned_is_an_error_here_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch, "ones", runtime.launch)
+    with pytest.raises(TierUnavailable, match="cannot be pinned"):
+        open_tier("host", MIB, CUDA)
+    assert not runtime.has_failed
+
+
+def test_a_default_device_is_for_the_model_alone() -> None:
+    """What a plan needs on the host is made there. (The default is one on which nothing works.)"""
+    torch.set_default_device("meta")
+    try:
+        mechanism.cost.cache_clear()
+        with torch.device("cpu"):
+            step = torch_models.made("gpt2")
+        profile = ct.profile(step.model, **step.sample, passes=1)
+        points = ct.sweep(profile, 3, host_budget="1GiB", link="20GB/s")
+        made = ct.plan(profile, points[1].budget_bytes, host_budget="1GiB", link="20GB/s")
+        assert ct.verify(step.model, made, **step.sample).ok
+        assert measure_link("cpu").to_host_bytes_per_s > 1
+    finally:
+        torch.set_default_device(None)

@@ -21,7 +21,7 @@ def can_pack(numbers: torch.Tensor) -> bool:
 def pack(numbers: torch.Tensor) -> torch.Tensor:
     """Which numbers are not zero, in the order in which they lie in memory."""
     count = numbers.numel()
-    packed = torch.empty((count + PER_BYTE - 1) // PER_BYTE, dtype=torch.uint8)
+    packed = torch.empty((count + PER_BYTE - 1) // PER_BYTE, dtype=torch.uint8, device="cpu")
     lib.cairn_bits_pack(numbers.data_ptr(), numbers.element_size(), count, packed.data_ptr())
     return packed
 

@@ -79,9 +79,9 @@ def _from_text(text: str, device: torch.device, resident_bytes: int) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Memory of the device; on the CPU within the limits that the system sets for this process."""
+    """Memory of the device, within the limits that are set for this process."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        return int(torch.cuda.get_device_properties(device).total_memory * _process_share(device))
     limits = [limit for limit, _ in (*_process_limits(), *memory_limits())]
     return min([_physical_bytes(), *limits])
 
@@ -90,12 +90,19 @@ def free_bytes(device: torch.device) -> int:
     """What could be allocated now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + cached)
+        allocated = torch.cuda.memory_allocated(device)
+        cached = torch.cuda.memory_reserved(device) - allocated
+        return max(0, min(int(free + cached), total_bytes(device) - allocated))
     room = [_status("/proc/meminfo", "MemAvailable") or _physical_bytes()]
     room += [limit - used for limit, used in memory_limits()]
     room += [limit - (_status("/proc/self/status", field) or 0) for limit, field in _process_limits()]
     return max(0, min(room))
+
+
+def _process_share(device: torch.device) -> float:
+    """What of a CUDA device torch lets this process have; all of it where torch does not say."""
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return 1.0 if share is None else float(share(device))
 
 
 def _physical_bytes() -> int:

@@ -297,7 +297,7 @@ class _Stage:
 
 
 def _pinned(count: int) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.uint8, pin_memory=True)  # of a power of two nothing is wasted
+    return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)  # of a power of two nothing is wasted
 
 
 class StagedLanes(ThreadLanes):

@@ -123,7 +123,7 @@ class _Loaded:
 
 def _loaded(transfers: Transfers) -> _Loaded:
     """Computes for a while alone and for a while beside copies, in turns."""
-    factor = torch.randn(_WIDTH, _WIDTH)
+    factor = torch.randn(_WIDTH, _WIDTH, device="cpu")
     trips: list[tuple[float, float]] = []
     slowdowns = []
     for _ in range(_TURNS):
@@ -146,7 +146,7 @@ def _computing(factor: torch.Tensor) -> float:
 @contextlib.contextmanager
 def _copying(transfers: Transfers, trips: list[tuple[float, float]]) -> Iterator[None]:
     """Copies go on, one after the other; at least one is made. Adds what each took."""
-    source = torch.zeros(_LARGE, dtype=torch.uint8)
+    source = torch.zeros(_LARGE, dtype=torch.uint8, device="cpu")
     ending = threading.Event()
 
     def copy() -> None:

@@ -85,7 +85,7 @@ class Cost:
 @functools.cache
 def cost() -> Cost:
     """Measures; takes about a second, the first time."""
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
     again_ns, again_saved_ns = _line(small, large, "again_ns")

@@ -466,7 +466,7 @@ def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]
 def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan holds for: versions, device, types and shapes."""
     described = [(name, str(p.dtype), list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
-    tensor = next(iter(model.parameters()), torch.empty(0))
+    tensor = next(iter(model.parameters()), torch.empty(0, device="cpu"))
     return {
         "torch": torch.__version__,
         "model": type(model).__name__,

@@ -95,7 +95,7 @@ class HostTier(Tier):
 
     def __init__(self, device: torch.device, host_budget: int | None) -> None:
         self._pieces: list[tuple[int, torch.Tensor]] = []  # offset of the first byte, the bytes
-        self._pinned, self._process = device.type == "cuda", os.getpid()
+        self._device, self._process = device, os.getpid()
         super().__init__("host", host_budget)
 
     def write(self, offset: int, address: int, count: int) -> None:
@@ -118,9 +118,13 @@ class HostTier(Tier):
     def close(self) -> None:
         while self._pieces:
             _, piece = self._pieces.pop()
-            if self._pinned and os.getpid() == self._process:
+            if self._is_pinned and os.getpid() == self._process:
                 torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
         self.capacity_bytes = 0
+
+    @property
+    def _is_pinned(self) -> bool:
+        return self._device.type == "cuda"
 
     def _extend(self, capacity_bytes: int) -> None:
         count = capacity_bytes - self.capacity_bytes
@@ -131,8 +135,8 @@ class HostTier(Tier):
                 f"({free} bytes) are available; a file is another place for it: tier='file:PATH'"
             )
         piece = _host_memory(count)
-        if self._pinned:
-            _pin(piece)
+        if self._is_pinned:
+            _pin(piece, self._device)
         self._pieces.append((self.capacity_bytes, piece))
 
 
@@ -147,9 +151,11 @@ def _host_memory(count: int) -> torch.Tensor:
         ) from error
 
 
-def _pin(memory: torch.Tensor) -> None:
+def _pin(memory: torch.Tensor, device: torch.device) -> None:
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
     if code != 0:
+        with contextlib.suppress(RuntimeError):  # CUDA remembers the failure, and torch would raise it somewhere else
+            torch.ones(1, device=device)
         raise TierUnavailable(
             f"{format_bytes(memory.numel())} of host memory cannot be pinned for the CUDA device (cudaHostRegister: "
             f"error {code}); the limit of locked memory may be too low (ulimit -l)"

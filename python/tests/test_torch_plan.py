@@ -139,6 +139,25 @@ def test_verify_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.ok and not result.compared and result.plain is None
 
 
+def test_verify_runs_every_step_from_the_same_attributes() -> None:
+    class Warming(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(64, 64)
+            self.calls, self.losses = 0, [0.5]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.losses.append(1 / self.calls)
+            return super().forward(x) * sum(self.losses)
+
+    model = nn.Sequential(nn.Linear(64, 64), Warming(), nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    before = model[1].calls, list(model[1].losses)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+    assert (model[1].calls, model[1].losses) == before
+
+
 # -- infeasible ----------------------------------------------------------------------------------------------
 
 
@@ -942,3 +961,13 @@ def test_models_that_are_compiled_as_wholes_are_refused_before_they_run(never_ru
     never_run.compile(backend="eager")
     with pytest.raises(ct.Unsupported, match="compiled as a whole"):
         ct.checkpoint(never_run, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_modules_of_torch_jit_are_refused_by_name() -> None:
+    x = torch.randn(2, 4)
+    traced = torch.jit.trace(nn.Linear(4, 4), x)
+    with pytest.raises(ct.Unsupported, match="1 is a module of torch.jit"):
+        ct.checkpoint(nn.Sequential(nn.Linear(4, 4), traced), x)
+    with pytest.raises(ct.Unsupported, match="the model is a module of torch.jit"):
+        ct.checkpoint(traced, x)

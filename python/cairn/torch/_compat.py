@@ -190,8 +190,7 @@ def clear_workspaces() -> None:
 
 def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
     """The module that `torch.compile` made this one of; None for every other module."""
-    inside = module._modules.get("_orig_mod")
-    return inside if inside is not None and type(module).__name__ == "OptimizedModule" else None
+    return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:

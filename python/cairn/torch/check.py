@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _compat, memory
 from .arguments import ACCUMULATED, check_call, check_plan
+from .attributes import Attributes
 from .errors import BudgetExceeded, VerificationFailed
 from .handle import apply, set_aside
 from .plan import Plan
@@ -165,7 +166,7 @@ class _Runs:
         self._buffers.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        gradient_bytes = gradient_bytes_of(model)
+        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules())
         first = meter.mark()
         began = time.perf_counter_ns()
         output, loss = self._sample.forward()
@@ -186,6 +187,7 @@ class _Runs:
             existing,
         )
         del output, loss
+        attributes.restore()
         for p in model.parameters():
             p.grad = None
         self._outcomes.append(outcome)

@@ -19,6 +19,7 @@ import torch
 
 from . import clock, memory
 from .arguments import ACCUMULATED
+from .attributes import Attributes
 from .check import gradient_bytes_of, resident_of, uncounted_bytes
 from .plan import Plan
 from .sample import Sample, backward_of
@@ -51,6 +52,7 @@ class Comparison:
         self._sample, self._plan = sample, plan
         self._device = memory.device_of(sample.model)
         self._start, self._buffers = RandomState(self._device), Buffers(sample.model)
+        self._attributes = Attributes(sample.model.modules())
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:
         """Of ways that take turns, the first of which is the plain step; for one that fails, the reason in a line."""
@@ -107,6 +109,7 @@ class Comparison:
         """The state that every step begins from."""
         self._start.restore()
         self._buffers.restore()
+        self._attributes = Attributes(self._sample.model.modules())
         existing = self._plan.gradients == ACCUMULATED
         for p in self._sample.model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
@@ -120,6 +123,7 @@ class Comparison:
         return loss
 
     def _release(self) -> None:
+        self._attributes.restore()
         for p in self._sample.model.parameters():
             p.grad = None
 

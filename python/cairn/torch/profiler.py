@@ -329,6 +329,11 @@ def check_model(model: nn.Module) -> None:
                 f"{part_name} was compiled in place (Module.compile), around what a plan has to do; put "
                 "torch.compile(module) in its place instead"
             )
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Unsupported(
+                f"{part_name or 'the model'} is a module of torch.jit, whose forward cannot be taken over; put the "
+                "module that it was made from in its place, or torch.compile(module)"
+            )
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise Unsupported(
             "gradient checkpointing is enabled in the model, which recomputes every layer by itself; call "

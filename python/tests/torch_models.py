@@ -222,6 +222,66 @@ def shared() -> Step:
     return classification(Shared(), torch.randn(4, 32, 16, 16), 4)
 
 
+class Joined(nn.Module):
+    """Weights of which several are one in their product, so that their gradients are parts of one tensor. A part of the
+    head's weight is the embedding, whose gradient waits.
+    """
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.norm, self.leave = nn.LayerNorm(width), nn.Linear(width, width)
+            self.parts = nn.ParameterList(torch.randn(width, width) / 8 for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = F.linear(self.norm(x), torch.cat(list(self.parts))).chunk(3, -1)
+            return x + self.leave(torch.tanh(q * k) * v.sigmoid())
+
+    def __init__(self, width: int = 64, vocabulary: int = 500) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width // 2)
+        self.enter = nn.Linear(width // 2, width)
+        self.layers = nn.ModuleList(Joined.Block(width) for _ in range(3))
+        self.rest = nn.Parameter(torch.randn(width // 2, vocabulary) / 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.enter(self.embedding(tokens))
+        for layer in self.layers:
+            x = layer(x)
+        return x @ torch.cat([self.embedding.weight.t(), self.rest])
+
+
+def joined() -> Step:
+    tokens = torch.randint(500, (2, 32))
+    return Step(Joined().train(), (tokens,), {}, lambda y: F.cross_entropy(y.flatten(0, 1), tokens.flatten()))
+
+
+class Complex(nn.Module):
+    """Blocks that hand on complex numbers."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(width, width, dtype=torch.complex64) / 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x @ self.weight
+            return x + torch.complex(torch.tanh(y.real), torch.sin(y.imag)) * y.conj().abs()
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Complex.Block(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def complex_numbers() -> Step:
+    return Step(Complex().train(), (torch.randn(256, 64, dtype=torch.complex64),), {}, lambda y: y.abs().mean())
+
+
 # -- Hugging Face, randomly initialised ----------------------------------------------------------------------
 
 
@@ -328,6 +388,8 @@ ODD = {
     "returning": returning,
     "tabled": tabled,
     "shared": shared,
+    "joined": joined,
+    "complex": complex_numbers,
 }
 
 

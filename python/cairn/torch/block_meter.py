@@ -21,7 +21,33 @@ from .stage_measure import CHANGES_INPUT, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
 from .untouched import Buffers, RandomState
 
-Created = list[tuple[int, int]]  # (mark, bytes) of each gradient that a parameter gets
+
+class Created:
+    """The gradients that parameters get, as they come.
+
+    Some are parts of one tensor: those of what was concatenated. Where gradients exist already, it goes when the last
+    of its parts was added to one. A part that no parameter has got may be waiting for another gradient, so as long as
+    there is one, the tensor is taken to stay.
+    """
+
+    def __init__(self, meter: memory.Meter) -> None:
+        self._meter = meter
+        self._parts: dict[int, int] = {}  # by storage: bytes of the parts that have come
+        self.gone: list[tuple[int, int]] = []  # mark and bytes of what goes where gradients exist
+
+    def note(self, gradient: torch.Tensor) -> None:
+        """A parameter has got its gradient."""
+        size, key = memory.storage_bytes(gradient), _compat.storage_key(gradient)
+        parts = self._parts[key] = self._parts.get(key, 0) + gradient.numel() * gradient.element_size()
+        if not key or parts >= size:
+            self.gone.append((self._meter.mark(), size))
+
+    def take_since(self, count: int) -> list[tuple[int, int]]:
+        """Takes out what has gone after so many; the gradients are let go of."""
+        taken = self.gone[count:]
+        del self.gone[count:]
+        self._parts.clear()
+        return taken
 
 
 class BlockMeter:
@@ -42,7 +68,7 @@ class BlockMeter:
         self.leaving: list[isolate.Layout | None] = []  # how those of the inputs lie
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self._marks: dict[str, int] = {}
-        self._created: Created = []
+        self._gone: list[tuple[int, int]] = []
         self.grads: dict[int, int] = {}  # bytes of the inputs' gradients, by storage of the input
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
         self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
@@ -121,19 +147,25 @@ class BlockMeter:
         hooks = isolate.Hooks(begun=lambda: self._mark("begun"))
         root = isolate.sink([*made, *waiting], hooks, handed) if made else None
         del result, made, tensors
-        first = len(created)
+        first = len(created.gone)
         if root is not None:
             with isolate.as_in_backward(self._device):
                 root.backward()
         del root
         self._mark("end")
-        self._created = created[first:]
-        del created[first:]
+        self._gone = created.take_since(first)
+        self._take_weight_grads()
+        return prints
+
+    def _take_weight_grads(self) -> None:
+        """Notes the gradients that parameters got, each storage once, and lets go of them."""
+        counted: set[int] = set()
         for parameter in parameters_of(self._block):
             if parameter.grad is not None:
-                self.weight_grads.append((parameter, memory.storage_bytes(parameter.grad)))
+                key, size = _compat.storage_key(parameter.grad), memory.storage_bytes(parameter.grad)
+                self.weight_grads.append((parameter, 0 if key in counted else size))
+                counted |= {key} - {0}
                 parameter.grad = None
-        return prints
 
     def _note_travelling(
         self, saved: isolate.Saved, arguments: isolate.Arguments, outputs: Sequence[torch.Tensor]
@@ -199,7 +231,7 @@ class BlockMeter:
         if "begun" in at:
             full = base + stage.saved_bytes + self._handed_bytes
             stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
-            accumulated = peak_without(meter, at["begun"], at["end"], self._created)
+            accumulated = peak_without(meter, at["begun"], at["end"], self._gone)
             stage.accumulated_backward_rise_bytes = accumulated - full
 
 
@@ -208,10 +240,12 @@ def parameters_of(block: Block) -> list[nn.Parameter]:
     return list({id(p): p for module in block.modules for p in module.parameters()}.values())
 
 
-def peak_without(meter: memory.Meter, first: int, last: int, created: Created, fresh: bool = False) -> int:
-    """The peak if each gradient were released as soon as it was added to one that exists."""
+def peak_without(
+    meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]], fresh: bool = False
+) -> int:
+    """The peak if so many bytes were released at each of these marks."""
     peaks, start, gone = [], first, 0
-    for mark, size in created:
+    for mark, size in going:
         peaks.append(meter.peak(start, mark, fresh) - gone)
         start, gone, fresh = mark, gone + size, False
     return max([*peaks, meter.peak(start, last, fresh) - gone])

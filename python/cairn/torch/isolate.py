@@ -51,7 +51,7 @@ class _Sink(torch.autograd.Function):
     def forward(ctx: Any, hooks: Hooks, grads: Layouts, *outputs: torch.Tensor) -> torch.Tensor:
         ctx.hooks = hooks
         ctx.grads = grads
-        return outputs[0].new_zeros(())
+        return outputs[0].new_zeros((), dtype=torch.float32)  # not complex
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:

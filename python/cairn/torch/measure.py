@@ -114,7 +114,7 @@ class MemoryPass:
         self._runs: list[_Run] = []
         self._segments: list[_Segment] = []
         self._calls: dict[int, int] = {}
-        self._created: Created = []
+        self._created = Created(self._meter)
         self._held: dict[int, int] = {}
 
     def run(self) -> StepMeasure:
@@ -134,7 +134,7 @@ class MemoryPass:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and not self._owners.is_shared(parameter):
-            self._created.append((self._meter.mark(), memory.storage_bytes(parameter.grad)))
+            self._created.note(parameter.grad)
 
     def _step(self) -> None:
         self._segments.append(_Segment(self._moment()))
@@ -371,11 +371,11 @@ class MemoryPass:
             return
         base = self._outside_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
         stage.backward_rise_bytes = meter.peak(begin.mark, end.mark, fresh=True) - base
-        created = [pair for pair in self._created if begin.mark < pair[0] <= end.mark]
-        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, created, True) - base
+        going = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
+        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, going, True) - base
         left = self._outside_bytes(end) - self._outside_bytes(begin) + stage.saved_bytes
         stage.weight_grad_bytes = max(left, 0)
-        stage.accumulated_weight_grad_bytes = max(left - sum(size for _, size in created), 0)
+        stage.accumulated_weight_grad_bytes = max(left - sum(size for _, size in going), 0)
 
     def _outside_name(self, index: int) -> str:
         if not self._runs:

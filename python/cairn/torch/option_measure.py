@@ -412,9 +412,9 @@ class _Metered:
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
         static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
-        created: Created = []
+        created = Created(meter)
         handles = [
-            p.register_post_accumulate_grad_hook(lambda p: created.append((meter.mark(), memory.storage_bytes(p.grad))))
+            p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
             for p in parameters_of(run.block)
             if p.requires_grad and p.is_leaf and id(p) not in {id(w) for w in waiting}
         ]

@@ -115,7 +115,7 @@ class Solution:
         least = _size_text(self.least_bytes)
         if self.least_is_exact:
             return f"no schedule stays {budget}: the least that works is {least}"
-        return f"{self.solver} finds no schedule {budget}: it needs {least}"
+        return f"{self.solver} finds no schedule {budget}: the least that it found is {least}"
 
     def to_dict(self) -> dict[str, Any]:
         """The object that ``cairn solve --json`` prints, as JSON values."""

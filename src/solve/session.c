@@ -322,18 +322,18 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
                  answer->optimal_in ? answer->optimal_in : solver->info.optimal_in);
 }
 
-static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
+static void fill_reason(const crn_answer *answer, cairn_info *info)
 {
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
-    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && session->least.is_exact)
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && info->least_is_exact)
         snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
-                 (long long)session->least.bytes);
-    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && session->least.bytes != CAIRN_NONE)
-        snprintf(info->reason, sizeof(info->reason), "%s needs %lld bytes", info->solver,
-                 (long long)session->least.bytes);
+                 (long long)info->least_bytes);
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && info->least_bytes != CAIRN_NONE)
+        snprintf(info->reason, sizeof(info->reason), "%s found none below %lld bytes", info->solver,
+                 (long long)info->least_bytes);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE)
         snprintf(info->reason, sizeof(info->reason), "%s has no schedule within any budget", info->solver);
 }
@@ -354,15 +354,23 @@ static cairn_status copy_checkpoints(const crn_session *session, const crn_answe
     return CAIRN_OK;
 }
 
-/* The least belongs to every answer, but for one that was stopped while looking for it. */
-static cairn_status fill_least(crn_session *session, cairn_info *info, cairn_error *error)
+/*
+ * The least belongs to every answer, but for one that was stopped while looking for it. It is no more than a budget that
+ * was kept to: those who look for the least with limited work, or time, may pass that by.
+ */
+static cairn_status fill_least(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
 {
     cairn_status status = crn_session_least(session, error);
     if (status != CAIRN_OK && status != CAIRN_CANCELLED)
         return status;
-    info->least_bytes = session->least.bytes;
-    info->least_is_exact = session->least.is_exact;
-    info->least_lower_bytes = session->least.lower_bytes;
+    crn_least least = session->least;
+    if (answer->found && info->budget_bytes != CAIRN_NONE && info->budget_bytes < least.bytes) {
+        least.bytes = info->budget_bytes;
+        least.is_exact = least.bytes == least.lower_bytes;
+    }
+    info->least_bytes = least.bytes;
+    info->least_is_exact = least.is_exact;
+    info->least_lower_bytes = least.lower_bytes;
     return CAIRN_OK;
 }
 
@@ -375,9 +383,9 @@ static cairn_status fill_info(crn_session *session, const crn_answer *answer, ca
     if (answer->found)
         CRN_TRY(judge(session, answer, info, error));
     CRN_TRY(fill_bound(session, answer, info, error));
-    CRN_TRY(fill_least(session, info, error));
+    CRN_TRY(fill_least(session, answer, info, error));
     fill_outcome(session, answer, info);
-    fill_reason(session, answer, info);
+    fill_reason(answer, info);
     return copy_checkpoints(session, answer, info, error);
 }
 

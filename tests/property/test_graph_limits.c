@@ -1,6 +1,7 @@
 /*
  * Least memories of graphs: the bracket [least_lower_bytes, least_bytes] holds what exhaustive search finds, on
- * thousands of tiny graphs with aliases, outputs, nodes that run once and workspaces; where it is said to be exact, it is.
+ * thousands of tiny graphs with aliases, outputs, nodes that run once and workspaces; where it is said to be exact, it is;
+ * and no solver succeeds below the least that it names.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static cairn_options *options_for(const char *solver)
 {
@@ -76,6 +78,39 @@ static void brackets_hold_the_truth_of_longer_graphs(void **state)
     test_graph_shape shape = {.nodes_min = 6, .nodes_max = 7, .deps_max = 3, .positive = true, .workspaces = true};
     (void)state;
     check_all(&shape, 400, 90);
+}
+
+static void check_below(const cairn_problem *problem, const char *solver)
+{
+    cairn_options *options = test_options(solver, -1, "threads=1 iterations=20");
+    cairn_limits found;
+    cairn_info info;
+    assert_int_equal(cairn_limits_of(NULL, problem, options, &found, NULL), CAIRN_OK);
+    for (int64_t budget = found.least_lower_bytes; budget <= found.least_bytes; budget++) {
+        assert_int_equal(cairn_options_set_int(options, "budget", budget, NULL), CAIRN_OK);
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+        if ((info.makespan_ns >= 0) != (budget == found.least_bytes))
+            fail_msg("%s: the least is %lld, at %lld it says %s", solver, (long long)found.least_bytes,
+                     (long long)budget, cairn_outcome_name(info.outcome));
+        assert_int_equal(info.least_bytes, found.least_bytes);
+    }
+    cairn_options_free(options);
+}
+
+/* Walks are not monotone in the budget: what fails under one may succeed under a smaller one. */
+static void nothing_is_found_below_the_least(void **state)
+{
+    static const char *const solvers[] = {"graph-online", "graph-search", "graph-exact", "auto"};
+    test_graph_shape shape = test_graph_of_everything(30);
+    (void)state;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(400); seed++) {
+        test_random random = test_random_seeded(seed);
+        shape.training = seed % 2 == 1;
+        cairn_problem *problem = test_random_graph(&random, &shape);
+        for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++)
+            check_below(problem, solvers[i]);
+        cairn_problem_free(problem);
+    }
 }
 
 /*
@@ -144,9 +179,9 @@ static void every_allocation_may_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(brackets_hold_the_truth),   cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
-        cmocka_unit_test(what_must_wait_is_counted), cmocka_unit_test(large_sizes_do_not_overflow),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(brackets_hold_the_truth),          cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
+        cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(what_must_wait_is_counted),
+        cmocka_unit_test(large_sizes_do_not_overflow),      cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,12 +7,12 @@
  *           dead, as they are to a framework that counts references, and go first.
  * Differs   The paper's neighbourhood also counts evicted descendants; its time is the clock's.
  * Cost      O((T + recomputations) * residents), memory O(T + E). Least memory by bisection over such walks,
- *           to a thousandth from EXACT_NODES nodes on.
+ *           to a thousandth from EXACT_NODES nodes on, then by trying what lies below (graph_descent.h).
  * Optimal   In nothing; a baseline.
  */
 #include <string.h>
 
-#include "solve/graph/graph_walk.h"
+#include "solve/graph/graph_descent.h"
 
 enum { BISECTIONS = 40, EXACT_NODES = 10000 };
 
@@ -23,6 +23,7 @@ typedef struct online {
     crn_sequence trial, smallest;
     crn_sequence_eval eval;
     int64_t smallest_peak_bytes; /* INT64_MAX = not looked for yet */
+    int64_t lower_bytes;         /* no schedule is below; once that was looked for */
 } online;
 
 static void online_close(const crn_task *task, void *session)
@@ -70,15 +71,10 @@ static void store_all(online *o)
     crn_sequence_judge(&o->eval, &o->trial);
 }
 
-static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *error)
+/* A budget under which a walk succeeds though none does just below. */
+static void bisect(const crn_task *task, online *o)
 {
-    int64_t low;
-    if (o->smallest_peak_bytes < INT64_MAX)
-        return CAIRN_OK;
-    CRN_TRY(crn_least_lower(task, &low, error));
-    low--;
-    store_all(o);
-    take_smallest(o);
+    int64_t low = o->lower_bytes - 1;
     for (int i = 0; i < BISECTIONS && !crn_should_stop(task, NULL); i++) {
         int64_t near = o->model->node_count < EXACT_NODES ? 1 : o->smallest_peak_bytes / 1024;
         if (o->smallest_peak_bytes - low <= near)
@@ -89,6 +85,31 @@ static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *
         else
             low = middle;
     }
+}
+
+static void descend(const crn_task *task, online *o)
+{
+    crn_descent descent;
+    crn_descent_step step;
+    crn_descent_init(&descent, o->model->node_count, 1, o->lower_bytes);
+    while (!crn_should_stop(task, NULL) && crn_descent_next(&descent, o->smallest_peak_bytes, &step)) {
+        if (fits(task, o, step.budget_bytes))
+            take_smallest(o);
+        else if (crn_should_stop(task, NULL))
+            return;
+        crn_descent_note(&descent, &step, o->walk, &o->trial);
+    }
+}
+
+static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *error)
+{
+    if (o->smallest_peak_bytes < INT64_MAX)
+        return CAIRN_OK;
+    CRN_TRY(crn_least_lower(task, &o->lower_bytes, error));
+    store_all(o);
+    take_smallest(o);
+    bisect(task, o);
+    descend(task, o);
     return CAIRN_OK;
 }
 
@@ -108,9 +129,9 @@ static cairn_status online_open(const crn_task *task, void **session, cairn_erro
 static cairn_status online_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     online *o = session;
-    CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     CRN_TRY(find_smallest(task, o, error));
     least->bytes = o->smallest_peak_bytes;
+    least->lower_bytes = o->lower_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
     return CAIRN_OK;
 }

@@ -19,11 +19,13 @@
 #include <string.h>
 
 #include "solve/graph/graph_bound.h"
+#include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
-#include "solve/graph/graph_walk.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
+
+_Static_assert((int)RULES <= (int)CRN_DESCENT_RULES_MAX, "a descent follows every rule");
 
 /* The first island stays near its best; the last crosses the ridges that single values make on small graphs. */
 static const crn_improver_leeway leeway[ISLANDS] = {{2000, 200}, {500, 100}, {200, 50}, {100, 25}};
@@ -40,6 +42,7 @@ typedef struct search {
     int64_t smallest_peak_bytes;
     int64_t lower_bytes, failed_bytes; /* no schedule is below; no walk succeeded here, so far */
     int bisections;
+    crn_descent descent;
     float *weight; /* of a use */
     uint64_t random;
 } search;
@@ -92,10 +95,17 @@ static void offer_smallest(search *s)
     copy_sequence(&s->smallest, &s->scratch);
 }
 
+/* Walks get slow on large graphs: fewer rules are tried there, those that do best on smaller ones first. */
+static int rule_count(const search *s)
+{
+    return s->model->node_count <= 4000 ? RULES : s->model->node_count <= 20000 ? 4 : 2;
+}
+
 /* The schedule that any budget from its peak on has. */
 static void begin_smallest(search *s)
 {
     s->failed_bytes = s->lower_bytes - 1;
+    crn_descent_init(&s->descent, s->model->node_count, rule_count(s), s->lower_bytes);
     s->smallest_peak_bytes = INT64_MAX;
     for (s->scratch.count = 0; s->scratch.count < s->model->node_count; s->scratch.count++)
         s->scratch.node[s->scratch.count] = s->scratch.count;
@@ -127,12 +137,6 @@ static bool walk(const crn_task *task, search *s, int64_t budget_bytes, int rule
 {
     crn_walk_rule how = {.unlocks = unlocks, .half_bytes_power = rule / 5, .half_distance_power = rule % 5};
     return crn_walk_run(s->walk, task, budget_bytes, &how, &s->scratch);
-}
-
-/* Walks get slow on large graphs: fewer rules are tried there, those that do best on smaller ones first. */
-static int rule_count(const search *s)
-{
-    return s->model->node_count <= 4000 ? RULES : s->model->node_count <= 20000 ? 4 : 2;
 }
 
 static int nth_rule(int i)
@@ -179,11 +183,8 @@ static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, 
     return is_small && walk_at_random(task, s, budget_bytes, tries);
 }
 
-/*
- * The least budget under which a walk succeeds, by bisection, to the byte on small graphs, else to a thousandth; the
- * walk found is what answers budgets near it. Goes on where it was stopped.
- */
-static void find_smallest(const crn_task *task, search *s)
+/* A budget under which a walk succeeds, by bisection, though none did just below. Goes on where it was stopped. */
+static void bisect(const crn_task *task, search *s)
 {
     int64_t near = s->model->node_count <= 1000 ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
     for (int *i = &s->bisections; *i < BISECTIONS && s->smallest_peak_bytes - s->failed_bytes > near; ++*i) {
@@ -196,6 +197,29 @@ static void find_smallest(const crn_task *task, search *s)
         else
             s->failed_bytes = middle;
     }
+}
+
+/* The walks that an answer begins with, under the budgets below that. Goes on where it was stopped. */
+static void descend(const crn_task *task, search *s)
+{
+    crn_descent_step step;
+    while (!crn_should_stop(task, NULL) && crn_descent_next(&s->descent, s->smallest_peak_bytes, &step)) {
+        if (walk(task, s, step.budget_bytes, nth_rule(step.rule), false))
+            offer_smallest(s);
+        else if (crn_should_stop(task, NULL))
+            return;
+        crn_descent_note(&s->descent, &step, s->walk, &s->scratch);
+    }
+}
+
+/*
+ * The least budget under which a walk succeeds, to the byte on small graphs, else to a thousandth; the walk found is what
+ * answers budgets near it.
+ */
+static void find_smallest(const crn_task *task, search *s)
+{
+    bisect(task, s);
+    descend(task, s);
 }
 
 static cairn_status search_open(const crn_task *task, void **session, cairn_error *error)

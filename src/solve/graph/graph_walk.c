@@ -11,9 +11,10 @@ struct crn_walk {
     crn_arena arena;
     /* the state of a walk */
     int64_t resident_bytes, budget_bytes;
-    int32_t now;    /* node whose first computation is under way */
-    bool *handle;   /* of a node: computed and not evicted */
-    int32_t *first; /* of a storage: nodes with a handle, as a list */
+    int64_t needed_bytes; /* the most that a computation took; what did not fit is not part of it */
+    int32_t now;          /* node whose first computation is under way */
+    bool *handle;         /* of a node: computed and not evicted */
+    int32_t *first;       /* of a storage: nodes with a handle, as a list */
     int32_t *next;
     int32_t *locks;     /* of a storage: how many computations under way need it */
     int32_t *accessed;  /* of a storage: events of the sequence when it was last made or read */
@@ -352,6 +353,7 @@ static bool compute(crn_walk *w, int32_t v)
     while (w->resident_bytes + model->bytes[v] + model->extra[v] > w->budget_bytes)
         if (!evict_one(w) && !evict_waiting(w, v))
             return false;
+    w->needed_bytes = crn_max(w->needed_bytes, w->resident_bytes + model->bytes[v] + model->extra[v]);
     if (s == v) {
         w->resident_bytes += model->bytes[v];
         add_resident(w, s);
@@ -440,6 +442,7 @@ bool crn_walk_run(crn_walk *w, const crn_task *task, int64_t budget_bytes, const
     w->rule = rule;
     w->sequence = sequence;
     w->budget_bytes = budget_bytes;
+    w->needed_bytes = 0;
     sequence->count = 0;
     for (w->now = 0; w->now < w->model->node_count; w->now++) {
         w->unlocks_left = UNLOCKS_MAX;
@@ -449,4 +452,9 @@ bool crn_walk_run(crn_walk *w, const crn_task *task, int64_t budget_bytes, const
             return false;
     }
     return true;
+}
+
+int64_t crn_walk_needed(const crn_walk *walk)
+{
+    return walk->needed_bytes;
 }

@@ -35,5 +35,10 @@ void crn_walk_free(crn_walk *walk);
  */
 bool crn_walk_run(crn_walk *walk, const crn_task *task, int64_t budget_bytes, const crn_walk_rule *rule,
                   crn_sequence *sequence);
+/**
+ * What the last walk took, as far as it came: under every budget between this and its own a walk goes the same way, to the
+ * same end.
+ */
+int64_t crn_walk_needed(const crn_walk *walk);
 
 #endif

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -12,6 +13,7 @@ import pickle
 import re
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,47 @@ def test_verify_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
         ct.verify(model, plan, x, loss_fn=torch.sum)
     result = ct.verify(model, plan, x, loss_fn=torch.sum, compare=False)
     assert result.ok and not result.compared and result.plain is None
+
+
+class Unordered(torch.autograd.Function):
+    """A gradient that is another one each time, by a little."""
+
+    scale, generator = 1.0, torch.Generator()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(grad.shape, generator=Unordered.generator)
+        return Unordered.scale * grad + 1e-6 * noise
+
+
+def test_verify_names_what_plain_steps_do_not_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Unordered.apply(super().forward(x))
+
+    model = nn.Sequential(nn.Linear(64, 64), Layer(64, 64), nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    result = ct.verify(model, plan, x, loss_fn=torch.sum)
+    assert result.ok
+    assert set(result.unsteady) == {f"the gradient of {i}.{name}" for i in "01" for name in ("weight", "bias")}
+    assert "but for what plain steps do not repeat" in str(result)
+
+    from cairn.torch import check
+
+    @contextlib.contextmanager
+    def disturbed(*args: Any, **kwargs: Any) -> Iterator[None]:
+        monkeypatch.setattr(Unordered, "scale", 1.01)  # by more than that
+        yield
+        monkeypatch.setattr(Unordered, "scale", 1.0)
+
+    monkeypatch.setattr(check, "apply", disturbed)
+    with pytest.raises(ct.VerificationFailed, match="the gradient of 0.weight"):
+        ct.verify(model, plan, x, loss_fn=torch.sum)
 
 
 def test_verify_runs_every_step_from_the_same_attributes() -> None:

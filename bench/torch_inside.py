@@ -1,6 +1,6 @@
 """What keeping a part of each block is worth: time of a step at given peaks, against whole blocks and against torch.
 
-python bench/torch_inside.py [gpt2 | bert | llama | vit | resnet50 | vgg16] [--layers N] [--mib 840 553 442 321]
+python bench/torch_inside.py [gpt2 | bert | llama | vit | ... | resnet50 | vgg16] [--layers N] [--mib 840 553 442 321]
                              [--share 0.25 0.5] [--segments 2 4] [--rounds 5] [--allocator default] [--json FILE]
                              [--plot FILE]
 
@@ -237,6 +237,62 @@ def vit(layers: int | None) -> Step:
     return _transformer(model, inputs, model.vit.encoder.layer if hasattr(model.vit, "encoder") else model.vit.layers)
 
 
+def deit(layers: int | None) -> Step:
+    """DeiT small, batch 4."""
+    from transformers import DeiTConfig, DeiTForImageClassification
+
+    config = DeiTConfig(num_hidden_layers=layers or 12, hidden_size=384, intermediate_size=1536, num_attention_heads=6)
+    model = DeiTForImageClassification(config)
+    inputs = {"pixel_values": torch.randn(4, 3, 224, 224), "labels": torch.tensor([0, 1, 0, 1])}
+    return _transformer(
+        model, inputs, model.deit.encoder.layer if hasattr(model.deit, "encoder") else model.deit.layers
+    )
+
+
+WORDS = 8000  # of the models below, whose head and embedding hardly count
+
+
+def _language_model(model: Any, layers: nn.ModuleList, batch: int = 2, length: int = 256) -> Step:
+    tokens = torch.randint(WORDS, (batch, length))
+    return _transformer(model, {"input_ids": tokens, "labels": tokens}, layers)
+
+
+def opt(layers: int | None) -> Step:
+    """OPT of 125 million, batch 2, sequence 256, 8,000 words."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    model = OPTForCausalLM(OPTConfig(num_hidden_layers=layers or 12, vocab_size=WORDS, use_cache=False))
+    return _language_model(model, model.model.decoder.layers)
+
+
+def pythia(layers: int | None) -> Step:
+    """GPT-NeoX, 12 layers of 768 as Pythia has, batch 2, sequence 256, 8,000 words."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    shape = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+    config = GPTNeoXConfig(num_hidden_layers=layers or 12, vocab_size=WORDS, use_cache=False, **shape)
+    model = GPTNeoXForCausalLM(config)
+    return _language_model(model, model.gpt_neox.layers)
+
+
+def qwen2(layers: int | None) -> Step:
+    """Qwen2, 12 layers of 512, 8 heads that share 2 of keys and values, batch 2, sequence 256, 8,000 words."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 2}
+    config = Qwen2Config(num_hidden_layers=layers or 12, vocab_size=WORDS, use_cache=False, **shape)
+    model = Qwen2ForCausalLM(config)
+    return _language_model(model, model.model.layers)
+
+
+def distilbert(layers: int | None) -> Step:
+    """DistilBERT, masked words, batch 4, sequence 128, 8,000 words."""
+    from transformers import DistilBertConfig, DistilBertForMaskedLM
+
+    model = DistilBertForMaskedLM(DistilBertConfig(n_layers=layers or 6, vocab_size=WORDS))
+    return _language_model(model, model.distilbert.transformer.layer, batch=4, length=128)
+
+
 def _network(made: Any) -> Step:
     x = made.args[0]
 
@@ -255,12 +311,17 @@ MODELS: dict[str, Callable[[int | None], Step]] = {
     "bert": bert,
     "llama": llama,
     "vit": vit,
+    "deit": deit,
+    "opt": opt,
+    "pythia": pythia,
+    "qwen2": qwen2,
+    "distilbert": distilbert,
     "resnet50": lambda layers: _network(resnet50()),
     "vgg16": lambda layers: _network(vgg16()),
 }
 
 
-ALIKE = "gpt2", "bert", "llama", "vit"  # models of equal blocks
+NETWORKS = "resnet50", "vgg16"  # of unequal blocks
 
 
 # -- measuring -----------------------------------------------------------------------------------------------
@@ -291,7 +352,7 @@ def _measured(step: Step, chosen: argparse.Namespace) -> dict[str, Any]:
                 continue
             methods[f"{name} within {size / MIB:.0f} MiB"] = Method(step.run, plan)
     rows = _timed(step, methods, chosen.rounds, profile.input_bytes)
-    if chosen.model in ALIKE:
+    if chosen.model not in NETWORKS:
         bound = bound_of(profile, step.model, step.loss)
         for row in rows:
             planned = row["predicted_peak_bytes"]

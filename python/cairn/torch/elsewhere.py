@@ -19,7 +19,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,10 +57,36 @@ def _is_filled(value: Any) -> bool:
     return all(is_comparable(item) for item in items)
 
 
+def getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the items of these names, as a tuple."""
+    if len(names) == 1:
+        names = [*names, *names]  # of one, it would be no tuple
+    return operator.itemgetter(*names) if names else _nothing
+
+
+def _nothing(_: Any) -> tuple[()]:
+    return ()
+
+
+def first_difference(names: Sequence[str], now: Mapping[str, Any], before: Sequence[Any]) -> str | None:
+    """The first of the names that stands for something else than it did."""
+    for name, value in zip(names, before, strict=False):  # as `getter` gives them
+        if name not in now or not _is_same(now[name], value):
+            return name
+    return None
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    try:
+        return value is before or bool(value == before)
+    except (RuntimeError, TypeError, ValueError):  # it has become a tensor or an array
+        return False
+
+
 class Elsewhere:
     """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to."""
 
-    __slots__ = ("_cells", "_contents", "_getters", "_places", "_values")
+    __slots__ = ("_cells", "_contents", "_getters", "_names", "_places", "_values")
 
     def __init__(self, modules: Sequence[nn.Module], objects: Sequence[Any]) -> None:
         search = _Search()
@@ -70,12 +96,21 @@ class Elsewhere:
         self._cells = list(search.cells.values())
         self._contents = copy.deepcopy(list(map(_get_contents, self._cells)))
         self._places = [place for place, _ in search.noted.values()]
-        self._getters = [operator.itemgetter(*names) for _, names in search.noted.values()]
+        self._names = [list(names) for _, names in search.noted.values()]
+        self._getters = list(map(getter, self._names))
         self._values = copy.deepcopy(self._current())
 
     def is_as_it_was(self) -> bool:
         """Whether all of it has the same values. KeyError, TypeError or ValueError: something is gone."""
         return list(map(_get_contents, self._cells)) == self._contents and self._current() == self._values
+
+    def difference(self) -> str | None:
+        """What is another than it was, for people."""
+        for names, place, before in zip(self._names, self._places, self._values, strict=True):
+            name = first_difference(names, place() or {}, before)
+            if name is not None:
+                return f"'{name}', which its code reads,"
+        return "a variable of a closure" if list(map(_get_contents, self._cells)) != self._contents else None
 
     def _current(self) -> list[Any]:
         return [get(place()) for get, place in zip(self._getters, self._places, strict=True)]

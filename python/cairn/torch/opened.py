@@ -14,7 +14,6 @@ are that keep nothing, and the step's notes say so. That needs more memory than 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import operator
@@ -26,12 +25,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _compat, takeover
+from . import _compat
 from .ambient import Modes, RandomState
-from .attributes import OF_EVERY_MODULE, has_attributes
+from .attributes import has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
-from .elsewhere import Elsewhere, is_comparable, is_constant
+from .constants import OBJECT_DEPTH, Constants
 from .holders import FirstRun, LaterRun
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program, mask_of
@@ -115,8 +114,11 @@ class OpenedBlock:
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
         """Prepares a run of the block that saves by an option."""
         entry = self._entries.get(key)
-        if entry is None or not entry.constants.hold(self.state.attributes()):
+        if entry is None:
             return _Recording(self, option, key, devices)
+        attributes = self.state.attributes()
+        if not entry.constants.hold(attributes):
+            return _Recording(self, option, key, devices, entry.constants.difference(attributes))
         program = self._program(entry, option)
         return _Following(self, option, devices, program, entry.reason)
 
@@ -137,7 +139,7 @@ class OpenedBlock:
         """Takes in a recorded run."""
         reason = graph.closed
         if not reason and not constants.hold(self.state.attributes()):
-            reason = "changes an attribute of its own, or a global, in every run"
+            reason = f"changes {constants.difference(self.state.attributes())} in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
         self._entries[key] = _Entry(None if reason else graph, reason, constants)
@@ -166,6 +168,7 @@ class Saving:
     """One run of a block that saves by an option."""
 
     reason = ""  # why nothing can be rebuilt
+    difference = ""  # what is another than when the block was recorded before, so that it is recorded again
 
     def __init__(self, block: OpenedBlock, option: int, devices: Sequence[torch.device]) -> None:
         self.block, self.option = block, option
@@ -235,8 +238,11 @@ class _Following(Saving):
 class _Recording(Saving):
     """The first run of its kind: it is recorded, and its program is on trial."""
 
-    def __init__(self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""
+    ) -> None:
         super().__init__(block, option, devices)
+        self.difference = difference
         self._key = key
         self._constants = Constants(block.state.modules())
         self._recorder: Recorder | None = None
@@ -295,120 +301,10 @@ class _Recording(Saving):
         return rebuild
 
 
-# -- what a recorded run depends on --------------------------------------------------------------------------
+# -- what a forward is passed --------------------------------------------------------------------------------
 
 
-class Constants:
-    """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, lists and
-    dicts of these, parts, hooks; and what of that it finds elsewhere.
-
-    Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
-    it is noted when one goes. All are referred to weakly, so that a model is freed as ever. `flags` are the modules'
-    training flags.
-    """
-
-    __slots__ = ("_counts", "_elsewhere", "_gone", "_hooks", "_ids", "_objects", "_references", "_referring", "_values",
-                 "_values_of", "_with_parts", "flags")  # fmt: skip
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        objects = _plain_objects(modules)
-        owners = [*modules, *objects]
-        self.flags = [module.training for module in modules]
-        self._objects = [weakref.ref(value) for value in objects]
-        attributes = [vars(owner) for owner in owners]
-        self._counts = list(map(len, attributes))
-        self._hooks = _hooks_of(attributes[: len(modules)])
-        self._values_of = [_getter([n for n, v in names.items() if _is_compared(n, v)]) for names in attributes]
-        self._values = copy.deepcopy(list(map(_call, self._values_of, attributes)))
-        referred = [[n for n, v in vars(owner).items() if _is_referred_to(v)] for owner in owners]
-        self._referring = [(index, _getter(names)) for index, names in enumerate(referred) if names]
-        self._with_parts = [index for index, module in enumerate(modules) if module._modules]
-        found = self._referred(attributes)
-        self._gone: list[weakref.ref[Any]] = []
-        self._references = [weakref.ref(value, self._gone.append) for value in found if value is not None]
-        self._ids = list(map(id, found))
-        self._elsewhere = Elsewhere(modules, objects)
-
-    def hold(self, modules: Sequence[dict[str, Any]]) -> bool:
-        """Whether all are as they were, in what are the attributes of the modules now."""
-        attributes = list(modules)
-        for reference in self._objects:
-            owner = reference()
-            if owner is None:
-                return False
-            attributes.append(vars(owner))
-        if self._gone or list(map(len, attributes)) != self._counts or _hooks_of(modules) != self._hooks:
-            return False
-        try:
-            if list(map(_call, self._values_of, attributes)) != self._values:
-                return False
-            return list(map(id, self._referred(attributes))) == self._ids and self._elsewhere.is_as_it_was()
-        except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or has become a tensor or an array
-            return False
-
-    def _referred(self, attributes: Sequence[dict[str, Any]]) -> list[Any]:
-        """The functions, plain objects and parts that modules and plain objects refer to, in a fixed order."""
-        found: list[Any] = []
-        for index, objects_of in self._referring:
-            found += objects_of(attributes[index])
-        for index in self._with_parts:
-            found += attributes[index]["_modules"].values()
-        return found
-
-
-def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the items of these names, as a tuple."""
-    if len(names) == 1:
-        names = [*names, *names]  # of one, it would be no tuple
-    return operator.itemgetter(*names) if names else _nothing
-
-
-#: Calls a function, without a function of Python in between where there is one for it.
-_call: Callable[..., Any] = getattr(operator, "call", lambda function, argument: function(argument))
-
-
-def _nothing(_: Any) -> tuple[()]:
-    return ()
-
-
-def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """The numbers of the hooks that run in the modules' calls; torch gives none of them twice."""
-    return [*map(tuple, map(_pre_hooks, modules)), *map(tuple, map(_forward_hooks, modules))]
-
-
-_pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
-
-
-def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
-    """The plain objects that modules refer to, and those that these refer to."""
-    found: dict[int, Any] = {}
-    owners: Sequence[Any] = modules
-    for _ in range(_OBJECT_DEPTH):
-        owners = [v for owner in owners for v in vars(owner).values() if _is_plain_object(v) and id(v) not in found]
-        found.update((id(value), value) for value in owners)
-    return list(found.values())
-
-
-_OBJECT_DEPTH = 2
-
-
-def _is_compared(name: str, value: Any) -> bool:
-    """Whether an attribute is compared by its value."""
-    return is_constant(value) or (name not in OF_EVERY_MODULE and is_comparable(value))
-
-
-def _is_referred_to(value: Any) -> bool:
-    if isinstance(value, types.FunctionType):
-        return value.__module__ != takeover.__name__
-    return _is_plain_object(value)
-
-
-def _is_plain_object(value: Any) -> bool:
-    """Something with attributes of its own that can be referred to weakly."""
-    return has_attributes(value) and hasattr(type(value), "__weakref__")
-
-
-def _frozen(shape: Any, depth: int = _OBJECT_DEPTH) -> Any:
+def _frozen(shape: Any, depth: int = OBJECT_DEPTH) -> Any:
     """A tree without its tensors, to compare and to hash: equal only where a forward finds the same.
 
     It keeps no object alive that may hold a tensor.

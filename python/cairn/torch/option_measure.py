@@ -29,8 +29,8 @@ from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
 from .block_options import KEEP, Choice, candidates
 from .blocks import Block, intercepted
+from .constants import Constants
 from .measure import Owners, StepMeasure
-from .opened import Constants
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program
 from .sample import Sample, backward_of
@@ -152,8 +152,9 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        if not constants.hold(list(map(vars, self.block.parts()))):
-            graph.closed = graph.closed or "changes an attribute of its own, or a global, in every run"
+        now = list(map(vars, self.block.parts()))
+        if not constants.hold(now):
+            graph.closed = graph.closed or f"changes {constants.difference(now)} in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:

@@ -266,6 +266,9 @@ class Run:
         block.box.rebuild = None
         if saving is not None:
             block.box.rebuild = saving.finish(output, block.random_state)
+            if saving.difference:
+                change = f"{saving.difference} has changed"
+                self._trace.notes.append(f"'{self.name(stage)}' was recorded again, which takes time: {change}")
             if block.box.rebuild is None:
                 self._note_reason(stage, saving.reason)
 

@@ -1147,10 +1147,37 @@ def test_a_parameter_changed_between_forward_and_backward() -> None:
             model.layers[4].up.weight.mul_(2)
         with refused(RecomputationError, "up.weight", "layers.4"):
             loss.backward()
-        loss = model(INPUT).sum()
-        model.layers[4].up.weight = nn.Parameter(torch.zeros_like(model.layers[4].up.weight))
-        with refused(RecomputationError, "up.weight", "replaced"):
-            loss.backward()
+        sound_afterwards(model)
+
+
+@pytest.mark.parametrize("how", ["functional call", "parameter", "buffer"])
+def test_what_is_replaced_between_forward_and_backward_is_there_for_the_backward(how: str) -> None:
+    def results(model: Any) -> list[Tensor]:
+        torch.manual_seed(1)
+        layer = model.layers[4]
+        weight = layer.up.weight
+        if how == "functional call":
+            others = {name: (p * 1.5).detach().requires_grad_() for name, p in model.named_parameters()}
+            loss = torch.func.functional_call(model, others, (INPUT,)).square().mean()
+            return [loss, *torch.autograd.grad(loss, list(others.values())), *model.buffers()]
+        loss = model(INPUT).square().mean()
+        if how == "parameter":
+            layer.up.weight = nn.Parameter(torch.zeros_like(weight))
+        else:
+            for part in model.modules():
+                for name, buffer in part.named_buffers(recurse=False):
+                    setattr(part, name, torch.zeros_like(buffer))
+        loss.backward()
+        assert layer.up.weight is weight or layer.up.weight.grad is None
+        layer.up.weight = weight
+        return [loss, *(p.grad for p in model.parameters()), *model.buffers()]
+
+    model, plain = net(), net()
+    with planned(model, STAGES, from_input(STAGES)):
+        for _ in range(2):
+            assert all(map(torch.equal, results(model), results(plain)))
+            model.zero_grad()
+            plain.zero_grad()
         sound_afterwards(model)
 
 

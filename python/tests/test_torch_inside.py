@@ -1160,7 +1160,7 @@ def test_other_surroundings_between_steps_are_noticed(what: str, monkeypatch: py
             assert len(count) == (3 if step in (0, 3) else 0)  # blocks
 
 
-@pytest.mark.parametrize("what", ["parameter", "parameter replaced", "flag"])
+@pytest.mark.parametrize("what", ["parameter", "flag"])
 def test_a_followed_run_that_must_run_again_refuses_what_has_changed(what: str) -> None:
     _hidden["calls"] = 0
     model = net(Hidden)
@@ -1173,11 +1173,9 @@ def test_a_followed_run_that_must_run_again_refuses_what_has_changed(what: str) 
         if what == "parameter":
             with torch.no_grad():
                 bias.add_(1.0)  # type: ignore[operator]
-        elif what == "parameter replaced":
-            model.layers[1].norm.bias = nn.Parameter(torch.zeros(WIDTH))  # type: ignore[union-attr, assignment]
         else:
             model.layers[1].dropout.eval()  # type: ignore[union-attr, operator]
-        with pytest.raises(RecomputationError, match="modified in place|was replaced|training flag"):
+        with pytest.raises(RecomputationError, match="modified in place|training flag"):
             loss.backward()
         assert executor.notes
 

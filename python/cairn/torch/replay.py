@@ -614,7 +614,7 @@ class Run:
         self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
 
     def refuse_changed(self, stage: int, record: Record) -> None:
-        """Raises if a block's parameters, buffers or flags are not those of its first run."""
+        """Raises if a block's parameters and buffers were written since its first run, or its flags are others."""
         difference = record.difference()
         if difference is not None:
             raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
@@ -683,8 +683,8 @@ class Run:
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
-        if block.found is not None and block.found.writes_buffers:
-            copies = surroundings.enter_context(block.found.buffers_in_force())
+        if block.found is not None:
+            copies = surroundings.enter_context(block.found.in_force())
             if saves:
                 block.copies = frozenset(map(_compat.storage_key, copies))
         if block.random_state is not None:

@@ -1,10 +1,11 @@
 """What a block reads beside its arguments: parameters, buffers and training flags of its modules.
 
-A later run must find what the first run found. Parameters and the buffers that a block only reads must be the same
-tensors, not written since; buffers that it writes (BatchNorm's statistics, power iterations) get their old values for
-the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's kernels write
-without counting versions; hence copies are taken of all small buffers, and of those large ones that a first run was
-seen to change. A copy that equals its buffer after the run is let go.
+A later run must find what the first run found. Parameters and the buffers that a block only reads must not have been
+written since; where others were put in their places (as `torch.func.functional_call` does), they are put back for the
+run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
+values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
+kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
+first run was seen to change. A copy that equals its buffer after the run is let go.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import operator
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -66,6 +67,11 @@ class BlockState:
     def parameters(self) -> list[torch.Tensor | None]:
         """The parameters that are registered now."""
         return [parameter for part in self.modules() for parameter in part._parameters.values()]
+
+    def parameter_places(self) -> list[tuple[_Registry, str]]:
+        """Where each parameter is registered, and by which name."""
+        places = [(part._parameters, key) for part in self.modules() for key in part._parameters]
+        return cast("list[tuple[_Registry, str]]", places)
 
     def buffers(self) -> list[tuple[_Registry, str]]:
         """Where each buffer is registered, and by which name."""
@@ -158,14 +164,14 @@ class Record:
     def difference(self) -> str | None:
         """What is no longer as the first run found it, in words; None if all is."""
         before, state, modules = self._before, self._state, self._state.modules()
-        parameters = [parameter for part in modules for parameter in part._parameters.values()]
-        if not _are_same(before.parameters, parameters) or _compat.versions(parameters) != self._versions:
-            return _difference("parameter", before.parameters, self._versions, parameters, state.parameter_name, {})
-        buffers = [buffer for part in modules for buffer in part._buffers.values()]
-        if buffers or before.buffers:
-            found = _difference("buffer", before.buffers, before.versions, buffers, state.buffer_name, before.copies)
-            if found is not None:
-                return found
+        if len(state.parameters()) != len(before.parameters) or len(state.buffers()) != len(before.buffers):
+            return "a parameter or buffer was added or removed"
+        written = _first_written(before.parameters, self._versions)
+        if written is not None:
+            return f"its parameter '{state.parameter_name(written)}' was modified in place"
+        written = _first_written(before.buffers, before.versions, before.copies) if before.buffers else None
+        if written is not None:
+            return f"its buffer '{state.buffer_name(written)}' was modified in place"
         if len(modules) != len(self._flags):
             return "a part was added or removed"
         return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
@@ -189,27 +195,27 @@ class Record:
         assert found is not None
         return found if _compat.version(found) == self._before.versions[index] else None
 
-    @property
-    def writes_buffers(self) -> bool:
-        """Whether some buffers must be put back for a run."""
-        return bool(self._before.copies)
-
     @contextlib.contextmanager
-    def buffers_in_force(self) -> Iterator[list[torch.Tensor]]:
-        """The body finds, and writes, the old values of the buffers that the block writes, in tensors of their own."""
-        current: list[tuple[_Registry, str, torch.Tensor | None]] = []
-        shared: dict[int, torch.Tensor] = {}  # a buffer registered twice stays one tensor
-        places = self._state.buffers()
+    def in_force(self) -> Iterator[list[torch.Tensor]]:
+        """The body finds the parameters and buffers that the run found, also where others were put in their places; of
+        the buffers that the block writes the old values, in tensors of their own, which are given to the body.
+        """
+        before, state = self._before, self._state
+        copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
+        shared = {key: _fresh(copy) for key, copy in copies.items()}
+        buffers = [
+            shared[id(buffer)] if index in before.copies else buffer for index, buffer in enumerate(before.buffers)
+        ]
+        places = [*state.parameter_places(), *state.buffers()]
+        replaced: list[tuple[_Registry, str, torch.Tensor | None]] = []
         try:
-            for index, (buffer, copy) in self._before.copies.items():
-                registry, key = places[index]
-                current.append((registry, key, registry[key]))
-                if id(buffer) not in shared:
-                    shared[id(buffer)] = _fresh(copy)
-                registry[key] = shared[id(buffer)]
+            for (registry, key), tensor in zip(places, [*before.parameters, *buffers], strict=True):
+                if registry[key] is not tensor:
+                    replaced.append((registry, key, registry[key]))
+                    registry[key] = tensor
             yield list(shared.values())
         finally:
-            for registry, key, tensor in current:
+            for registry, key, tensor in replaced:
                 registry[key] = tensor
 
 
@@ -218,28 +224,14 @@ def _children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
     return list(map(id, itertools.chain.from_iterable(map(_values_of, filter(None, map(_modules_of, attributes))))))
 
 
-def _are_same(before: Sequence[torch.Tensor | None], now: Sequence[torch.Tensor | None]) -> bool:
-    return len(before) == len(now) and all(map(operator.is_, before, now))
-
-
-def _difference(
-    kind: str,
-    found: Sequence[torch.Tensor | None],
-    versions: Sequence[int],
-    current: Sequence[torch.Tensor | None],
-    name: Callable[[int], str],
-    exempt: Container[int],
-) -> str | None:
-    if len(found) != len(current):
-        return f"a {kind} was added or removed"
-    for index, (tensor, version, now) in enumerate(zip(found, versions, current, strict=True)):
-        if index in exempt:
-            continue
-        if now is not tensor:
-            return f"its {kind} '{name(index)}' was replaced"
-        if now is not None and _compat.version(now) != version:
-            return f"its {kind} '{name(index)}' was modified in place"
-    return None
+def _first_written(
+    tensors: Sequence[torch.Tensor | None], versions: Sequence[int], exempt: Container[int] = ()
+) -> int | None:
+    """The first of the tensors that was written since these were their versions."""
+    now = _compat.versions(tensors)
+    if now == versions:
+        return None
+    return next((i for i, version in enumerate(versions) if now[i] != version and i not in exempt), None)
 
 
 def _fresh(copy: torch.Tensor) -> torch.Tensor:

@@ -29,14 +29,33 @@ static const char *proof_of(const cairn_max_batch *found, char *out, size_t size
     return out;
 }
 
-static void print_max_batch(const cairn_max_batch *found)
+/* What a batch of 1 needs at least, for who finds that not even that fits; nothing where it cannot be said. */
+static void print_least(const cli_call *call, int64_t measured_batch)
+{
+    cairn_problem *one = NULL;
+    cairn_limits limits;
+    char value[32];
+    cairn_status status = cairn_problem_scale(NULL, call->problem, 1, measured_batch, &one, NULL);
+    if (status == CAIRN_OK) {
+        status = cairn_limits_of(cli_watch_begin("finding the least memory"), one, call->options, &limits, NULL);
+        cli_watch_end();
+    }
+    if (status == CAIRN_OK && limits.least_bytes != CAIRN_NONE)
+        cli_row("least memory", cairn_format_bytes(limits.least_bytes, value, sizeof(value)),
+                "of a batch of 1, recomputing at any price");
+    cairn_problem_free(one);
+}
+
+static void print_max_batch(const cli_call *call, int64_t measured_batch, const cairn_max_batch *found)
 {
     char value[32], other[32], note[96];
     snprintf(value, sizeof(value), "%lld", (long long)found->batch);
     cli_row("max batch", found->batch == CAIRN_NONE ? "none" : value, proof_of(found, note, sizeof(note)));
     cli_row("budget", cairn_format_bytes(found->budget_bytes, value, sizeof(value)), NULL);
-    if (found->batch == CAIRN_NONE)
+    if (found->batch == CAIRN_NONE) {
+        print_least(call, measured_batch);
         return;
+    }
     cli_row("peak", cairn_format_bytes(found->peak_bytes, value, sizeof(value)), NULL);
     cli_row("time", cairn_format_ns(found->makespan_ns, value, sizeof(value)), found->solver);
     snprintf(note, sizeof(note), "of at most %s, one forward",
@@ -75,7 +94,7 @@ static cli_exit run(cli_call *call)
     if (call->json)
         result = cli_print_json(call, max_batch_json(&found));
     else
-        print_max_batch(&found);
+        print_max_batch(call, batch, &found);
     if (result != CLI_FOUND)
         return result;
     if (cli_was_interrupted())

@@ -271,7 +271,8 @@ def test_max_batch(cairn):
     table = cairn(*asked, 2000)
     assert table.code == 0 and table.out.startswith(f"max batch     {batch} ") and "is not possible" in table.out
     assert cairn.json(*asked, 101, code=1) == {"max_batch": None, "budget_bytes": 101, "makespan_ns": None}
-    assert "max batch     none" in cairn(*asked, 101).out
+    none = cairn(*asked, 101).out
+    assert "max batch     none" in none and re.search(r"least memory  \d+ B +of a batch of 1", none)
     unlimited = cairn.json(*asked, 2000, "--time-limit", "0ns", "--solver", "chain-exact", code=1)
     assert unlimited["max_batch"] is None
     for wrong in ("0", "-1", "1.5", "", "99999999999999999999"):

@@ -407,7 +407,7 @@ def test_a_report_says_of_each_part_what_it_runs_again() -> None:
 
 def test_what_is_measured_and_swept_prints_in_a_line(resnet_profile: ct.Profile) -> None:
     assert re.fullmatch(
-        r"<Profile of \w+ on cpu: \d+ blocks that save \S+ MiB, .* resident, .* a step>", f"{resnet_profile}"
+        r"<Profile of \w+ on cpu: \d+ blocks, \S+ MiB saved, .* resident, .* a step>", f"{resnet_profile}"
     )
     none, plain = ct.sweep(resnet_profile, ["1000", UNLIMITED])
     assert str(none) == "budget 1000 B: no plan" and str(plain).startswith("budget 1.00 TiB: peak ")

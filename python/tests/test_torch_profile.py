@@ -243,6 +243,24 @@ def test_blocks_that_cannot_be_repeated_are_kept(kind: type[nn.Module], reason: 
     assert [stage["no_recompute"] for stage in profile.chain()["stages"]][1] is True
 
 
+def test_blocks_that_are_kept_for_one_reason_share_a_note() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), _Counts(64, 64), _Counts(64, 64), nn.Linear(64, 64))
+    x = torch.randn(64, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    told = "1 and 2 are always kept: each does not give the same result when it is run again"
+    plan = ct.plan(profile, 2**30)
+    assert told in profile.notes and told in str(ct.explain(plan))
+
+
+def test_a_model_that_is_one_block_is_called_so() -> None:
+    model, x = nn.Linear(64, 64), torch.randn(64, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    assert [str(ref) for ref in profile.refs] == ["the model", "after the model"] and block_names(profile) == [""]
+    report = ct.explain(ct.plan(profile, 2**30))
+    assert [row.name for row in report.rows] == ["the model", "after the model"]
+    assert ct.verify(model, report.plan, x, loss_fn=torch.sum).ok
+
+
 def test_a_block_that_writes_its_input_is_no_stage() -> None:
     layers = nn.ModuleList([nn.Linear(64, 64), _WritesInput(64, 64), nn.Linear(64, 64)])
     profile = ct.profile(_Loop(layers), torch.randn(64, 64), loss_fn=torch.sum, passes=1)

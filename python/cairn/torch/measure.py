@@ -20,6 +20,7 @@ from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
+from .stages import shown
 from .tree import tensors_in
 
 LOSS_BYTES = 4
@@ -293,7 +294,8 @@ class MemoryPass:
         pinned: dict[str, int] = {}
         for run in self._runs:  # a block that runs twice has two outputs
             if size := _bytes_of(run, run.pinned):
-                pinned[f"output of {run.stage.name}"] = pinned.get(f"output of {run.stage.name}", 0) + size
+                output = f"output of {shown(run.stage.name)}"
+                pinned[output] = pinned.get(output, 0) + size
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         if waiting := sum(isolate.bytes_of(run.alone.beside.layouts) for run in self._runs):
@@ -381,10 +383,10 @@ class MemoryPass:
         if not self._runs:
             return "the model"
         if index == 0:
-            return f"before {self._runs[0].stage.name}"
+            return f"before {shown(self._runs[0].stage.name)}"
         if index == len(self._runs):
-            return f"after {self._runs[-1].stage.name}"
-        return f"between {self._runs[index - 1].stage.name} and {self._runs[index].stage.name}"
+            return f"after {shown(self._runs[-1].stage.name)}"
+        return f"between {shown(self._runs[index - 1].stage.name)} and {shown(self._runs[index].stage.name)}"
 
     def _finish_block(self, index: int, run: _Run, main: dict[int, int], readers: dict[int, list[int]]) -> None:
         stage = run.stage
@@ -413,7 +415,7 @@ class MemoryPass:
                 stage.weight_grad_bytes += run.alone.grads.get(key, 0)
                 stage.accumulated_weight_grad_bytes += run.alone.grads.get(key, 0)
         if run.arrived is None:
-            stage.keep_reason = stage.keep_reason or "the loss does not depend on it"
+            stage.keep_reason = stage.keep_reason or "has no part in the loss"
 
 
 def _is_settled(run: _Run) -> bool:

@@ -23,7 +23,7 @@ from .outside import Outside, Replaced
 from .outside import find as find_outside
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
-from .stages import BLOCK, StageRef
+from .stages import BLOCK, StageRef, shown, told
 from .switches import refuse_chosen_kernels
 from .tree import tensors_in
 from .untouched import untouched
@@ -62,8 +62,8 @@ class Profile:
         saved, resident = sum(stage.saved_bytes for stage in blocks), self.resident_bytes()
         step_ns = sum(stage.forward_ns + stage.backward_ns for stage in self.stages)
         return (
-            f"<Profile of {self.model_name} on {self.device}: {len(blocks)} blocks that save {format_bytes(saved)}, "
-            f"{format_bytes(resident)} resident, {format_ns(step_ns)} a step>"
+            f"<Profile of {self.model_name} on {self.device}: {len(blocks)} block{'s' * (len(blocks) != 1)}, "
+            f"{format_bytes(saved)} saved, {format_bytes(resident)} resident, {format_ns(step_ns)} a step>"
         )
 
     @property
@@ -79,7 +79,7 @@ class Profile:
     @property
     def held_by_name(self) -> dict[str, int]:
         """The same by stage."""
-        return {stage.name: stage.held_bytes for stage in self.stages if stage.held_bytes}
+        return {shown(stage.name, stage.call): stage.held_bytes for stage in self.stages if stage.held_bytes}
 
     def resident_by_name(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, int]:
         """What is resident from the step's beginning to its end, the input apart."""
@@ -158,7 +158,7 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
     weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
     rise = stage.backward_rise_bytes if created else stage.accumulated_backward_rise_bytes
     return {
-        "name": stage.name if stage.call == 0 else f"{stage.name} (call {stage.call})",
+        "name": shown(stage.name, stage.call),
         "output_bytes": stage.output_bytes,
         "grad_bytes": stage.grad_bytes,
         "weight_grad_bytes": weight_grad,
@@ -449,9 +449,9 @@ def _present_bytes(sample: Sample, optimizer: torch.optim.Optimizer | None) -> i
 
 
 def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]) -> list[str]:
-    notes = [f"{stage.name} is always kept: it {stage.keep_reason}" for stage in measured.blocks if stage.keep_reason]
-    closed = {stage.closed: stage.name for stage in measured.blocks if stage.closed and not stage.keep_reason}
-    notes += [f"{name} is kept or run again as a whole: it {reason}" for reason, name in closed.items()]
+    notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
+    closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and not stage.keep_reason)
+    notes += told(closed, "kept or run again as a whole")
     if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}

@@ -14,6 +14,7 @@ from .composition import grouped
 from .itinerary import traffic_of
 from .plan import Plan
 from .shapes import ShapePlan
+from .stages import told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,9 +235,7 @@ class Report:
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
         lines += _parts(self.plan, self.rows)
-        for name, reason in self.plan.kept_because.items():
-            lines.append(f"  {name} is always kept: it {reason}")
-        return lines
+        return lines + [f"  {sentence}" for sentence in told(self.plan.kept_because.items(), "always kept")]
 
 
 _MADE = {"given": "planned beforehand", "estimate": "planned by an estimate", "measurement": "planned by measuring"}

@@ -174,8 +174,8 @@ class ShapePlan:
     shapes: list[str]
     plan: Plan
     made: str
-    profile: Profile | None = None
-    prepared: Prepared | None = None
+    profile: Profile | None = dataclasses.field(default=None, repr=False)
+    prepared: Prepared | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass

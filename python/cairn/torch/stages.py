@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 BLOCK = "block"
 OUTSIDE = "outside"
+
+
+def shown(name: str, call: int = 0) -> str:
+    """What a stage is called where people read it. A model that is one block has no name of its own."""
+    name = name or "the model"
+    return name if call == 0 else f"{name} (call {call})"
+
+
+def told(reasons: Iterable[tuple[str, str]], what: str) -> list[str]:
+    """For each reason one sentence about the stages that are something for it: "a is always kept: it draws"."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        by_reason.setdefault(reason, []).append(shown(name))
+    return [_sentence(list(dict.fromkeys(names)), what, reason) for reason, names in by_reason.items()]
+
+
+def _sentence(names: list[str], what: str, reason: str) -> str:
+    if len(names) == 1:
+        return f"{names[0]} is {what}: it {reason}"
+    listed = [*names[:2], f"{len(names) - 2} more"] if len(names) > 3 else names
+    return f"{', '.join(listed[:-1])} and {listed[-1]} are {what}: each {reason}"
 
 
 @dataclass(frozen=True)
@@ -43,4 +64,4 @@ class StageRef:
         return cls(kind=data["kind"], name=data["name"], call=data.get("call", 0))
 
     def __str__(self) -> str:
-        return self.name if self.call == 0 else f"{self.name} (call {self.call})"
+        return shown(self.name, self.call)

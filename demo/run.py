@@ -64,14 +64,19 @@ def run(workload: str, strategy: str, steps: int, room_mib: int | None = None) -
     return result
 
 
+def pace(result: dict[str, Any]) -> str:
+    """How fast it went, the first step apart."""
+    seconds = result["seconds"][1:]
+    return f"finished, {sum(seconds) / max(1, len(seconds)):.1f} s a step"
+
+
 def verdict(result: dict[str, Any], reference: dict[str, Any]) -> str:
     """What became of a capped run, in a line."""
     if "out_of_memory" in result:
         return "out of memory"
-    seconds = sum(result["seconds"][1:]) / max(1, len(result["seconds"]) - 1)
     equal = result["losses"] == reference["losses"]
     how = "every loss equal to the uncapped run's, bit for bit" if equal else "LOSSES DIFFER"
-    return f"finished, {seconds:.1f} s a step; {how}"
+    return f"{pace(result)}; {how}"
 
 
 def play(act: Act, steps: int, references: dict[str, dict[str, Any]]) -> bool:
@@ -85,8 +90,8 @@ def play(act: Act, steps: int, references: dict[str, dict[str, Any]]) -> bool:
         strategies = (*act.dying, *act.finishing)
         capped = {strategy: pool.submit(run, act.workload, strategy, steps, act.room_mib) for strategy in strategies}
         if reference is not None:
-            references[act.workload] = reference.result()
-            print(f"  {'plain PyTorch, no cap':32} finished, losses are the reference", flush=True)
+            references[act.workload] = plain = reference.result()
+            print(f"  {'plain PyTorch, no cap':32} {pace(plain)}; its losses are the reference", flush=True)
         expected = {"losses": references[act.workload]["losses"][:steps]}
         results = {}
         for strategy, future in capped.items():

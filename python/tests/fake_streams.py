@@ -2,7 +2,8 @@
 
 The computing stream works at once. A copy on a side stream waits in a queue until something that needs it is done: an
 event of its stream is waited for, or the stream is synchronized. So what is missing in the order of streams shows, and
-so does memory that goes back before a copy has ended: a queued copy holds no tensors, as a device does not.
+so does memory that goes back before a copy has ended: a queued copy holds no tensors, as a device does not. That a side
+stream waits for what was computed so far cannot show in this way, and is asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Event:
     """A point in a stream's queue."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self._done = stream, False
+        self.stream, self._done = stream, False
 
     def happen(self) -> None:
         self._done = True
@@ -35,7 +36,7 @@ class Event:
 
     def require(self) -> None:
         while not self._done:
-            self._stream.queue.popleft()()
+            self.stream.queue.popleft()()
 
 
 class Stream:
@@ -44,6 +45,7 @@ class Stream:
     def __init__(self, device: Any = None, computes: bool = False) -> None:
         self.queue: deque[Callable[[], None]] = deque()
         self._computes = computes
+        self.follows = computes  # it has waited for the computing stream since its last submission ended
 
     def do(self, work: Callable[[], None]) -> None:
         if self._computes:
@@ -54,9 +56,11 @@ class Stream:
     def record_event(self) -> Event:
         event = Event(self)
         self.do(event.happen)
+        self.follows = self._computes
         return event
 
     def wait_event(self, event: Event) -> None:
+        self.follows |= event.stream._computes
         self.do(event.require)
 
     def wait_stream(self, other: Stream) -> None:
@@ -99,6 +103,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if not non_blocking:
             return _copy(target, source)
+        assert current().follows, "a copy does not wait for what was computed before it"
         current().do(_queued_copy(target, source))
         return target
 

@@ -25,6 +25,7 @@ import fake_streams
 import pytest
 import torch
 from cairn.torch import budgets, tiers
+from cairn.torch._compat import StorageRef
 from cairn.torch.cgroups import memory_limits
 from cairn.torch.host_copies import HostCopies
 from cairn.torch.lanes import StagedLanes, StreamLanes
@@ -390,6 +391,19 @@ def test_a_copy_that_is_dropped_keeps_its_memory_until_it_has_ended(transfers: T
     del sent, parcel
     again(transfers.offload("y", [numbers(1000)], 2000))
     transfers.begin_step()
+    assert not storage.alive()
+
+
+def test_a_step_that_failed_leaves_nothing_on_the_device(transfers: Transfers) -> None:
+    source = numbers(100_000)
+    storage = StorageRef(source)
+    parcel = transfers.offload("a", [source], 0)
+    parcel.prefetch()
+    del source, parcel
+    transfers.release()
+    deadline = time.monotonic() + 10
+    while storage.alive() and time.monotonic() < deadline:  # a thread may be at it
+        time.sleep(0.001)
     assert not storage.alive()
 
 

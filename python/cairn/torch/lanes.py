@@ -163,6 +163,9 @@ class ThreadLanes:
         copy.unwanted = True
         copy.pieces = ()  # a thread that is at it holds on to them by itself
 
+    def release(self) -> None:
+        """Nobody wants the step's copies any more: gives back what only they hold; dropped, they hold nothing here."""
+
     def unfinished(self) -> list[Copy]:
         """The copies that have not ended."""
         with self._line.changed:
@@ -364,6 +367,13 @@ class StreamLanes:
     def drop(self, copy: Copy) -> None:
         """Nobody wants this copy any more; it keeps its tensors until it has ended."""
 
+    def release(self) -> None:
+        """Nobody wants the step's copies any more: gives memory back that only they hold, once they have ended."""
+        with contextlib.suppress(RuntimeError):  # of a device that failed
+            for stream in set(self._streams.values()):
+                stream.synchronize()
+        self._unfinished = []
+
     def unfinished(self) -> list[Copy]:
         """The copies that may not have ended."""
         self._unfinished = [copy for copy in self._unfinished if not copy.event.query()]
@@ -380,10 +390,7 @@ class StreamLanes:
         """Waits until nothing is copied."""
         if not self._is_closed and os.getpid() == self._process:
             self._is_closed = True
-            with contextlib.suppress(RuntimeError):  # of a device that failed
-                for stream in set(self._streams.values()):
-                    stream.synchronize()
-            self._unfinished = []
+            self.release()
 
     def __del__(self) -> None:
         self.close()

@@ -335,6 +335,10 @@ class Transfers:
             self._step += 1
             self._places = []
 
+    def release(self) -> None:
+        """To be called when a step failed, once its parcels were dropped: gives back what copies hold on the device."""
+        self._lanes.release()
+
     def close(self) -> None:
         """Ends the threads and gives the slower memory back. May be called again."""
         self._lanes.close()

@@ -87,8 +87,9 @@ class Travel:
             self.discard(value)
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Lets go of everything, on the device at once."""
         self._parcels, self._arriving, self._leaving = {}, {}, {}
+        self._transfers.release()
 
 
 class Depot:

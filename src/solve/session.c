@@ -55,6 +55,13 @@ crn_task crn_task_part(const crn_task *task, int64_t parts)
     return part;
 }
 
+crn_task crn_task_without_machine(const crn_task *task)
+{
+    crn_task alone = *task;
+    alone.machine = NULL;
+    return alone;
+}
+
 /* Of the time limit, what is kept for judging the answer. */
 static int64_t judging_share(const crn_session *session)
 {

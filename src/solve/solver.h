@@ -158,6 +158,8 @@ int64_t crn_work_ns(const cairn_problem *problem);
 
 /** The task with a deadline after one part in so many of the time that is left; the task itself without a deadline. */
 crn_task crn_task_part(const crn_task *task, int64_t parts);
+/** The task of which schedules transfer nothing. */
+crn_task crn_task_without_machine(const crn_task *task);
 
 /** Raises a lower bound by the methods; *method: static text, the name of the last that raised it, else left alone. */
 cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,

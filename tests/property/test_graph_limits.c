@@ -113,6 +113,28 @@ static void nothing_is_found_below_the_least(void **state)
     }
 }
 
+static int64_t least_found(uint64_t seed, const test_graph_shape *shape, const char *solver)
+{
+    test_random random = test_random_seeded(seed);
+    cairn_problem *problem = test_random_graph(&random, shape);
+    int64_t bytes = limits(problem, solver).least_bytes;
+    cairn_problem_free(problem);
+    return bytes;
+}
+
+/* Solvers without transfers do with a link, which lowers the bound only, what they do without. */
+static void a_link_changes_no_walk(void **state)
+{
+    test_graph_shape alone = test_graph_of_everything(30), linked = alone;
+    (void)state;
+    alone.training = linked.training = true;
+    linked.machine = true;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(400); seed++) {
+        assert_int_equal(least_found(seed, &alone, "graph-search"), least_found(seed, &linked, "graph-search"));
+        assert_int_equal(least_found(seed, &alone, "graph-online"), least_found(seed, &linked, "graph-online"));
+    }
+}
+
 /*
  * Node 3 reads two large values. Each needs 12 bytes of its own beside what it reads, and whichever is computed last is
  * computed beside the other: 30 bytes, where no node needs more than 25 by itself.

@@ -23,7 +23,7 @@ typedef struct online {
     crn_sequence trial, smallest;
     crn_sequence_eval eval;
     int64_t smallest_peak_bytes; /* INT64_MAX = not looked for yet */
-    int64_t lower_bytes;         /* no schedule is below; once that was looked for */
+    int64_t lower_bytes;         /* no schedule without transfers is below; once that was looked for */
 } online;
 
 static void online_close(const crn_task *task, void *session)
@@ -105,7 +105,8 @@ static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *
 {
     if (o->smallest_peak_bytes < INT64_MAX)
         return CAIRN_OK;
-    CRN_TRY(crn_least_lower(task, &o->lower_bytes, error));
+    const crn_task alone = crn_task_without_machine(task);
+    CRN_TRY(crn_least_lower(&alone, &o->lower_bytes, error));
     store_all(o);
     take_smallest(o);
     bisect(task, o);
@@ -129,9 +130,9 @@ static cairn_status online_open(const crn_task *task, void **session, cairn_erro
 static cairn_status online_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     online *o = session;
+    CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     CRN_TRY(find_smallest(task, o, error));
     least->bytes = o->smallest_peak_bytes;
-    least->lower_bytes = o->lower_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
     return CAIRN_OK;
 }

@@ -40,7 +40,7 @@ typedef struct search {
     crn_sequence scratch;
     crn_sequence smallest; /* the sequence with the least peak that was found, and that peak */
     int64_t smallest_peak_bytes;
-    int64_t lower_bytes, failed_bytes; /* no schedule is below; no walk succeeded here, so far */
+    int64_t lower_bytes, failed_bytes; /* no schedule without transfers is below; no walk succeeded here, so far */
     int bisections;
     crn_descent descent;
     float *weight; /* of a use */
@@ -128,7 +128,8 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     if (!s->weight)
         return crn_no_memory(error);
     s->random = (uint64_t)crn_max(0, task->settings->seed) + 1;
-    CRN_TRY(crn_least_lower(task, &s->lower_bytes, error));
+    const crn_task alone = crn_task_without_machine(task);
+    CRN_TRY(crn_least_lower(&alone, &s->lower_bytes, error));
     begin_smallest(s);
     return CAIRN_OK;
 }
@@ -238,16 +239,15 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
  * Graphs of a few nodes, where walks cannot do what the smallest budgets take (see "out of reach" above): exhaustive
  * search, which leaves the other problems to the walks.
  */
-static const crn_solver *solver_of_tiny(crn_task *task)
+static const crn_solver *solver_of_tiny(const crn_task *alone)
 {
     const crn_solver *brute = crn_solver_find("brute-graph");
-    task->machine = NULL;
-    return crn_solver_accepts(brute, task, NULL) == CAIRN_OK ? brute : NULL;
+    return crn_solver_accepts(brute, alone, NULL) == CAIRN_OK ? brute : NULL;
 }
 
 static cairn_status least_of_tiny(const crn_task *task, crn_least *least, cairn_error *error)
 {
-    crn_task alone = *task;
+    const crn_task alone = crn_task_without_machine(task);
     const crn_solver *brute = solver_of_tiny(&alone);
     crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
     cairn_status status = brute ? brute->least(&alone, NULL, &own, error) : CAIRN_OK;
@@ -261,7 +261,7 @@ static cairn_status least_of_tiny(const crn_task *task, crn_least *least, cairn_
 /* What it knows of the makespan holds without a machine only. */
 static cairn_status solve_tiny(const crn_task *task, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
 {
-    crn_task alone = *task;
+    const crn_task alone = crn_task_without_machine(task);
     const crn_solver *brute = solver_of_tiny(&alone);
     int64_t bound_ns = answer->lower_bound_ns;
     if (!brute)
@@ -276,10 +276,10 @@ static cairn_status search_least(const crn_task *task, void *session, crn_least 
 {
     search *s = session;
     find_smallest(task, s);
+    CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     least->bytes = s->smallest_peak_bytes;
-    least->lower_bytes = s->lower_bytes;
-    least->is_exact = s->smallest_peak_bytes == s->lower_bytes;
-    return least->is_exact ? CAIRN_OK : least_of_tiny(task, least, error);
+    least->is_exact = least->bytes == least->lower_bytes;
+    return least->bytes == s->lower_bytes ? CAIRN_OK : least_of_tiny(task, least, error);
 }
 
 /* Keeps the sequence among the best distinct starts. */

@@ -127,7 +127,7 @@ static int32_t make_grid(const crn_joint *s, int64_t from_bytes, int32_t count, 
 static cairn_status offer_alone(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
     int64_t budgets[GRID + 1] = {budget_bytes}, least_bytes;
-    crn_task sub = crn_without_machine(search->task);
+    crn_task sub = crn_task_without_machine(search->task);
     CRN_TRY(crn_least_lower(&sub, &least_bytes, error));
     int32_t count = 1 + make_grid(s, least_bytes, GRID, budgets + 1);
     return crn_joint_ask_alone(search, "chain-exact", budgets, count, error);
@@ -230,7 +230,7 @@ static cairn_status offer_on_terms(const crn_joint *s, priced *p, const offer *t
     const crn_task *task = p->search->task;
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     crn_settings settings = *task->settings;
-    crn_task sub = crn_without_machine(task);
+    crn_task sub = crn_task_without_machine(task);
     int64_t budgets[PRICED_GRID];
     cairn_problem_info info = {.fixed_bytes = cairn_problem_info_of(task->problem)->fixed_bytes};
     price_stages(p, chain, task->machine, terms);
@@ -293,7 +293,7 @@ static cairn_status take_schedule(void *context, int64_t budget_bytes, const crn
 
 static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
-    crn_task sub = crn_without_machine(search->task);
+    crn_task sub = crn_task_without_machine(search->task);
     asking a = {search, "brute-chain"};
     CRN_TRY(crn_joint_ask(&sub, a.name, &budget_bytes, 1, take_schedule, &a, NULL, error));
     for (int i = 0; i < OFFLOADERS && !crn_joint_is_done(search); i++) {
@@ -307,7 +307,7 @@ static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes
 
 static cairn_status least_of_others(const crn_task *task, crn_joint *s, cairn_error *error)
 {
-    crn_task sub = crn_without_machine(task);
+    crn_task sub = crn_task_without_machine(task);
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-chain", NULL, 0, NULL, NULL, &s->least_bytes, error));
     for (int i = 0; i < OFFLOADERS; i++)

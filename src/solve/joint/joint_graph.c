@@ -30,7 +30,7 @@ static cairn_status take_list(void *context, int64_t budget_bytes, const crn_ans
 static cairn_status offer_store_all(crn_joint_search *search, cairn_error *error)
 {
     static const int64_t none = CAIRN_NONE;
-    crn_task sub = crn_without_machine(search->task);
+    crn_task sub = crn_task_without_machine(search->task);
     sub.budget_max_bytes = CAIRN_NONE;
     return crn_joint_ask(&sub, "store-all", &none, 1, take_list, search, NULL, error);
 }
@@ -44,7 +44,7 @@ static int64_t default_rounds(const crn_task *task, int64_t work)
 static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
     int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
-    crn_task sub = crn_without_machine(search->task);
+    crn_task sub = crn_task_without_machine(search->task);
     crn_settings settings = *sub.settings;
     int64_t rounds = default_rounds(&sub, INT64_C(30000000)) / SHARE;
     if (s->lists_bytes == INT64_MAX || span <= 0)
@@ -87,7 +87,7 @@ static cairn_status take_need(void *context, int64_t budget_bytes, const crn_ans
 static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     static const int64_t none = CAIRN_NONE;
-    crn_task sub = crn_without_machine(task);
+    crn_task sub = crn_task_without_machine(task);
     crn_joint_search needs = {.task = task, .best_ns = INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
     CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, error));
@@ -112,7 +112,7 @@ static int64_t rounds_of(const crn_task *task)
 static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
-    crn_task sub = crn_without_machine(search->task);
+    crn_task sub = crn_task_without_machine(search->task);
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, error));

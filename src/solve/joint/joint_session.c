@@ -1,13 +1,6 @@
 /* Opening, asking and closing; see joint_session.h. */
 #include "solve/joint/joint_session.h"
 
-crn_task crn_without_machine(const crn_task *task)
-{
-    crn_task sub = *task;
-    sub.machine = NULL;
-    return sub;
-}
-
 void crn_joint_close(const crn_task *task, void *session)
 {
     cairn_allocator allocator = crn_allocator(task->env);

@@ -27,8 +27,6 @@ cairn_status crn_joint_solve(const crn_task *task, const crn_joint *s, int64_t b
 
 /** Rounds of improvement: those that were asked for, as many as the time allows, or the usual number. */
 int64_t crn_joint_rounds(const crn_task *task, int64_t usual);
-/** The task as solvers without transfers take it. */
-crn_task crn_without_machine(const crn_task *task);
 
 /** Whether the best so far cannot be improved. */
 static inline bool crn_joint_is_done(const crn_joint_search *search)

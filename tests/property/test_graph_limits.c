@@ -202,8 +202,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(brackets_hold_the_truth),          cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
-        cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(what_must_wait_is_counted),
-        cmocka_unit_test(large_sizes_do_not_overflow),      cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(a_link_changes_no_walk),
+        cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
+        cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

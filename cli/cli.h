@@ -125,8 +125,8 @@ json_t *cli_object_take(cli_object *out);
 
 /** The object of `cairn solve`. */
 json_t *cli_info_json(const cairn_info *info);
-/** Prints a replay as verify and simulate do. */
-cli_exit cli_print_replay(const cli_call *call, const cairn_replay *replay);
+/** Prints a replay under a budget, or under CAIRN_RECORDED, as verify and simulate do. */
+cli_exit cli_print_replay(const cli_call *call, const cairn_replay *replay, int64_t budget_bytes);
 
 /* ---- long runs ---- */
 

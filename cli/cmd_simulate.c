@@ -17,7 +17,7 @@ static cli_exit run(cli_call *call)
         return cli_fail(call, call->operands[1], &error);
     if (replay.valid)
         result = cli_write_trace(call, call->schedule, budget_bytes);
-    return result == CLI_FOUND ? cli_print_replay(call, &replay) : result;
+    return result == CLI_FOUND ? cli_print_replay(call, &replay, budget_bytes) : result;
 }
 
 const cli_command cli_simulate = {

@@ -13,7 +13,7 @@ static cli_exit run(cli_call *call)
         return result;
     if (cairn_verify(NULL, call->problem, call->schedule, budget_bytes, NULL, &replay, &error) != CAIRN_OK)
         return cli_fail(call, call->operands[1], &error);
-    return cli_print_replay(call, &replay);
+    return cli_print_replay(call, &replay, budget_bytes);
 }
 
 const cli_command cli_verify = {

@@ -104,7 +104,7 @@ static json_t *replay_json(const cairn_replay *replay)
     return cli_object_take(&out);
 }
 
-static void print_replay(const cairn_replay *replay)
+static void print_replay(const cairn_replay *replay, int64_t budget_bytes)
 {
     char value[32], message[CAIRN_ERROR_MESSAGE_MAX];
     if (!replay->valid) {
@@ -113,6 +113,8 @@ static void print_replay(const cairn_replay *replay)
         return;
     }
     printf("valid\n");
+    cli_row("budget", budget_bytes == CAIRN_NONE ? "none" : cairn_format_bytes(budget_bytes, value, sizeof(value)),
+            NULL);
     cli_row("time", cairn_format_ns(replay->makespan_ns, value, sizeof(value)), NULL);
     cli_row("  recomputing", cairn_format_ns(replay->recompute_ns, value, sizeof(value)), NULL);
     cli_row("  waiting", cairn_format_ns(replay->stall_ns, value, sizeof(value)), NULL);
@@ -121,13 +123,14 @@ static void print_replay(const cairn_replay *replay)
         cli_row("host peak", cairn_format_bytes(replay->host_peak_bytes, value, sizeof(value)), NULL);
 }
 
-cli_exit cli_print_replay(const cli_call *call, const cairn_replay *replay)
+cli_exit cli_print_replay(const cli_call *call, const cairn_replay *replay, int64_t budget_bytes)
 {
+    int64_t recorded_bytes = cairn_schedule_info_of(call->schedule)->budget_bytes;
     cli_exit result = replay->valid ? CLI_FOUND : CLI_NOT_FOUND, printed = CLI_FOUND;
     if (call->json)
         printed = cli_print_json(call, replay_json(replay));
     else if (!cli_stdout_is_taken(call))
-        print_replay(replay);
+        print_replay(replay, budget_bytes == CAIRN_RECORDED ? recorded_bytes : budget_bytes);
     else if (!replay->valid)
         cli_note("not valid: %s: %s", cairn_violation_name(replay->violation.code), replay->violation.message);
     return printed == CLI_FOUND ? result : printed;

@@ -67,6 +67,8 @@ def test_solve_writes_a_schedule_that_verifies(cairn):
     assert list(replay) == REPLAY_KEYS
     assert replay["valid"] and replay["violation"] is None
     assert (replay["makespan_ns"], replay["peak_bytes"]) == (written["makespan_ns"], written["peak_bytes"])
+    for flags, budget in (([], "1.00 MiB"), (["--budget", "none"], "none"), (["--budget", "2MiB"], "2.00 MiB")):
+        assert cairn("verify", problem, "s.json", *flags).out.splitlines()[:2] == ["valid", f"budget        {budget}"]
 
 
 def test_graphs_are_solved(cairn):

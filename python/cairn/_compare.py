@@ -14,9 +14,7 @@ from ._library import lib
 from ._problem import Machine, Problem
 from ._schedule import reported
 from ._solve import OptionValue, Solution, info_of, limits, solve_many, solver_accepts, solvers
-from ._units import Size, integer, listed
-
-GIB = 2**30
+from ._units import Size, integer, listed, unit_of
 
 
 @dataclass(frozen=True)
@@ -63,23 +61,24 @@ class Comparison:
             raise ImportError("plot needs matplotlib: pip install matplotlib") from None
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()
+        unit, unit_bytes = unit_of(s.budget_bytes for found in self.solutions.values() for s in found if s.budget_bytes)
         for solver, found in self.solutions.items():
             points = [
-                (solution.budget_bytes / GIB, 100 * overhead)
+                (solution.budget_bytes / unit_bytes, 100 * overhead)
                 for solution, overhead in zip(found, self.overheads(solver), strict=True)
                 if overhead is not None and solution.budget_bytes is not None
             ]
             if points:
                 axes.plot(*zip(*sorted(points), strict=True), marker=".", label=solver)
-        bounds = self._bounds()
+        bounds = [(budget / unit_bytes, 100 * bound) for budget, bound in self._bounds()]
         if bounds:
             axes.plot(*zip(*bounds, strict=True), "--", color="gray", label="lower bound")
-        axes.set(xlabel="budget, GiB", ylabel="extra time, %", title=self.problem.name)
+        axes.set(xlabel=f"budget, {unit}", ylabel="extra time, %", title=self.problem.name)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         figure.savefig(os.fspath(path))
 
-    def _bounds(self) -> list[tuple[float, float]]:
+    def _bounds(self) -> list[tuple[int, float]]:
         """Budget and the best of all lower bounds there."""
         best: dict[int, float] = {}
         for found in self.solutions.values():
@@ -87,7 +86,7 @@ class Comparison:
                 if solution.budget_bytes is not None and solution.lower_bound_ns is not None:
                     bound = _over(solution.lower_bound_ns, solution)
                     best[solution.budget_bytes] = max(bound, best.get(solution.budget_bytes, bound))
-        return [(budget / GIB, 100 * bound) for budget, bound in sorted(best.items())]
+        return sorted(best.items())
 
 
 def _over(time_ns: int, solution: Solution) -> float:

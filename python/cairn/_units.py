@@ -112,6 +112,13 @@ def _format(function: Any, value: int) -> str:
     return out.value.decode()
 
 
+def unit_of(sizes: Iterable[int]) -> tuple[str, int]:
+    """The unit for an axis on which these sizes lie, and its bytes: the largest that one of them reaches."""
+    most = max(sizes, default=0)
+    units = [("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)]
+    return next((found for found in units if most >= found[1]), ("B", 1))
+
+
 def format_bytes(count: int) -> str:
     """A size for people: "1.50 GiB"."""
     return _format(lib.cairn_format_bytes, integer(count, "count"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import cairn
 import pytest
 from cairn import _solve
+from cairn._units import unit_of
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 GPT2 = cairn.load(DATA / "chains" / "gpt2.json")
@@ -225,6 +226,7 @@ def test_report() -> None:
 
 
 def test_units() -> None:
+    assert unit_of([]) == ("B", 1) and unit_of([3, 2**20]) == ("MiB", 2**20) and unit_of([2**50]) == ("TiB", 2**40)
     assert [cairn.parse_size(size) for size in ("8GiB", "1.5KB", 12, "12")] == [8 * 2**30, 1500, 12, 12]
     assert cairn.parse_rate("12GB/s") == 12 * 10**9 and cairn.parse_rate(5) == 5
     assert cairn.parse_duration("500ms") == 500_000_000 and cairn.parse_duration(7) == 7
@@ -279,4 +281,4 @@ def test_compare(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     made.plot(tmp_path / "curves.svg")
     drawn = (tmp_path / "curves.svg").read_text()
-    assert "<svg" in drawn
+    assert "<svg" in drawn and "<!-- budget, B -->" in drawn

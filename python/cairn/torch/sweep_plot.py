@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._units import unit_of
+
 if TYPE_CHECKING:
     from .sweep import Measurement, Point, Sweep
 
-MIB = 2**20
 STYLES = {
     "parts of blocks": ("tab:green", "o"),
     "whole blocks": ("tab:blue", "s"),
@@ -34,31 +35,34 @@ def draw(sweep: Sweep, path: Path) -> None:
         raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.add_subplot()
+    peaks = [found.peak_bytes for found in sweep.measured]
+    peaks += [point.peak_bytes for curve in sweep.curves.values() for point in curve if point.peak_bytes is not None]
+    unit, unit_bytes = unit_of(peaks)
     for method, points in sweep.curves.items():
         color, marker = STYLES[method]
         shown = "" if sweep.measured else marker
-        axes.plot(*_predicted(points), color=color, marker=shown, label=f"{_label(method)}, predicted")
+        axes.plot(*_predicted(points, unit_bytes), color=color, marker=shown, label=f"{_label(method)}, predicted")
     for method in STYLES:
         found = [m for m in sweep.measured if m.method == method]
         if found:
-            _mark(axes, method, found)
+            _mark(axes, method, found, unit_bytes)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8)
-    axes.set(xlabel="peak memory of the step, MiB", ylabel="extra time, %", title=sweep.model_name)
+    axes.set(xlabel=f"peak memory of the step, {unit}", ylabel="extra time, %", title=sweep.model_name)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
 
 
-def _predicted(points: Iterable[Point]) -> tuple[list[float], list[float]]:
+def _predicted(points: Iterable[Point], unit_bytes: int) -> tuple[list[float], list[float]]:
     found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
-    return [peak / MIB for peak, _ in found], [100 * overhead for _, overhead in found]
+    return [peak / unit_bytes for peak, _ in found], [100 * overhead for _, overhead in found]
 
 
-def _mark(axes: Any, method: str, found: list[Measurement]) -> None:
+def _mark(axes: Any, method: str, found: list[Measurement], unit_bytes: int) -> None:
     """What was measured of one method; settings that make a curve of their own are joined and named."""
     color, marker = STYLES[method]
     settings = [m.segments if m.segments is not None else m.activation_memory_budget for m in found]
     line = ":" if settings[0] is not None else ""
-    peaks, extra = [m.peak_bytes / MIB for m in found], [100 * m.overhead for m in found]
+    peaks, extra = [m.peak_bytes / unit_bytes for m in found], [100 * m.overhead for m in found]
     axes.plot(peaks, extra, linestyle=line, marker=marker, color=color, label=f"{_label(method)}, measured")
     for at, setting in zip(zip(peaks, extra, strict=True), settings, strict=True):
         if setting is not None:

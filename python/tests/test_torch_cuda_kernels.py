@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
-from cairn.torch.block_graph import UNORDERED
+from cairn.torch import operators
 from executor_support import blocks, every_block, planned, store_all
-from torch import nn
+from torch import Tensor, nn
 
 STAGES = blocks("0", "1")
 
@@ -65,4 +65,17 @@ def test_operations_without_an_order_are_known_by_their_names() -> None:
     def is_known(name: str) -> Any:
         return hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_")
 
-    assert all(map(is_known, UNORDERED))
+    assert all(map(is_known, operators.UNORDERED))
+
+
+def test_a_graph_has_operations_without_an_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Summing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y + torch.zeros_like(y).index_add(0, torch.arange(len(y)) // 2, y).tanh()
+
+    model, x = nn.Sequential(Summing(8, 8), nn.Tanh()), torch.randn(8, 8)
+    monkeypatch.setattr(operators, "_is_on_cuda", lambda tensor: True)
+    nodes = ct.trace(model, x, loss_fn=torch.sum, passes=1).graph.nodes
+    once = [node.name.rpartition(": ")[2] for node in nodes if node.no_recompute]
+    assert once == ["index_add"]

@@ -10,7 +10,7 @@ that would hold much memory for little, the program has a copy behind the operat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -211,14 +211,14 @@ class _Assembly:
             storage_bytes=tuple(self._storages(record).values()),
             deps=tuple(sorted({self.index[operand.record] for operand in self._operands(record)})),
             base=None if base is record else self.index[base],
-            once=record.once,
+            once=record.once or not all(call.repeats for call in record.calls),
             keep=record in self.kept,
         )
 
     def _call(self, call: Call, is_copy: bool) -> Call:
         args = tuple(self._placed(argument, is_copy) for argument in call.args)
         kwargs = {name: self._placed(argument, is_copy) for name, argument in call.kwargs.items()}
-        return Call(call.function, args, kwargs, call.described)
+        return replace(call, args=args, kwargs=kwargs)
 
     def _placed(self, argument: Any, is_copy: bool) -> Any:
         if isinstance(argument, Output):

@@ -29,7 +29,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _compat, clock, memory
+from . import _compat, clock, memory, operators
 from .holders import View, geometry
 from .tree import Slot, Tree, tensors_in
 
@@ -44,12 +44,6 @@ _READS_VALUES = frozenset(getattr(torch.Tensor, name) for name in _READERS if ha
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"}
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full"}
 _RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}  # while recorded, one for another
-#: On CUDA, sums whose order is not fixed, and writes of which the last wins; with their forms in place.
-UNORDERED = {
-    *("index_add", "index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "index_reduce", "put"),
-    *("scatter", "scatter_add", "scatter_reduce", "segment_reduce", "bincount", "histc", "cumsum", "cumprod"),
-    *("logcumsumexp", "nll_loss2d_forward", "max_unpool2d", "max_unpool3d", "median", "nanmedian", "kthvalue", "mode"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,7 +340,7 @@ class _Notes:
         if _has_generator(op.tree.shape):
             return "draws from a generator of its own"
         name = _short(func)
-        if name.rstrip("_") in UNORDERED and any(t.is_cuda for t in op.tree.leaves):
+        if not operators.repeats(name, op.tree.leaves):
             return "works in no fixed order"
         if name == "lift_fresh":
             return "brings in a value from Python"

@@ -57,13 +57,15 @@ class Outside:
 class Call:
     """One call of an operator; operands stand where the tensors were.
 
-    `described` is the same with shapes and types in their place: calls that are described alike take alike time.
+    described: the same with shapes and types in their place; calls that are described alike take alike time.
+    repeats: it gives the same bits whenever it is made.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     described: str
+    repeats: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Operation:
         storage_bytes: bytes of each storage that is new with it; none for a view.
         deps: the operations whose results it reads, ascending.
         base: the operation whose storage its outputs show, for a view.
-        once: it draws random numbers or talks to other processes, so it is computed once.
+        once: it draws random numbers, talks to other processes or does not repeat its bits, so it is computed once.
         keep: its outputs are results of the step.
     """
 

@@ -6,7 +6,7 @@ Operators say most of it themselves, in their schemas and tags. What they leave 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,37 @@ _OVERWRITING = frozenset(
 #: operators that compute what their mask asks for, each part by itself: where the mask is, and the parts
 _PARTS = {"aten::convolution_backward": (10, ((0,), (1, 2)))}
 
+#: On CUDA, sums whose order is not fixed, and writes of which the last wins; with their forms in place
+UNORDERED = frozenset(
+    (
+        *("index_add", "index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "index_reduce", "put"),
+        *("scatter", "scatter_add", "scatter_reduce", "segment_reduce", "bincount", "histc", "cumsum", "cumprod"),
+        *("logcumsumexp", "nll_loss2d_forward", "max_unpool2d", "max_unpool3d", "median", "nanmedian", "kthvalue"),
+        *("mode", "convolution_backward", "embedding_dense_backward", "_embedding_bag_backward", "_cudnn_rnn_backward"),
+        *("_flash_attention_backward", "_efficient_attention_backward", "_cudnn_attention_backward"),
+        *(f"_scaled_dot_product_{kind}_attention_backward" for kind in ("flash", "efficient", "cudnn")),
+        *(f"upsample_{kind}_backward" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
+        *("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward", "_ctc_loss_backward"),
+        *("grid_sampler_2d_backward", "grid_sampler_3d_backward", "avg_pool3d_backward"),
+        *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
+        *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward", "max_pool2d_with_indices_backward"),
+        *("max_pool3d_with_indices_backward", *(f"reflection_pad{n}d_backward" for n in (1, 2, 3))),
+        *(f"replication_pad{n}d_backward" for n in (1, 2, 3)),
+    )
+)
+
 _LITERALS = ("aten::lift_fresh", "aten::lift_fresh_copy")
 _IN_PLACE_COLLECTIVES = "c10d::"
 _COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_autograd::")
+
+
+def repeats(name: str, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether an operator, by its name without a library's, gives the same bits whenever it is called with these."""
+    return name.rstrip("_") not in UNORDERED or not any(map(_is_on_cuda, tensors))
+
+
+def _is_on_cuda(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 @dataclass(frozen=True)

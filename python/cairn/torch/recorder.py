@@ -327,7 +327,8 @@ class Recorder:
 
         function = function or done.function
         described = f"{function} {_mapped(done.args, _describe)} {_mapped(done.kwargs, _describe)}"
-        return Call(function, _mapped(done.args, operand), _mapped(dict(done.kwargs), operand), described)
+        repeats = operators.repeats(done.label, done.read)
+        return Call(function, _mapped(done.args, operand), _mapped(dict(done.kwargs), operand), described, repeats)
 
 
 # -- the modes that catch calls --------------------------------------------------------------------------------

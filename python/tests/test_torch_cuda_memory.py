@@ -37,6 +37,10 @@ class Allocator:
             counter["current"] += size
             counter["peak"] = max(counter["peak"], counter["current"])
 
+    @property
+    def taken(self) -> int:
+        return self._counters["allocated_bytes"]["current"]
+
     def reset(self, device: Any = None) -> None:
         for counter in self._counters.values():
             counter["peak"] = counter["current"]
@@ -110,6 +114,27 @@ def test_plans_leave_room_for_what_the_allocator_takes_beyond() -> None:
     assert more == int(0.05 * budget.plain_peak_bytes)
     assert wasteful.least_budget_bytes - budget.least_budget_bytes == more
     assert ct.Profile.from_json(dataclasses.replace(profile, excess=0.05).to_json()).excess == 0.05
+
+
+def test_what_libraries_keep_is_what_a_product_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = Allocator()
+    allocator.take(3 * MIB, 3 * MIB)
+    ones = torch.ones
+
+    def made(size: Any, device: Any, requires_grad: bool = False) -> Any:
+        allocator.take(8 * MIB, 8 * MIB)  # what the threads that use it keep
+        return ones(size, requires_grad=requires_grad)
+
+    monkeypatch.setattr(torch, "ones", made)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocator.taken)
+    assert memory.library_bytes(torch.device("cpu")) == 0
+    assert memory.library_bytes(CUDA) == 16 * MIB
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Deterministic behavior was enabled, but cuBLAS is not configured for it")
+
+    monkeypatch.setattr(torch, "ones", refused)
+    assert memory.library_bytes(CUDA) == 0
 
 
 # -- budgets, and the host's memory ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ planned in it, and by how much more is taken is measured apart (`Meter.excess`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -232,14 +233,20 @@ def meter_for(device: torch.device, interruptible: bool = False, taken: bool = F
 
 def library_bytes(device: torch.device) -> int:
     """What cuBLAS keeps on a device for its matrix products, once the threads that compute have made one: this thread,
-    and that of autograd, which has a workspace of its own. All of them have when this returns.
+    and that of autograd, which has a workspace of its own. All of them have when this returns; but where deterministic
+    algorithms are asked for and cuBLAS is not configured for them, no thread ever makes one.
     """
     if device.type != "cuda":
         return 0
     _compat.clear_workspaces()
     before = torch.cuda.memory_allocated(device)
+    with contextlib.suppress(RuntimeError):
+        _multiply(device)
+    return max(0, torch.cuda.memory_allocated(device) - before)
+
+
+def _multiply(device: torch.device) -> None:
+    """A matrix product and its backward."""
     with torch.enable_grad():
         factor = torch.ones((1, 1), device=device, requires_grad=True)
         torch.autograd.grad(factor @ factor, factor, torch.ones((1, 1), device=device))
-    del factor
-    return max(0, torch.cuda.memory_allocated(device) - before)

@@ -55,6 +55,29 @@ def test_profiling_leaves_everything_as_it_was(name: str) -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
 
+def test_steps_that_the_model_counts_itself_are_those_of_training() -> None:
+    class Warming(nn.Linear):
+        """Its own count of steps, in an attribute and an object, decides what it computes."""
+
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.steps, self.schedule, self.cache = 0, types.SimpleNamespace(factor=1.0), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            self.schedule.factor *= 0.5
+            self.cache = self.cache if self.cache is not None else torch.ones(8, 16)
+            return super().forward(x) * self.cache / self.steps + self.schedule.factor
+
+    x = torch.randn(8, 16)
+    model = nn.Sequential(nn.Linear(16, 16), Warming(), nn.Tanh(), nn.Linear(16, 16))
+    plain = copy.deepcopy(model)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget="1MiB", passes=1)
+    assert (model[1].steps, model[1].schedule.factor) == (0, 1.0)
+    for _ in range(3):
+        assert torch.equal(model(x), plain(x))
+
+
 def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
     step = torch_models.cnn()
     parameter = step.model[0].weight

@@ -3,7 +3,7 @@
 Blocks leave losses of their own, counts and statistics in attributes of their modules, and append to lists there. A run
 that the model did not ask for (one that measures a block, or has its saved tensors once more) must not leave any: the
 model would count it twice, or run a backward into a graph that is gone. Nor must sample steps leave losses in lists
-that the training loop empties.
+that the training loop empties, or be counted as steps of training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 
 #: What a module has before its class gives it anything; buffers are put back by `state.py`.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_SMALL = frozenset((type(None), bool, int, float, complex, str, bytes, tuple))
+_NUMBERS = frozenset((bool, int, float, complex, str, bytes))
+_SMALL = _NUMBERS | {type(None), tuple}
 _ATOMS = _SMALL | {torch.Tensor, nn.Parameter}
 
 
@@ -72,6 +73,12 @@ class Attributes:
                 container.update({name: self._detached(value) for name, value in now.items()})
             elif isinstance(container, list):
                 container[:] = map(self._detached, container)
+
+    def restore_numbers(self) -> None:
+        """Puts numbers and names back, such as a count of steps. What was made meanwhile, as caches are, may stay."""
+        for container, before, _ in self._containers.values():
+            if isinstance(container, dict):
+                container.update({name: value for name, value in before.items() if type(value) in _NUMBERS})
 
     def forget_losses(self) -> None:
         """Takes the tensors out of lists that were appended since: those of steps that are over."""

@@ -1,4 +1,4 @@
-"""Leaves a model and the random generators as they were: gradients, buffers, random state."""
+"""Leaves a model and the random generators as they were: gradients, buffers, numbers in attributes, random state."""
 
 from __future__ import annotations
 
@@ -105,5 +105,6 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
         buffers.restore()
         state.restore()
         attributes.forget_losses()
+        attributes.restore_numbers()
         if collecting:
             gc.enable()

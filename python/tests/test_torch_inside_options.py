@@ -12,7 +12,7 @@ import pytest
 import torch
 from cairn.torch import bits
 from cairn.torch.ambient import RandomState
-from cairn.torch.block_graph import BlockGraph, Recorder
+from cairn.torch.block_graph import BlockGraph, Pack, Recorder, Use
 from cairn.torch.block_options import (
     DROP,
     KEEP,
@@ -26,7 +26,7 @@ from cairn.torch.block_options import (
     ideal_choices,
 )
 from cairn.torch.option_measure import _pareto
-from cairn.torch.rebuild import Rebuild, compile_program, mask_of
+from cairn.torch.rebuild import Rebuild, compile_program, mask_of, sample_of
 from cairn.torch.stage_measure import OptionMeasure
 from torch import Tensor
 from torch.nn import functional as F
@@ -431,3 +431,47 @@ def test_digest_does_not_depend_on_sizes() -> None:
     assert small.graph.digest() == large.graph.digest()
     other = Recorded(lambda x: gelu(x).tanh(), leaf(8, 8))
     assert other.graph.digest() != small.graph.digest()
+
+
+# -- comparing a few bytes -----------------------------------------------------------------------------------
+
+_VIEWS: dict[str, Any] = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.mT,
+    "columns": lambda x: x[:, 3:9],
+    "every other column": lambda x: x[:, ::2],
+    "one column": lambda x: x[:, 5],
+    "expanded": lambda x: x[:, 5:6].expand(-1, 4),
+    "one number": lambda x: x[7, 5],
+    "channels last": lambda x: x.view(2, 3, 4, 16).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("view", _VIEWS)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.complex128], ids=str)
+def test_samples_are_of_the_tensor_and_of_nothing_beside_it(view: str, dtype: torch.dtype) -> None:
+    viewed = _VIEWS[view](torch.empty(24, 16))
+    look = (tuple(viewed.shape), tuple(viewed.stride()), int(viewed.storage_offset()))
+    whole, is_inside = torch.ones(24 * 16, dtype=dtype), torch.zeros(24 * 16, dtype=torch.bool)
+    is_inside[torch.arange(24 * 16).as_strided(*look).flatten()] = True
+    part = whole.as_strided(*look)
+    sample = sample_of(Pack(Use(0, look), part.shape, dtype, part.device, None))
+    assert sample is not None
+    before = sample.of(part)
+    whole[~is_inside] = 0
+    assert sample.of(part) == before
+    whole[is_inside] = 0
+    assert all(now != then for now, then in zip(sample.of(part), before, strict=True))
+
+
+def test_a_sample_tells_noises_apart_that_agree_in_single_places() -> None:
+    """One number of each of two places would be zero in every sixteenth pair of noises."""
+    sample = sample_of(
+        Pack(Use(0, ((64, 64), (64, 1), 0)), torch.Size((64, 64)), torch.float32, torch.device("cpu"), None)
+    )
+    assert sample is not None
+    generator = torch.Generator().manual_seed(0)
+    noises = [
+        torch.rand(64, 64, generator=generator) * (torch.rand(64, 64, generator=generator) > 0.5) for _ in range(100)
+    ]
+    assert len({sample.of(noise) for noise in noises}) == 100

@@ -193,6 +193,16 @@ def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
     return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
+def compiler_is_active() -> bool:
+    """Whether torch.compile traces the code that runs now, or runs it between parts that it has traced."""
+    return torch.compiler.is_compiling() or (_frame_callback is not None and callable(_frame_callback()))
+
+
+_frame_callback = getattr(
+    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
+)
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether `Module.compile` was called on it."""
     return getattr(module, "_compiled_call_impl", None) is not None

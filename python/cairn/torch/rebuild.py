@@ -210,7 +210,7 @@ class Rebuild:
         self.program = program
         self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
-        self._samples: dict[int, Any] = {}
+        self._samples: dict[int, tuple[bytes, bytes]] = {}
         self._made: Made = []  # what the code has just rebuilt
         self._running: Running | None = None
         self._position = 0  # in the program's order: the tensor that the code rebuilds next
@@ -233,7 +233,7 @@ class Rebuild:
             self.hold(index, tensor.detach() if letter == KEEP else mask_of(tensor))
         return letter == KEEP
 
-    def note(self, index: int, sample: tuple[int, int]) -> None:
+    def note(self, index: int, sample: tuple[bytes, bytes]) -> None:
         """What the bytes of a tensor are that is not kept."""
         self._samples[index] = sample
 
@@ -297,32 +297,37 @@ class Rebuild:
 
 
 class Sample:
-    """Two numbers of a tensor on the CPU, as bits: whether it is what it was, at almost no cost."""
+    """Some bytes of a tensor on the CPU, from two places: whether it is what it was, at almost no cost."""
 
     __slots__ = ("_first", "_read", "_second")
 
-    def __init__(self, first: int, second: int, width: int) -> None:
+    def __init__(self, first: int, second: int, length: int) -> None:
         self._first, self._second = first, second
-        self._read = _WORDS[width].from_address
+        self._read = (ctypes.c_char * length).from_address
 
-    def of(self, tensor: torch.Tensor) -> tuple[int, int]:
+    def of(self, tensor: torch.Tensor) -> tuple[bytes, bytes]:
         start = tensor.data_ptr()
-        return self._read(start + self._first).value, self._read(start + self._second).value
+        return self._read(start + self._first).raw, self._read(start + self._second).raw
 
 
-_WORDS: dict[int, Any] = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+_SAMPLED_BYTES = 32  # at each place, where so many lie side by side
 
 
 def sample_of(pack: Pack) -> Sample | None:
     """What is compared of a saved tensor; None where nothing can be at no cost."""
-    width = pack.dtype.itemsize
-    if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape or width not in _WORDS:
+    if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape:
         return None
     size, stride, _ = pack.use.view
-    first, second = (
-        sum((extent * part // 7) * step for extent, step in zip(size, stride, strict=True)) * width for part in (2, 5)
-    )
-    return Sample(first, second, width)
+    width, dense = pack.dtype.itemsize, [d for d, step in enumerate(stride) if step == 1 and size[d] > 1]
+    count = min(size[dense[0]], max(1, _SAMPLED_BYTES // width)) if dense else 1  # of numbers, along that dimension
+
+    def place(part: int) -> int:
+        indices = [extent * part // 7 for extent in size]
+        if dense:
+            indices[dense[0]] = min(indices[dense[0]], size[dense[0]] - count)
+        return sum(index * step for index, step in zip(indices, stride, strict=True)) * width
+
+    return Sample(place(2), place(5), count * width)
 
 
 __all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "mask_of"]

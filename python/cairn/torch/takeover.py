@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
+from . import _compat
 from .errors import Unsupported
 
 #: Called instead of a module's forward: (what it would have run, its arguments) -> its output.
@@ -40,7 +40,7 @@ class Takeover:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the module's forward."""
-        if self._handler is not None and torch.compiler.is_compiling():
+        if self._handler is not None and _compat.compiler_is_active():
             raise Unsupported(
                 "a planned model cannot be compiled as a whole: its schedule is carried out by hooks, which "
                 "torch.compile does not see; compile its blocks instead, before planning"

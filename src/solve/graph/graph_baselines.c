@@ -42,22 +42,16 @@ typedef struct baseline {
 
 /* ---- a sequence from what is kept ---- */
 
-static void remember(crn_sequence *to, const crn_sequence *from)
-{
-    to->count = from->count;
-    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
-}
-
 static void judge(baseline *b)
 {
     crn_sequence_judge(&b->eval, &b->replan.sequence);
     if (b->eval.peak < b->smallest_peak_bytes) {
         b->smallest_peak_bytes = b->eval.peak;
-        remember(&b->smallest, &b->replan.sequence);
+        crn_sequence_copy(&b->smallest, &b->replan.sequence);
     }
     if (b->eval.peak <= b->budget_bytes && b->eval.cost < b->best_cost) {
         b->best_cost = b->eval.cost;
-        remember(&b->best, &b->replan.sequence);
+        crn_sequence_copy(&b->best, &b->replan.sequence);
     }
 }
 
@@ -328,12 +322,6 @@ static void baseline_close(const crn_task *task, void *session)
     crn_arena_clear(&b->arena);
 }
 
-static bool sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence)
-{
-    *sequence = (crn_sequence){.capacity = capacity};
-    return (sequence->node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*sequence->node))) != NULL;
-}
-
 static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articulation, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &b->model, error));
@@ -343,7 +331,7 @@ static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articu
     CRN_TRY(crn_replan_new(b->model, &b->arena, capacity, &b->replan, error));
     bool fits = (b->candidates = crn_arena_alloc(&b->arena, n, sizeof(int32_t))) &&
                 (b->kept = crn_arena_alloc_zero(&b->arena, n, sizeof(bool))) &&
-                sequence_new(&b->arena, capacity, &b->best) && sequence_new(&b->arena, capacity, &b->smallest);
+                crn_sequence_new(&b->arena, capacity, &b->best) && crn_sequence_new(&b->arena, capacity, &b->smallest);
     if (!fits)
         return crn_no_memory(error);
     b->turn = b->replan.turn = crn_replan_find_turn(&b->replan, cairn_problem_graph(task->problem), &b->eval);

@@ -33,19 +33,6 @@ struct crn_improver {
     int32_t marker;
 };
 
-static bool sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence)
-{
-    *sequence = (crn_sequence){.capacity = capacity};
-    sequence->node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*sequence->node));
-    return sequence->node != NULL;
-}
-
-static void sequence_copy(crn_sequence *to, const crn_sequence *from)
-{
-    to->count = from->count;
-    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
-}
-
 cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, uint64_t seed, crn_improver_leeway leeway,
                               crn_improver **improver, cairn_error *error)
 {
@@ -54,8 +41,8 @@ cairn_status crn_improver_new(const crn_graph_model *model, int32_t capacity, ui
     size_t n = (size_t)model->node_count, events = (size_t)capacity + 1;
     crn_improver *made = crn_arena_alloc_zero(&arena, 1, sizeof(*made));
     *improver = NULL;
-    bool fits = made && sequence_new(&arena, capacity, &made->current) &&
-                sequence_new(&arena, capacity, &made->trial) && sequence_new(&arena, capacity, &made->best) &&
+    bool fits = made && crn_sequence_new(&arena, capacity, &made->current) &&
+                crn_sequence_new(&arena, capacity, &made->trial) && crn_sequence_new(&arena, capacity, &made->best) &&
                 (made->newest = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
                 (made->mark = crn_arena_alloc_zero(&arena, n, sizeof(int32_t))) &&
                 (made->before = crn_arena_alloc(&arena, events, sizeof(int32_t))) &&
@@ -442,10 +429,10 @@ static void kick(crn_improver *im)
 /* Takes the trial, which was judged. */
 static void take_current(crn_improver *im)
 {
-    sequence_copy(&im->current, &im->trial);
+    crn_sequence_copy(&im->current, &im->trial);
     im->current_cost = im->eval.cost;
     if (im->current_cost < im->best_cost) {
-        sequence_copy(&im->best, &im->trial);
+        crn_sequence_copy(&im->best, &im->trial);
         im->best_cost = im->current_cost;
     }
 }
@@ -456,7 +443,7 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
     im->best_cost = INT64_MAX;
     if (start->count > im->trial.capacity)
         return false;
-    sequence_copy(&im->trial, start);
+    crn_sequence_copy(&im->trial, start);
     if (!repair(im, INT64_MAX))
         return false;
     take_current(im);
@@ -469,7 +456,7 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
 static void round_once(crn_improver *im)
 {
     int64_t slack = im->current_cost / im->leeway.step_part, far = im->best_cost / im->leeway.far_part;
-    sequence_copy(&im->trial, &im->current);
+    crn_sequence_copy(&im->trial, &im->current);
     judge(im);
     if (random_below(im, 4) == 0)
         kick(im);

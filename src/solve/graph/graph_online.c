@@ -10,8 +10,6 @@
  *           to a thousandth from EXACT_NODES nodes on, then by trying what lies below (graph_descent.h).
  * Optimal   In nothing; a baseline.
  */
-#include <string.h>
-
 #include "solve/graph/graph_descent.h"
 
 enum { BISECTIONS = 40, EXACT_NODES = 10000 };
@@ -41,10 +39,8 @@ static cairn_status online_fill(const crn_task *task, online *o, cairn_error *er
     CRN_TRY(crn_walk_new(o->model, &o->walk, error));
     int32_t capacity = (int32_t)crn_min(8 * (int64_t)o->model->node_count + 64, CAIRN_OPS_MAX / 2);
     CRN_TRY(crn_sequence_eval_new(o->model, &o->arena, capacity, &o->eval, error));
-    o->trial.capacity = o->smallest.capacity = capacity;
-    o->trial.node = crn_arena_alloc(&o->arena, (size_t)capacity, sizeof(*o->trial.node));
-    o->smallest.node = crn_arena_alloc(&o->arena, (size_t)capacity, sizeof(*o->smallest.node));
-    return o->trial.node && o->smallest.node ? CAIRN_OK : crn_no_memory(error);
+    bool made = crn_sequence_new(&o->arena, capacity, &o->trial) && crn_sequence_new(&o->arena, capacity, &o->smallest);
+    return made ? CAIRN_OK : crn_no_memory(error);
 }
 
 /* Whether a walk under the budget succeeds, and its sequence keeps to it when judged. */
@@ -60,15 +56,7 @@ static bool fits(const crn_task *task, online *o, int64_t budget_bytes)
 static void take_smallest(online *o)
 {
     o->smallest_peak_bytes = o->eval.peak;
-    o->smallest.count = o->trial.count;
-    memcpy(o->smallest.node, o->trial.node, (size_t)o->trial.count * sizeof(*o->trial.node));
-}
-
-static void store_all(online *o)
-{
-    for (o->trial.count = 0; o->trial.count < o->model->node_count; o->trial.count++)
-        o->trial.node[o->trial.count] = o->trial.count;
-    crn_sequence_judge(&o->eval, &o->trial);
+    crn_sequence_copy(&o->smallest, &o->trial);
 }
 
 /* A budget under which a walk succeeds though none does just below. */
@@ -107,7 +95,8 @@ static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *
         return CAIRN_OK;
     const crn_task alone = crn_task_without_machine(task);
     CRN_TRY(crn_least_lower(&alone, &o->lower_bytes, error));
-    store_all(o);
+    crn_sequence_store_all(o->model, &o->trial);
+    crn_sequence_judge(&o->eval, &o->trial);
     take_smallest(o);
     bisect(task, o);
     descend(task, o);

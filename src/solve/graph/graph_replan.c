@@ -4,12 +4,11 @@ cairn_status crn_replan_new(const crn_graph_model *model, crn_arena *arena, int3
                             cairn_error *error)
 {
     size_t n = (size_t)model->node_count;
-    *replan = (crn_replan){.model = model, .sequence.capacity = capacity};
+    *replan = (crn_replan){.model = model};
     replan->present = crn_arena_alloc(arena, n, sizeof(*replan->present));
     replan->stack = crn_arena_alloc(arena, n + 1, sizeof(*replan->stack));
     replan->cursor = crn_arena_alloc(arena, n + 1, sizeof(*replan->cursor));
-    replan->sequence.node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*replan->sequence.node));
-    if (!replan->present || !replan->stack || !replan->cursor || !replan->sequence.node)
+    if (!replan->present || !replan->stack || !replan->cursor || !crn_sequence_new(arena, capacity, &replan->sequence))
         return crn_no_memory(error);
     return CAIRN_OK;
 }
@@ -27,9 +26,7 @@ int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_s
     int32_t worst = 0;
     if (graph->backward_begins_at >= 0)
         return graph->backward_begins_at;
-    replan->sequence.count = 0;
-    for (int32_t v = 0; v < graph->node_count; v++)
-        push(replan, v);
+    crn_sequence_store_all(replan->model, &replan->sequence);
     crn_sequence_judge(eval, &replan->sequence);
     for (int32_t e = 0; e < replan->sequence.count; e++)
         if (eval->level[e] > eval->level[worst])

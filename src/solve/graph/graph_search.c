@@ -16,8 +16,6 @@
  * holds an output more than once. Sources: Belady (1966), Kirisame et al. (DTR, 2021) for the eviction rule; Shaw (1998)
  * for ruin and repair; Jain et al. (Checkmate, 2020) for the problem.
  */
-#include <string.h>
-
 #include "solve/graph/graph_bound.h"
 #include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
@@ -64,20 +62,6 @@ static int32_t capacity_of(int32_t node_count)
     return (int32_t)crn_min(capacity, CAIRN_OPS_MAX / 2);
 }
 
-static cairn_status sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence, cairn_error *error)
-{
-    sequence->node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*sequence->node));
-    sequence->count = 0;
-    sequence->capacity = capacity;
-    return sequence->node ? CAIRN_OK : crn_no_memory(error);
-}
-
-static void copy_sequence(crn_sequence *to, const crn_sequence *from)
-{
-    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
-    to->count = from->count;
-}
-
 static const crn_sequence_eval *judge_scratch(search *s)
 {
     crn_sequence_eval *eval = crn_improver_eval(s->island[0]);
@@ -92,7 +76,7 @@ static void offer_smallest(search *s)
     if (eval->peak >= s->smallest_peak_bytes)
         return;
     s->smallest_peak_bytes = eval->peak;
-    copy_sequence(&s->smallest, &s->scratch);
+    crn_sequence_copy(&s->smallest, &s->scratch);
 }
 
 /* Walks get slow on large graphs: fewer rules are tried there, those that do best on smaller ones first. */
@@ -107,8 +91,7 @@ static void begin_smallest(search *s)
     s->failed_bytes = s->lower_bytes - 1;
     crn_descent_init(&s->descent, s->model->node_count, rule_count(s), s->lower_bytes);
     s->smallest_peak_bytes = INT64_MAX;
-    for (s->scratch.count = 0; s->scratch.count < s->model->node_count; s->scratch.count++)
-        s->scratch.node[s->scratch.count] = s->scratch.count;
+    crn_sequence_store_all(s->model, &s->scratch);
     offer_smallest(s);
 }
 
@@ -117,11 +100,12 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     CRN_TRY(crn_graph_model_new(task, &s->model, error));
     int32_t capacity = capacity_of(s->model->node_count);
     CRN_TRY(crn_walk_new(s->model, &s->walk, error));
-    CRN_TRY(sequence_new(&s->arena, capacity, &s->scratch, error));
-    CRN_TRY(sequence_new(&s->arena, capacity, &s->smallest, error));
+    if (!crn_sequence_new(&s->arena, capacity, &s->scratch) || !crn_sequence_new(&s->arena, capacity, &s->smallest))
+        return crn_no_memory(error);
     for (int i = 0; i < ISLANDS; i++) {
         uint64_t seed = (uint64_t)crn_max(0, task->settings->seed) * ISLANDS + (uint64_t)i;
-        CRN_TRY(sequence_new(&s->arena, capacity, &s->start[i], error));
+        if (!crn_sequence_new(&s->arena, capacity, &s->start[i]))
+            return crn_no_memory(error);
         CRN_TRY(crn_improver_new(s->model, capacity, seed, leeway[i], &s->island[i], error));
     }
     s->weight = crn_arena_alloc(&s->arena, (size_t)s->model->use_begin[s->model->node_count], sizeof(*s->weight));
@@ -297,7 +281,7 @@ static void offer_start(search *s, const crn_sequence *sequence, int64_t cost)
     }
     s->start[at] = spare;
     s->start_cost[at] = cost;
-    copy_sequence(&s->start[at], sequence);
+    crn_sequence_copy(&s->start[at], sequence);
 }
 
 static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
@@ -316,7 +300,7 @@ static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
     const crn_task part = crn_task_part(task, s->start_cost[0] == INT64_MAX ? 1 : LEAST_PARTS);
     find_smallest(&part, s);
     if (s->start_cost[0] == INT64_MAX && s->smallest_peak_bytes <= budget_bytes) {
-        copy_sequence(&s->scratch, &s->smallest);
+        crn_sequence_copy(&s->scratch, &s->smallest);
         offer_start(s, &s->smallest, judge_scratch(s)->cost);
     }
 }

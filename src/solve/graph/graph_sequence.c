@@ -2,6 +2,26 @@
 
 #include <string.h>
 
+bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence)
+{
+    *sequence = (crn_sequence){.capacity = capacity};
+    sequence->node = crn_arena_alloc(arena, (size_t)capacity, sizeof(*sequence->node));
+    return sequence->node != NULL;
+}
+
+void crn_sequence_copy(crn_sequence *to, const crn_sequence *from)
+{
+    to->count = from->count;
+    memcpy(to->node, from->node, (size_t)from->count * sizeof(*to->node));
+}
+
+void crn_sequence_store_all(const crn_graph_model *model, crn_sequence *sequence)
+{
+    for (int32_t v = 0; v < model->node_count; v++)
+        sequence->node[v] = v;
+    sequence->count = model->node_count;
+}
+
 cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity,
                                    crn_sequence_eval *eval, cairn_error *error)
 {

@@ -19,6 +19,13 @@ typedef struct crn_sequence {
     int32_t count, capacity;
 } crn_sequence;
 
+/** An empty sequence with room for so many events, in the arena. False: no memory. */
+bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence);
+/** `to` has room for it. */
+void crn_sequence_copy(crn_sequence *to, const crn_sequence *from);
+/** Every node once. */
+void crn_sequence_store_all(const crn_graph_model *model, crn_sequence *sequence);
+
 /** What one pass over a sequence finds. Arrays are indexed by event, unless said otherwise. */
 typedef struct crn_sequence_eval {
     const crn_graph_model *model;

@@ -792,6 +792,27 @@ def test_a_fork_refuses(transfers: Transfers) -> None:
     assert torch.equal(parcel.tensors()[0], numbers(10))
 
 
+def mapped(address: int) -> bool:
+    """Whether this process has memory there."""
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)
+
+
+def test_a_fork_does_not_have_the_slab() -> None:
+    """Else workers that load data would each get a copy of it."""
+    tier = open_tier("host", 4 * MIB)
+    [piece] = tier.spans(0, 4 * MIB)
+    address = piece.data_ptr()
+    assert mapped(address)
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(mapped(address)))
+    child.start()
+    assert answers.get() is False
+    child.join(20)
+    assert child.exitcode == 0
+
+
 def test_the_file_is_no_memory_of_the_process(tmp_path: Path) -> None:
     """64 MiB go out and come back, 4 MiB at a time, in a process that may have 24 MiB more than it has."""
     program = textwrap.dedent(f"""

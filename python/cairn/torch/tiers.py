@@ -141,10 +141,17 @@ class HostTier(Tier):
 
 
 def _host_memory(count: int) -> torch.Tensor:
-    """Bytes at the beginning of a page, all of them there. They live as long as the tensor or a view of it."""
+    """Bytes at the beginning of a page, all of them there. They live as long as the tensor or a view of it.
+
+    Forks, such as workers that load data, do not have them: the kernel would copy what is pinned for each of them, and
+    what is not, here, whenever it is written next.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
     try:
-        return torch.frombuffer(mmap.mmap(-1, count, flags), dtype=torch.uint8)
+        memory = mmap.mmap(-1, count, flags)
+        if hasattr(mmap, "MADV_DONTFORK"):
+            memory.madvise(mmap.MADV_DONTFORK)
+        return torch.frombuffer(memory, dtype=torch.uint8)
     except OSError as error:
         raise TierUnavailable(
             f"the system does not give {format_bytes(count)} ({count} bytes) of host memory for offloading: {error}"

@@ -20,6 +20,7 @@ typedef struct watch {
     struct sigaction before;
     bool terminal, shown;
     double begun_s, printed_s;
+    cairn_progress news; /* the latest; phase NULL: none yet */
 } watch;
 
 static watch current;
@@ -37,17 +38,30 @@ static double now_s(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void show(watch *w, const cairn_progress *progress)
+/* Most polls only ask whether to stop: what the last one with something to tell has told stays. */
+static void take_news(watch *w, const cairn_progress *progress)
+{
+    int64_t best_ns = progress->best_ns != CAIRN_NONE ? progress->best_ns : w->news.best_ns;
+    if (progress->total <= 0 && progress->best_ns == CAIRN_NONE)
+        return;
+    w->news = *progress;
+    w->news.best_ns = best_ns;
+}
+
+static void show(watch *w)
 {
     char best[32];
+    const cairn_progress *news = &w->news;
     double elapsed_s = now_s() - w->begun_s;
     if (elapsed_s < 1 || now_s() - w->printed_s < 0.2)
         return;
-    fprintf(stderr, "\r%s: %.0f s, %s", w->what, elapsed_s, progress->phase ? progress->phase : "");
-    if (progress->done >= 0 && progress->total > 0)
-        fprintf(stderr, " %.0f %%", 100 * (double)progress->done / (double)progress->total);
-    if (progress->best_ns != CAIRN_NONE)
-        fprintf(stderr, ", best %s", cairn_format_ns(progress->best_ns, best, sizeof(best)));
+    fprintf(stderr, "\r%s: %.0f s", w->what, elapsed_s);
+    if (news->phase)
+        fprintf(stderr, ", %s", news->phase);
+    if (news->done >= 0 && news->total > 0)
+        fprintf(stderr, " %.0f %%", 100 * (double)news->done / (double)news->total);
+    if (news->best_ns != CAIRN_NONE)
+        fprintf(stderr, ", best %s", cairn_format_ns(news->best_ns, best, sizeof(best)));
     fprintf(stderr, "\033[K");
     (void)fflush(stderr);
     w->printed_s = now_s();
@@ -57,8 +71,10 @@ static void show(watch *w, const cairn_progress *progress)
 static int poll_watch(void *context, const cairn_progress *progress)
 {
     watch *w = context;
-    if (w->terminal && progress)
-        show(w, progress);
+    if (w->terminal && progress) {
+        take_news(w, progress);
+        show(w);
+    }
     return interrupted;
 }
 
@@ -67,6 +83,7 @@ const cairn_env *cli_watch_begin(const char *what)
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&action.sa_mask);
     current = (watch){.what = what, .terminal = isatty(STDERR_FILENO) != 0, .begun_s = now_s()};
+    current.news.best_ns = CAIRN_NONE;
     current.env = (cairn_env){.poll = poll_watch, .poll_context = &current};
     sigaction(SIGINT, &action, &current.before);
     if (current.before.sa_handler == SIG_IGN) /* of a background job: stays ignored */

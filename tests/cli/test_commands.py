@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -404,6 +405,24 @@ def test_a_closed_pipe_is_noticed(cairn):
                           stderr=subprocess.PIPE, check=False)  # fmt: skip
     os.close(write)
     assert done.returncode == 3 and b"Broken pipe" in done.stderr
+
+
+def test_a_terminal_sees_how_far_it_is_and_the_best_so_far(cairn):
+    """What one poll has told stays until another tells more; the answer after Ctrl-C is on standard output."""
+    stages = [stage(1000 + 37 * i % 501, saved=4000 + 101 * i % 1999, time=100 + i * i % 97) for i in range(250)]
+    cairn.file("p", chain(*stages))
+    budget = cairn.json("limits", "p")["store_all_bytes"] // 15
+    terminal, stderr = pty.openpty()
+    words = ["solve", "p", "--budget", str(budget), "--json", "--threads", "1"]
+    process = subprocess.Popen([PROGRAM, *words], cwd=cairn.folder, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    os.close(stderr)
+    seen = ""
+    while not re.search(r"solving: \d+ s, \S.* \d+ %, best \d.* [mu]?s\x1b", seen):
+        seen += os.read(terminal, 4096).decode()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    assert process.returncode == 130 and json.loads(out)["makespan_ns"]
 
 
 def test_an_interrupt_gives_the_best_answer_so_far(cairn):

@@ -75,6 +75,8 @@ static bool is_before(const crn_exact_entry *a, const crn_exact_entry *b)
 
 static bool grow_queue(crn_exact_states *all)
 {
+    if (all->queue_capacity > INT32_MAX / 2)
+        return false;
     int32_t capacity = all->queue_capacity ? 2 * all->queue_capacity : CAPACITY_MIN;
     size_t old = (size_t)all->queue_capacity;
     crn_exact_entry *queue = crn_realloc(&all->allocator, all->queue, old, (size_t)capacity, sizeof(*queue));

@@ -21,6 +21,7 @@ typedef struct online {
     crn_sequence trial, smallest;
     crn_sequence_eval eval;
     int64_t smallest_peak_bytes; /* INT64_MAX = not looked for yet */
+    bool smallest_is_known;      /* it was not stopped */
     int64_t lower_bytes;         /* no schedule without transfers is below; once that was looked for */
 } online;
 
@@ -89,17 +90,24 @@ static void descend(const crn_task *task, online *o)
     }
 }
 
-static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *error)
+static void begin_smallest(online *o)
 {
-    if (o->smallest_peak_bytes < INT64_MAX)
-        return CAIRN_OK;
-    const crn_task alone = crn_task_without_machine(task);
-    CRN_TRY(crn_least_lower(&alone, &o->lower_bytes, error));
     crn_sequence_store_all(o->model, &o->trial);
     crn_sequence_judge(&o->eval, &o->trial);
     take_smallest(o);
+}
+
+static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *error)
+{
+    const crn_task alone = crn_task_without_machine(task);
+    if (o->smallest_is_known)
+        return CAIRN_OK;
+    CRN_TRY(crn_least_lower(&alone, &o->lower_bytes, error));
+    if (o->smallest_peak_bytes == INT64_MAX)
+        begin_smallest(o);
     bisect(task, o);
     descend(task, o);
+    o->smallest_is_known = !crn_should_stop(task, NULL);
     return CAIRN_OK;
 }
 
@@ -131,10 +139,11 @@ static cairn_status online_solve(const crn_task *task, void *session, int64_t bu
 {
     online *o = session;
     const crn_sequence *found = &o->trial;
-    if (!fits(task, o, budget_bytes == CAIRN_NONE ? INT64_MAX / 2 : budget_bytes)) {
+    int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX / 2 : budget_bytes;
+    if (!fits(task, o, budget)) {
         CRN_TRY(find_smallest(task, o, error));
         answer->stopped_early = crn_should_stop(task, NULL);
-        if (budget_bytes < o->smallest_peak_bytes)
+        if (budget < o->smallest_peak_bytes)
             return CAIRN_OK;
         found = &o->smallest;
     }

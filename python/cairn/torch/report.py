@@ -165,8 +165,10 @@ class Report:
         lines += self._travelling()
         if self.measured is not None:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
-            took = format_ns(self.measured.step_ns)
-            lines.append(f"  measured    {format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %), {took}")
+            peak, took = format_bytes(self.measured.peak_bytes), format_ns(self.measured.step_ns)
+            lines.append(
+                f"  measured    {peak} (predicted {error:+.2f} %) in the first steps; {took}, measuring included"
+            )
         return lines
 
     def _travelling(self) -> list[str]:

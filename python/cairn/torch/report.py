@@ -165,10 +165,8 @@ class Report:
         lines += self._travelling()
         if self.measured is not None:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
-            peak, took = format_bytes(self.measured.peak_bytes), format_ns(self.measured.step_ns)
-            lines.append(
-                f"  measured    {peak} (predicted {error:+.2f} %) in the first steps; {took}, measuring included"
-            )
+            peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
+            lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
         return lines
 
     def _travelling(self) -> list[str]:

@@ -555,6 +555,29 @@ def test_runs_that_the_model_did_not_ask_for_leave_nothing_in_attributes(shares:
     assert [layer.seen.runs for layer in model.layers] == [run + 3 for run in runs]
 
 
+def test_all_sample_steps_are_the_same_step_of_a_model_that_counts_its_own() -> None:
+    class Alternating(nn.Module):
+        """Every other step takes more memory, the first one, too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.steps = nn.Sequential(*(Leaves(32, 32) for _ in range(4))), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            return self.layers(x.sin().exp().tanh() if self.steps % 2 else x)
+
+    model, x = Alternating(), torch.randn(256, 32, requires_grad=True)
+    profile = ct.profile(model, x, loss_fn=torch.sum)
+    least = ct.plan(profile, 2**40).least_budget_bytes
+    report = ct.verify(model, ct.plan(profile, least), x, loss_fn=torch.sum)
+    assert report.ok and model.steps == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    reason="torch does not say whose hooks there are",
+)
 def test_blocks_in_checkpoints_of_the_models_own_are_refused() -> None:
     class Checkpointed(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

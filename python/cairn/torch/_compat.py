@@ -267,10 +267,25 @@ _graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", 
 
 
 def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = None) -> bool:
-    """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread."""
+    """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread.
+
+    Where torch does not say whose hooks are in force, none are found beside `mine`.
+    """
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    found = top(True) if top is not None else None
+    if top is None:
+        return mine is None and _hooks_take_what_is_saved()
+    found = top(True)
     return found is not None and found[0] != mine
+
+
+def _hooks_take_what_is_saved() -> bool:
+    with torch.enable_grad():
+        saved = torch.zeros((), device="cpu", requires_grad=True).exp().grad_fn._raw_saved_result  # type: ignore[union-attr]
+    try:
+        saved.register_hooks(torch.Tensor.detach, torch.Tensor.detach)
+    except RuntimeError as error:  # it has some, or they are forbidden
+        return "already" in str(error)
+    return False
 
 
 def storage_key(tensor: torch.Tensor) -> int:

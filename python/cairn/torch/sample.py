@@ -21,7 +21,7 @@ class Sample:
     """One training step on sample data: forward and loss.
 
     Every forward begins with the random state that there was first, so that layers which are skipped at random are the
-    same ones each time.
+    same ones each time; and with the same numbers in attributes, such as counts of steps.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Sample:
     def output(self) -> Any:
         """The model's output."""
         self._attributes.forget_losses()
+        self._attributes.restore_numbers()
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)

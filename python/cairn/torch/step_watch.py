@@ -105,5 +105,14 @@ def existing_storages() -> list[_compat.StorageRef]:
     return [
         _compat.StorageRef(each)
         for each in gc.get_objects()
-        if type(each) in (torch.Tensor, nn.Parameter) and memory.has_storage(each)
+        if type(each) in (torch.Tensor, nn.Parameter) and memory.has_storage(each) and _is_defined(each)
     ]
+
+
+def _is_defined(tensor: torch.Tensor) -> bool:
+    """False for what stands, in some releases, for a gradient that is not there."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True

@@ -407,6 +407,11 @@ def test_a_closed_pipe_is_noticed(cairn):
     assert done.returncode == 3 and b"Broken pipe" in done.stderr
 
 
+def mind_interrupts():
+    """In a child: background jobs, as tests may be, ignore them, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_terminal_sees_how_far_it_is_and_the_best_so_far(cairn):
     """What one poll has told stays until another tells more; the answer after Ctrl-C is on standard output."""
     stages = [stage(1000 + 37 * i % 501, saved=4000 + 101 * i % 1999, time=100 + i * i % 97) for i in range(250)]
@@ -414,7 +419,14 @@ def test_a_terminal_sees_how_far_it_is_and_the_best_so_far(cairn):
     budget = cairn.json("limits", "p")["store_all_bytes"] // 15
     terminal, stderr = pty.openpty()
     words = ["solve", "p", "--budget", str(budget), "--json", "--threads", "1"]
-    process = subprocess.Popen([PROGRAM, *words], cwd=cairn.folder, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    process = subprocess.Popen(
+        [PROGRAM, *words],
+        cwd=cairn.folder,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        preexec_fn=mind_interrupts,
+    )
     os.close(stderr)
     seen = ""
     while not re.search(r"solving: \d+ s, \S.* \d+ %, best \d.* [mu]?s\x1b", seen):
@@ -432,7 +444,7 @@ def test_an_interrupt_gives_the_best_answer_so_far(cairn):
     for delay in (0.02, 0.2, 1.0):
         process = subprocess.Popen(
             [PROGRAM, "solve", "p", "--budget", str(budget), "-o", "s", "--json"],
-            cwd=cairn.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=cairn.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=mind_interrupts,
         )  # fmt: skip
         time.sleep(delay)
         process.send_signal(signal.SIGINT)

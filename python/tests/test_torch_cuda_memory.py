@@ -185,8 +185,7 @@ def test_a_slab_that_cannot_be_pinned_is_an_error_here_and_nowhere_else(monkeypa
 
 def test_a_default_device_is_for_the_model_alone() -> None:
     """What a plan needs on the host is made there. (The default is one on which nothing works.)"""
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         mechanism.cost.cache_clear()
         with torch.device("cpu"):
             step = torch_models.made("gpt2")
@@ -195,5 +194,3 @@ def test_a_default_device_is_for_the_model_alone() -> None:
         made = ct.plan(profile, points[1].budget_bytes, host_budget="1GiB", link="20GB/s")
         assert ct.verify(step.model, made, **step.sample).ok
         assert measure_link("cpu").to_host_bytes_per_s > 1
-    finally:
-        torch.set_default_device(None)

@@ -25,7 +25,7 @@ import pytest
 import random_networks
 import torch
 import torch_models
-from cairn.torch._compat import StorageRef
+from cairn.torch._compat import StorageRef, saved_tensor_hooks_are_active
 from cairn.torch.lanes import StreamLanes
 from cairn.torch.offload import Offload
 from torch import Tensor, nn
@@ -772,7 +772,7 @@ def test_an_exception_in_the_forward_and_in_the_backward(context: Offload) -> No
             step(model, x, context)
         handle.remove()
         assert same(expected, step(model, x, context))
-        assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
+        assert not saved_tensor_hooks_are_active()
 
 
 def test_a_closed_one_refuses() -> None:

@@ -288,6 +288,14 @@ def _hooks_take_what_is_saved() -> bool:
     return False
 
 
+def default_device() -> torch.device:
+    """Where new tensors are made."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # in torch 2.6, after set_default_device(None)
+        return torch.empty(0).device
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tells apart the storages of tensors that are alive at once; 0 where a tensor has none."""
     if type(tensor) not in _PLAIN_CLASSES or tensor.layout is not torch.strided:

@@ -87,12 +87,12 @@ class Switches:
 
     def __init__(self) -> None:
         self._values = tuple([read() for read in _READERS])
-        self._device = torch.get_default_device()
+        self._device = _compat.default_device()
         self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
 
     def are_in_force(self) -> bool:
         """Whether nothing has to be switched."""
-        return self._values == tuple([read() for read in _READERS]) and self._device == torch.get_default_device()
+        return self._values == tuple([read() for read in _READERS]) and self._device == _compat.default_device()
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class Switches:
                 changed.append((write, current))
                 write(wanted)
         try:
-            if torch.get_default_device() == self._device:
+            if _compat.default_device() == self._device:
                 yield
             else:
                 with self._device:

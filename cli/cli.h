@@ -96,6 +96,11 @@ void cli_note(const char *format, ...) __attribute__((__format__(__printf__, 1, 
 cli_exit cli_check_outputs(const cli_call *call);
 /** Whether standard output belongs to a file given as "-", so that nothing else may be printed there. */
 bool cli_stdout_is_taken(const cli_call *call);
+/**
+ * Writes a result where a flag says. Signals that end the process wait until a file is complete: none leaves a temporary
+ * one behind.
+ */
+cairn_status cli_write_file(const char *path, const char *text, size_t length, cairn_error *error);
 /** Writes the timeline of a valid schedule where --trace says; does nothing without it. */
 cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, int64_t budget_bytes);
 

@@ -50,7 +50,7 @@ static cli_exit hand_out(const cli_call *call, const cairn_problem *graph)
     if (status != CAIRN_OK)
         return cli_fail(call, NULL, &error);
     if (call->output)
-        status = cairn_file_write(call->output, text, length, &error);
+        status = cli_write_file(call->output, text, length, &error);
     if (status == CAIRN_OK && prints)
         (void)fwrite(text, 1, length, stdout); /* what fails to be written is found by cli_close_stdout */
     cairn_text_free(NULL, text, length);

@@ -10,7 +10,7 @@ static cli_exit write_schedule(const cli_call *call)
         return CLI_FOUND;
     cairn_status status = cairn_schedule_write(NULL, call->schedule, &text, &length, &error);
     if (status == CAIRN_OK)
-        status = cairn_file_write(call->output, text, length, &error);
+        status = cli_write_file(call->output, text, length, &error);
     cairn_text_free(NULL, text, length);
     return status == CAIRN_OK ? CLI_FOUND : cli_fail_to_write(call, call->output, &error);
 }

@@ -89,6 +89,8 @@ static cli_exit dispatch(int count, char **words)
 
 int main(int argc, char **argv)
 {
-    signal(SIGPIPE, SIG_IGN); /* a pipe that closes is an error of the write, not the end of the process */
+    /* A pipe that closes and a file that may not grow are errors of the write, not the end of the process. */
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
     return (int)cli_close_stdout(dispatch(argc > 0 ? argc - 1 : 0, argv + 1));
 }

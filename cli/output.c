@@ -1,6 +1,7 @@
 /* Everything that is printed or written: errors, tables, JSON, files. Results go to standard output, the rest does not. */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +134,8 @@ static int write_obstacle(const char *path)
     char folder[4096];
     struct stat info;
     bool exists = stat(path, &info) == 0;
+    if (!exists && errno != ENOENT)
+        return errno;
     if (exists && S_ISDIR(info.st_mode))
         return EISDIR;
     if (exists && access(path, W_OK) != 0)
@@ -173,10 +176,33 @@ cli_exit cli_check_outputs(const cli_call *call)
         return cli_misuse(call, "standard output has room for one only of -o -, --trace - and --json");
     if (call->csv && call->json)
         return cli_misuse(call, "--csv and --json do not go together");
-    if (call->output && call->trace && !is_dash(call->output) && strcmp(call->output, call->trace) == 0)
+    if (call->output && call->trace && !is_dash(call->output) &&
+        (strcmp(call->output, call->trace) == 0 || is_same_file(call->output, call->trace)))
         return cli_misuse(call, "-o and --trace name the same file");
     cli_exit result = check_file(call, call->output);
     return result == CLI_FOUND ? check_file(call, call->trace) : result;
+}
+
+/* A pipe or a device may keep a writer waiting, so nothing is held back from it. */
+static bool is_written_beside(const char *path)
+{
+    struct stat info;
+    return !is_dash(path) && (stat(path, &info) != 0 || S_ISREG(info.st_mode));
+}
+
+cairn_status cli_write_file(const char *path, const char *text, size_t length, cairn_error *error)
+{
+    sigset_t ending, before;
+    if (!is_written_beside(path))
+        return cairn_file_write(path, text, length, error);
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGHUP);
+    sigaddset(&ending, SIGINT);
+    sigaddset(&ending, SIGTERM);
+    sigprocmask(SIG_BLOCK, &ending, &before);
+    cairn_status status = cairn_file_write(path, text, length, error);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return status;
 }
 
 /* A text that grows; the CLI's own, with malloc. */
@@ -210,7 +236,7 @@ cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, i
     cairn_status status =
         cairn_report_trace(NULL, call->problem, schedule, budget_bytes, (cairn_sink){&out, gather}, &error);
     if (status == CAIRN_OK)
-        status = cairn_file_write(call->trace, out.text, out.length, &error);
+        status = cli_write_file(call->trace, out.text, out.length, &error);
     free(out.text);
     return status == CAIRN_OK ? CLI_FOUND : cli_fail_to_write(call, call->trace, &error);
 }

@@ -1,9 +1,11 @@
 """What the commands print, write and return."""
 
+import functools
 import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import time
@@ -374,13 +376,47 @@ def test_inputs_are_not_overwritten(cairn):
     assert cairn.files() == {"p", "link", "n" * 255}
 
 
-@pytest.mark.parametrize("target", ["missing/s", ".", "p/s", ""])
+@pytest.mark.parametrize("target", ["missing/s", ".", "p/s", "", "n" * 256])
 def test_outputs_that_cannot_be_are_refused_first(cairn, target):
     cairn.file("p", CHAIN)
     done = cairn("solve", "p", "--budget", "none", "-o", target)
     reason = "cannot be written" if target else "to write is empty"
     assert done.code == 2 and reason in done.err and done.out == ""
     assert cairn.files() == {"p"}
+
+
+def test_two_names_of_one_output_are_noticed(cairn):
+    cairn.file("p", CHAIN)
+    cairn.file("s", "old")
+    done = cairn("solve", "p", "--budget", "none", "-o", "s", "--trace", "./s")
+    assert done.code == 2 and "same file" in done.err and (cairn.folder / "s").read_text() == "old"
+
+
+def test_a_file_that_may_not_grow_is_noticed(cairn):
+    cairn.file("p", CHAIN)
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    done = cairn("solve", "p", "--budget", "none", "-o", "s", preexec_fn=limit)
+    assert done.code == 3 and "File too large" in done.err
+    assert cairn.files() == {"p"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_whole_files_or_none(cairn, number):
+    """At moments all over the run, most of which is writing."""
+    cairn.file("p", chain(*[stage() for _ in range(2000)]))
+    words = [PROGRAM, "solve", "p", "--budget", "none", "--solver", "store-all", "-o", "s", "--trace", "t"]
+    begun = time.monotonic()
+    subprocess.run(words, cwd=cairn.folder, stdout=subprocess.DEVNULL, check=True)
+    takes = time.monotonic() - begun
+    for step in range(40):
+        process = subprocess.Popen(words, cwd=cairn.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL))  # fmt: skip
+        time.sleep(takes * step / 40)
+        process.send_signal(number)
+        assert process.wait(timeout=60) in (0, 130, -number)
+        for name in cairn.files() - {"p"}:
+            assert name in ("s", "t") and json.loads((cairn.folder / name).read_text())
+            (cairn.folder / name).unlink()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

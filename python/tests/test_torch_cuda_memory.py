@@ -194,3 +194,31 @@ def test_a_default_device_is_for_the_model_alone() -> None:
         made = ct.plan(profile, points[1].budget_bytes, host_budget="1GiB", link="20GB/s")
         assert ct.verify(step.model, made, **step.sample).ok
         assert measure_link("cpu").to_host_bytes_per_s > 1
+
+
+class Masked(torch.nn.Module):
+    """A block with a small buffer that autograd saves, and nobody writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.register_buffer("mask", torch.rand(240, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(x)) * self.mask
+
+
+def test_copies_of_buffers_that_nobody_compares_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device they stay until a block's backward, for comparing would wait. (Here the CPU stands for it.)"""
+    model = torch.nn.Sequential(*(Masked() for _ in range(6)))
+    x, copied = torch.randn(240, 64), "random states and buffers to replay"
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    before = ct.profile(model, x, loss_fn=loss_fn, passes=1).resident[copied]
+    monkeypatch.setattr(memory, "is_at_hand", lambda tensor: False)
+    profile = ct.profile(model, x, loss_fn=loss_fn, passes=1)
+    assert profile.resident[copied] - before >= 7 * model[0].mask.nbytes
+    for point in ct.sweep(profile, 4):
+        assert ct.verify(model, ct.plan(profile, point.budget_bytes), x, loss_fn=loss_fn).ok

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from cairn.torch import memory, state
 from cairn.torch._compat import StorageRef
 from cairn.torch.errors import PlanMismatch, RecomputationError, Unsupported
 from cairn.torch.executor import Executor
@@ -922,6 +923,35 @@ def test_a_large_buffer_that_is_written() -> None:
             return super().forward(x * self.table[0, :WIDTH])
 
     assert_same(net(layer=Counts), loss_of, STAGES, from_input(STAGES), steps=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buffers_on_a_device_are_compared_in_the_first_step_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing waits for the device, for which the CPU stands here; what is written without being counted is seen."""
+
+    class Drifts(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("gain", torch.ones(WIDTH))
+            self.is_moving = False
+
+        def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+            y = super().forward(x * self.gain.clone(), scale=scale)
+            if self.is_moving:
+                self.gain.data.mul_(0.9)
+            return y
+
+    compared, same = [], state._same
+    monkeypatch.setattr(memory, "is_at_hand", lambda tensor: False)
+    monkeypatch.setattr(state, "_same", lambda *pair: compared.append(pair) or same(*pair))
+    model, plain = net(layer=Drifts), net(layer=Drifts)
+    with planned(model, STAGES, wild(STAGES, seed) if seed else from_input(STAGES)):
+        for step in range(4):
+            for layer in (*model.layers, *plain.layers):
+                layer.is_moving = step == 2
+            compared.clear()
+            assert not differing(train(plain, loss_of, step), train(model, loss_of, step))
+            assert bool(compared) == (step == 0)
 
 
 def test_forward_hooks_of_a_block_run_once_and_inner_ones_again() -> None:

@@ -36,6 +36,11 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
+def is_at_hand(tensor: torch.Tensor) -> bool:
+    """Whether its values can be read without waiting for a device."""
+    return tensor.is_cpu
+
+
 def can_travel(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no more than bytes in one storage, so that copies of them give it again elsewhere."""
     return has_storage(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized

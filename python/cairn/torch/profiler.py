@@ -24,6 +24,7 @@ from .outside import find as find_outside
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import BLOCK, StageRef, shown, told
+from .state import SMALL_BUFFER_BYTES
 from .switches import refuse_chosen_kernels
 from .tree import tensors_in
 from .untouched import untouched
@@ -417,9 +418,9 @@ def _resident(
     """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if not stage.keep_reason]
-    written = [_buffer_bytes(sample.model, stage) for stage in states if stage.writes_buffers]
+    copied = [_copied_bytes(sample.model, stage) for stage in states]
     # one for each run to come, and those of the present one while a block runs again
-    replayed = RANDOM_STATE_BYTES * (len(states) + 1) + sum(written) + max(written, default=0)
+    replayed = RANDOM_STATE_BYTES * (len(states) + 1) + sum(copied) + max(copied, default=0)
     named = {
         "parameters": sum(parameters.values()),
         "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
@@ -435,6 +436,16 @@ def _count_copies_of_buffers(model: nn.Module, stages: Iterable[StageMeasure]) -
     """A block that will run again copies its buffers before it first runs, and lets go of what did not change."""
     for stage in stages:
         stage.forward_only_rise_bytes += _buffer_bytes(model, stage)
+
+
+def _copied_bytes(model: nn.Module, stage: StageMeasure) -> int:
+    """Of the copies of a block's buffers that stay until its backward: of those that it writes, and of what cannot be
+    compared without waiting for a device.
+    """
+    if stage.writes_buffers:
+        return _buffer_bytes(model, stage)
+    buffers = [b for m in resolve(model, stage.name).modules for b in m.buffers() if not memory.is_at_hand(b)]
+    return memory.dense_bytes(b for b in buffers if memory.dense_bytes([b]) <= SMALL_BUFFER_BYTES)
 
 
 def _buffer_bytes(model: nn.Module, stage: StageMeasure) -> int:

@@ -5,7 +5,8 @@ written since; where others were put in their places (as `torch.func.functional_
 run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
 values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
 kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
-first run was seen to change. A copy that equals its buffer after the run is let go.
+first run was seen to change. A copy that equals its buffer after the run is let go; but only the first run of all
+compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from . import _compat
+from . import _compat, memory
 
 SMALL_BUFFER_BYTES = 64 * 1024
 
@@ -126,7 +127,7 @@ class BlockState:
             self._changing = self._changed(before.copies)
         if before.copies:
             for index in before.copies.keys() - self._changing:
-                if not self._is_changed(index, *before.copies[index]):
+                if memory.is_at_hand(before.copies[index][0]) and not self._is_changed(index, *before.copies[index]):
                     del before.copies[index]
         if flags is None:
             flags = [part.training for part in before.modules]

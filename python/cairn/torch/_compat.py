@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import operator
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -250,6 +251,31 @@ def function_mode_set_aside(mode: Any) -> Iterator[None]:
         yield
     finally:
         torch.overrides._push_mode(mode)
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    """A dispatch mode that torch.compile does not look into.
+
+    To see to that, torch imports all of its compiler, which takes seconds, when the first operation comes. As long as
+    nobody else has imported that, nothing is compiled, and there is no need.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        plain = cls.__torch_dispatch__
+        hidden = torch._disable_dynamo(plain) if _hides_modes else plain  # type: ignore[attr-defined]
+
+        def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (hidden if "torch._dynamo" in sys.modules else plain)(self, *args, **kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+_hides_modes = hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_skip_dynamo")
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ ACCUMULATED, CREATED = "accumulated", "created"
 SCOPES = ("step", "activations")
 ALLOWED = ("recompute", "inside")
 
-PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside")
+PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside", "progress")
 PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients")
 APPLY_OPTIONS = ("preserve_rng_state", "determinism_check", "on_shape_change")
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _compat, clock, memory, operators
 from .holders import View, geometry
@@ -193,7 +192,7 @@ class Recorder:
         return self._notes.graph(output)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(_compat.DispatchMode):
     """Hands every operation to the notes."""
 
     def __init__(self, notes: _Notes) -> None:

@@ -51,10 +51,10 @@ def checkpoint(
     budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
     check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
         again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
-    options: loss_fn, optimizer, blocks, keep, passes, inside, outside as for `profile`; host_budget, tier, link,
-        solver, scope, gradients, allow, and those of solvers, as for `plan`; preserve_rng_state, determinism_check,
-        on_shape_change as for `apply`; here on_shape_change is "replan": for a step whose inputs are larger than all
-        that were planned for, a plan is made when it begins.
+    options: loss_fn, optimizer, blocks, keep, passes, inside, outside, progress as for `profile`; host_budget, tier,
+        link, solver, scope, gradients, allow, and those of solvers, as for `plan`; preserve_rng_state,
+        determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a step whose inputs are
+        larger than all that were planned for, a plan is made when it begins.
 
     A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
     of, and then leaves the model, and the old plan, alone.
@@ -82,6 +82,7 @@ def _applied(
         old.remove()
     left = {"on_shape_change": "replan", **left}
     again = {name: value for name, value in to_profile.items() if name in ("loss_fn", "optimizer")}
+    again["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
     limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
     source = Source(functools.partial(profile, **again), functools.partial(plan, budget=limit, **to_plan), measured)
     applied = apply_by_shape(model, made, source, **left)
@@ -235,7 +236,8 @@ def _planned_chain(
     key = (tuple(map(id, chain)), str(budget), shapes, constants, training, str(sorted(options.items())))
     if key not in _chains:
         made = _Chained(chain, kwargs)
-        to_profile, to_plan, unknown = _sorted_options({"scope": "activations", "blocks": made.links, **options})
+        defaults = {"scope": "activations", "blocks": made.links, "progress": False}
+        to_profile, to_plan, unknown = _sorted_options({**defaults, **options})
         if unknown:
             raise TypeError(f"checkpoint_sequential has no option {', '.join(unknown)}")
         _chains[key] = made, plan(profile(made, arguments, **to_profile), budget, **to_plan)

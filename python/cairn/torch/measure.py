@@ -184,6 +184,7 @@ class MemoryPass:
         self._segments.append(_Segment(self._moment()))
         handed = isolate.layouts_of(arguments.differentiable, run.alone.leaving)
         self._join(len(self._runs) - 1, hooks, isolate.bytes_of(handed))
+        self._sample.teller.one_done()
         return output
 
     def _known_layouts(self, block: Block, call: int) -> isolate.Layouts:

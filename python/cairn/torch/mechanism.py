@@ -85,7 +85,7 @@ class Cost:
 @functools.cache
 def cost() -> Cost:
     """Measures; takes about a second, the first time."""
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
     again_ns, again_saved_ns = _line(small, large, "again_ns")
@@ -105,8 +105,9 @@ class _Measured:
     """What a kind of layer takes more in planned steps than in a plain one, per block."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
-        self._model = nn.Sequential(*(make() for _ in range(BLOCKS)))
-        self._x = torch.randn(ROWS, WIDTH, requires_grad=True)  # so that the first layer saves what the others do
+        with torch.device("cpu"):  # whose being in force would take its own time in every step
+            self._model = nn.Sequential(*(make() for _ in range(BLOCKS)))
+            self._x = torch.randn(ROWS, WIDTH, requires_grad=True)  # so that the first layer saves what the others do
         alone = _Alone(self._model[0], self._x)
         graph = alone.graph
         self.saved_count = len(graph.packs)

@@ -79,6 +79,7 @@ class OptionPass:
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
             result = function(*args, **kwargs)
+        self._sample.teller.one_done()
         return isolate.bridge(result, arguments.differentiable, isolate.Hooks())
 
     def _open(

@@ -7,10 +7,10 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from cairn import format_bytes, format_ns
+from cairn import ProgressCallback, format_bytes, format_ns
 from torch import nn
 
 from . import _compat, discovery, measure, memory, option_measure, shapes, timing
@@ -21,6 +21,7 @@ from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
 from .outside import Outside, Replaced
 from .outside import find as find_outside
+from .progress import telling
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import BLOCK, StageRef, shown, told
@@ -218,6 +219,7 @@ def profile(
     keep: Any = (),
     inside: bool = True,
     outside: bool = True,
+    progress: ProgressCallback | Literal[False] | None = None,
 ) -> Profile:
     """Measures one plain training step of `model` on sample arguments, without changing the model.
 
@@ -232,6 +234,8 @@ def profile(
     keep: blocks (as in `blocks`) that must never be recomputed.
     inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
     outside: also find out whether a tied embedding and the model's own loss can do with less memory.
+    progress: called with a cairn.Progress, block by block; a true result raises cairn.Cancelled. None shows a line on
+        a terminal, False nothing.
 
     Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
     """
@@ -243,7 +247,9 @@ def profile(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     _check_gradients(sample)
     device = device_of(sample)
-    with set_aside(model), untouched(model, device):
+    tells = telling(progress, f"profiling {type(model).__name__}")
+    with tells as sample.teller, set_aside(model), untouched(model, device):
+        sample.teller.begin("finding blocks")
         workspaces = memory.library_bytes(device)
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
@@ -253,8 +259,10 @@ def profile(
         measured, found = _measure(sample, found, observed, device)
         _keep_named(model, measured, keep)
         _count_copies_of_buffers(model, measured.blocks)
+        sample.teller.begin("taking times", passes * len(measured.blocks))
         timing.TimePasses(sample, found, measured, device).run(passes)
         if inside:
+            sample.teller.begin("looking into blocks", len(measured.blocks))
             owners = measure.Owners(model, _call_order(found, observed))
             option_measure.OptionPass(sample, found, measured, owners, device).run()
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
@@ -375,7 +383,9 @@ def _measure(
     arriving: measure.Arriving = {}
     again = 0
     while True:
-        owners = measure.Owners(sample.model, _call_order(blocks, observed))
+        order = _call_order(blocks, observed)
+        sample.teller.begin("measuring memory", len(order))
+        owners = measure.Owners(sample.model, order)
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         if not bad and (measured.is_settled or again == MEASURED_AGAIN):

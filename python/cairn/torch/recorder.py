@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _compat, memory, operators
 from .errors import Unsupported
@@ -334,7 +333,7 @@ class Recorder:
 # -- the modes that catch calls --------------------------------------------------------------------------------
 
 
-class _RecordingMode(TorchDispatchMode):
+class _RecordingMode(_compat.DispatchMode):
     """Hands every operator below autograd to the recorder."""
 
     def __init__(self, recorder: Recorder) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from . import isolate, memory
 from .attributes import Attributes
 from .outside import Outside, Replaced
+from .progress import Teller
 from .tree import Tree, tensors_in
 from .untouched import RandomState
 
@@ -38,6 +39,7 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
+        self.teller = Teller()  # of the pass that runs it
         self._attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None

@@ -49,6 +49,7 @@ class TimePasses:
             stage.forward_ns = _median(samples.forward)
             stage.forward_only_ns = _median(samples.forward_only) or stage.forward_ns
             stage.backward_ns = _median(samples.backward)
+        self._sample.teller.begin("measuring what a plan takes itself")
         for stage in self._measured.blocks if self._device.type == "cpu" else ():
             stage.again_ns = mechanism.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
@@ -102,6 +103,7 @@ class TimePasses:
         output = isolate.bridge(result, arguments.differentiable, hooks)
         del result
         self._index += 1
+        self._sample.teller.one_done()
         self._segment_began = self._now()
         return output
 

@@ -557,6 +557,69 @@ def test_a_step_over_its_budget_is_told() -> None:
     ct.handle(model).remove()
 
 
+def test_forwards_before_one_backward_are_measured_together() -> None:
+    """Each follows a plan for one of them, but what they keep is there at once."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(8)))
+    plain_model, x = copy.deepcopy(model), torch.randn(256, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    options = {"loss_fn": torch.sum, "passes": 1, "blocks": model, "gradients": "created"}
+
+    def pair(of: nn.Module) -> torch.Tensor:
+        loss = (of(x) * of(2 * x)).sum()
+        loss.backward()
+        return loss
+
+    plain = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=model), UNLIMITED, gradients="created")
+    ct.checkpoint(model, x, budget=plain.plain_peak_bytes + plain.reserve_bytes, **options)
+    with pytest.warns(UserWarning, match="ran 2 times before the backward|the plan stays as it is"):
+        loss = pair(model)
+        optimizer.step()
+    assert ct.handle(model).report().measured.peak_bytes > ct.handle(model).plan.budget_bytes
+    assert torch.equal(loss, pair(plain_model))
+    optimizer.zero_grad()
+    model(x)  # one whose graph is dropped is none of them
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).sum().backward()
+        optimizer.step()
+    ct.handle(model).remove()
+
+
+def test_steps_that_end_or_begin_within_a_backward_are_left_unmeasured_there() -> None:
+    """Autograd runs a backward in a state of its own, in which measurements can neither end nor begin."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4)))
+    x = torch.randn(32, 16, requires_grad=True)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+    handles = [p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step()) for p in model.parameters()]
+    for _ in range(3):
+        model(x).sum().backward()
+    assert ct.report(model).measured is not None
+    for handle in handles:
+        handle.remove()
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1)
+    torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True).sum().backward()  # the forward is in the backward
+    assert ct.report(model).measured is None
+    model(x).sum().backward()
+    assert ct.report(model).measured is not None
+    ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    ct.handle(model).remove()
+
+
+def test_measuring_gives_way_to_profilers() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    started = torch.autograd.profiler._enable_profiler
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1)
+    for around_forward in (True, False):
+        model(x).sum().backward()
+        loss = model(x).sum()
+        with torch.profiler.profile() as recorded:
+            (model(x).sum() if around_forward else loss).backward()
+        assert any("AddmmBackward" in event.name for event in recorded.events())
+    assert torch.autograd.profiler._enable_profiler is started
+    ct.handle(model).remove()
+
+
 def test_watched_models_can_be_copied_and_pickled() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     ct.checkpoint(model, torch.randn(4, 8), loss_fn=torch.sum, budget=UNLIMITED, passes=1)

@@ -150,6 +150,43 @@ class _Quiet:
 _quiet = _Quiet()
 
 
+class BeforeProfilers:
+    """While needed, in whatever threads, calls back before one of torch's profilers starts: there can be but one in a
+    thread, and that would be refused. Only as far as torch starts them in the ways that it is known to.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._lock = threading.Lock()
+        self._needs = 0
+        self._replaced: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        with self._lock:
+            self._needs += 1
+            if self._needs == 1:
+                self._replaced = {n: vars(_profiler)[n] for n in _STARTING if n in vars(_profiler)}
+                vars(_profiler).update({n: self._calling_back(start) for n, start in self._replaced.items()})
+
+    def end(self) -> None:
+        with self._lock:
+            self._needs -= 1
+            if self._needs == 0:
+                vars(_profiler).update(self._replaced)
+
+    def _calling_back(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(start)
+        def starting(*args: Any, **kwargs: Any) -> Any:
+            self._callback()
+            return start(*args, **kwargs)
+
+        return starting
+
+
+_profiler = torch.autograd.profiler
+_STARTING = ("_prepare_profiler", "_enable_profiler")
+
+
 def _legacy_events(threads: list[list[Any]], prefix: str) -> list[int | str]:
     events: list[int | str] = []
     for thread in threads:

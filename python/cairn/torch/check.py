@@ -31,6 +31,8 @@ from .untouched import Buffers, RandomState, untouched
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8
 
+MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
+
 
 def resident_of(plan: Plan, gradient_bytes: int) -> int:
     """What of a plan's memory is there before the step begins, with gradients of so many bytes."""
@@ -42,7 +44,7 @@ def resident_of(plan: Plan, gradient_bytes: int) -> int:
 
 def gradient_bytes_of(model: nn.Module) -> int:
     """Bytes of the gradients that exist now."""
-    return memory.unique_bytes(p.grad for p in model.parameters() if p.grad is not None)
+    return memory.unique_bytes(p.grad for p in model.parameters() if p.is_leaf and p.grad is not None)
 
 
 def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
@@ -299,7 +301,8 @@ class Watch:
     """Measures the first training steps that follow each plan of a model, where nothing else is measuring.
 
     A step begins with the model's forward and ends with the backward; it is judged when the optimizer steps or the next
-    forward begins. A peak over the budget warns, or raises BudgetExceeded if strict.
+    forward begins. Forwards whose backwards are still to come belong to one step, for all that they keep is there at
+    once. A peak over the budget warns, or raises BudgetExceeded if strict.
 
     Only one thread is measured at a time, for a meter belongs to the thread that entered it. A step during which
     another thread begins one does not count.
@@ -316,11 +319,13 @@ class Watch:
         self._thread: threading.Thread | None = None  # that the meter belongs to
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
+        self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
+        self._together = 1  # so many of those graphs lived at once
         watch = weakref.ref(self)
 
         def judge(*_: Any) -> None:
             watching = watch()
-            if watching is not None and watching._is_mine():
+            if watching is not None and watching._is_mine() and _compat.backward_id() < 0:  # not one within it
                 watching._finish()
                 watching._correct()
 
@@ -345,6 +350,8 @@ class Watch:
             if not self._is_mine():
                 self._disturbed = True
                 return
+            if self._joins() or _compat.backward_id() >= 0:  # a backward runs in a state of its own
+                return
             self._finish()
             _, count = self._counts.get(id(plan), (plan, 0))
             if count < self._steps and not _compat.profiler_is_active():
@@ -355,11 +362,19 @@ class Watch:
         thread = self._thread
         return self._meter is None or thread is threading.current_thread() or thread is None or not thread.is_alive()
 
+    def _joins(self) -> bool:
+        """Takes a forward into the step that is measured, if backwards of that are to come; whether it did."""
+        if self._meter is None or self._last is not None or self._disturbed or not self._meter.is_here():
+            return False
+        waiting = sum(graph() is not None for graph in self._forwards)
+        self._together = max(self._together, waiting + 1)
+        return waiting > 0 and len(self._forwards) < MOST_FORWARDS
+
     def _start(self, module: nn.Module, plan: Plan) -> None:
         self._plan, self._thread, self._disturbed = plan, threading.current_thread(), False
         self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
         self._existed = self._gradient_bytes > 0
-        self._resident = resident_of(plan, self._gradient_bytes)
+        self._resident, self._forwards, self._together = resident_of(plan, self._gradient_bytes), [], 1
         self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -379,6 +394,7 @@ class Watch:
 
         for root in roots:
             root.register_hook(backward_begins)
+        self._forwards.append(weakref.ref(backward_begins))
 
     def _backward_done(self) -> None:
         if self._meter is not None and not self._meter.is_here():
@@ -421,11 +437,22 @@ class Watch:
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
         text = (
             f"the step took {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
-            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): is something held that the "
-            "profile did not see? Plan again, with Budget(reserve=) or a new profile"
+            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {self._supposed_cause()}"
         )
         if self._strict:
             raise BudgetExceeded(text)
         warnings.warn(text, stacklevel=2)
         if self._on_miss is not None:
             self._miss = (plan, peak - predicted)
+
+    def _supposed_cause(self) -> str:
+        """Why a step may have taken too much, and what to do."""
+        if self._together > 1:
+            return (
+                f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "
+                "call, or plan a module that calls the model as often"
+            )
+        return (
+            "is something held that the profile did not see, such as what another model has saved? Plan again, with "
+            "Budget(reserve=) or a new profile"
+        )

@@ -127,7 +127,10 @@ class Meter:
 
 
 class CpuMeter(Meter):
-    """Adds up the events of the CPU's allocator in the thread that entered it, scratch of kernels included."""
+    """Adds up the events of the CPU's allocator in the thread that entered it, scratch of kernels included.
+
+    An interruptible one gives way to another, and to the profilers of torch.
+    """
 
     _in_thread: ClassVar[threading.local] = threading.local()  # its meter that runs: there can be but one in each
 
@@ -137,15 +140,22 @@ class CpuMeter(Meter):
         self._interruptible = interruptible
 
     def __enter__(self) -> CpuMeter:
+        CpuMeter.give_way()
+        if _compat.profiler_is_active():
+            raise RuntimeError("memory cannot be measured while a profiler is active")
+        self._recorder.start()
+        if self._interruptible:
+            _before_profilers.begin()
+        CpuMeter._in_thread.running = self
+        return self
+
+    @staticmethod
+    def give_way() -> None:
+        """Ends the meter that runs in this thread, if it is interruptible."""
         running: CpuMeter | None = getattr(CpuMeter._in_thread, "running", None)
         if running is not None and running._interruptible:
             running.__exit__()
             running.was_interrupted = True
-        if _compat.profiler_is_active():
-            raise RuntimeError("memory cannot be measured while a profiler is active")
-        self._recorder.start()
-        CpuMeter._in_thread.running = self
-        return self
 
     def is_here(self) -> bool:
         return getattr(CpuMeter._in_thread, "running", None) is self
@@ -161,6 +171,8 @@ class CpuMeter(Meter):
             return
         CpuMeter._in_thread.running = None
         self._recorder.stop(MARK_PREFIX)
+        if self._interruptible:
+            _before_profilers.end()
         self._levels, self._peaks, self._fresh_peaks = [], [], []
         level = 0
         fresh = True  # nothing was allocated since the mark
@@ -180,6 +192,9 @@ class CpuMeter(Meter):
                 fresh = False
             self._peaks[-1] = max(self._peaks[-1], level)
             self._fresh_peaks[-1] = max(self._fresh_peaks[-1], level)
+
+
+_before_profilers = _compat.BeforeProfilers(CpuMeter.give_way)
 
 
 class CudaMeter(Meter):

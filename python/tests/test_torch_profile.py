@@ -266,6 +266,37 @@ def test_blocks_that_cannot_be_repeated_are_kept(kind: type[nn.Module], reason: 
     assert [stage["no_recompute"] for stage in profile.chain()["stages"]][1] is True
 
 
+class _Borrows(nn.Linear):
+    """Runs a module that is part of the model, and not of this."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.borrowed[0](x))
+
+
+def test_blocks_that_write_buffers_of_others_are_kept() -> None:
+    """Only a block's own buffers are put back when it runs again."""
+
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = nn.BatchNorm1d(64), nn.LayerNorm(64)
+            self.layers = nn.ModuleList([_Borrows(64, 64), _Borrows(64, 64), nn.Linear(64, 64)])
+            self.layers[0].borrowed, self.layers[1].borrowed = [self.norm], [self.scale]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, x = Shares(), torch.randn(64, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    kept = {stage.name: stage.keep_reason for stage in profile.stages if stage.kind == "block" and stage.keep_reason}
+    assert list(kept) == ["layers.0"] and "buffers of modules that are no part of it (running_mean" in kept["layers.0"]
+    assert int(model.norm.num_batches_tracked) == 0
+    plan = ct.plan(profile, ct.plan(profile, 2**30).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
 def test_blocks_that_are_kept_for_one_reason_share_a_note() -> None:
     model = nn.Sequential(nn.Linear(64, 64), _Counts(64, 64), _Counts(64, 64), nn.Linear(64, 64))
     x = torch.randn(64, 64)

@@ -261,6 +261,7 @@ class Rewinding:
         self._device = device
         self._before = RandomState(device)
         self._buffers = [Buffers(module) for module in block.modules]
+        self._borrowed = [Buffers(module) for module in block.borrowed]
 
     def note_first_run(self, stage: StageMeasure) -> None:
         self._after = RandomState(self._device)
@@ -269,10 +270,15 @@ class Rewinding:
         foreign = self._before.foreign_differs(self._after)
         if foreign:
             stage.keep_reason = f"draws from {' and '.join(foreign)}, which is not replayed"
+        written = [name for buffers in self._borrowed for name in buffers.changed()]
+        if written:
+            stage.keep_reason = (
+                f"writes buffers of modules that are no part of it ({', '.join(dict.fromkeys(written))})"
+            )
 
     def rewind(self) -> None:
         self._before.restore_torch()
-        for buffers in self._buffers:
+        for buffers in (*self._buffers, *self._borrowed):
             buffers.restore()
 
     def finish(self) -> None:

@@ -26,6 +26,7 @@ class Block:
     modules: tuple[nn.Module, ...]
     container: nn.Sequential | None = None  # None: `modules` is the one module itself
     start: int = 0
+    borrowed: tuple[nn.Module, ...] = ()  # what it runs of the model, and is no part of it
 
     @property
     def stop(self) -> int:

@@ -48,6 +48,20 @@ class Trace:
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
 
+    def run_by(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
+        """The modules that these run, beside themselves and their parts."""
+        callers, own = set(map(id, modules)), {id(part) for module in modules for part in module.modules()}
+        found: list[nn.Module] = []
+        depth: int | None = None  # of the caller that runs
+        for call in self.calls:
+            if depth is not None and call.depth <= depth:
+                depth = None
+            if depth is not None and id(call.module) not in own:
+                found.append(call.module)
+            elif depth is None and id(call.module) in callers:
+                depth = call.depth
+        return list(dict.fromkeys(found))
+
 
 def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     """Runs a forward and records its module calls; saves nothing for the backward."""
@@ -281,6 +295,7 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
         if id(call.module) not in outermost or id(call.module) in seen:
             continue
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
+        block = dataclasses.replace(block, borrowed=tuple(observed.run_by(block.modules)))
         seen.update(id(m) for m in block.modules)
         if _can_be_stage(observed, block):
             _refuse_hooks(observed, block)

@@ -47,6 +47,7 @@ from executor_support import (
     wild,
 )
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 8
@@ -1381,6 +1382,49 @@ def test_data_parallel() -> None:
         with refused(Unsupported, "DataParallel"):
             model.layers[0]._replicate_for_data_parallel()
     model._replicate_for_data_parallel()
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "forward_ad"])
+def test_transforms_of_a_planned_model(transform: str) -> None:
+    """What a block computes again is computed on plain tensors, and would lack what the transform adds."""
+    model = net()
+    x = torch.randn(4, WIDTH)
+
+    def loss(value: Tensor) -> Tensor:
+        return model(value).sum()
+
+    def run() -> None:
+        if transform == "jvp":
+            torch.func.jvp(loss, (x,), (x,))
+        elif transform == "forward_ad":
+            with forward_ad.dual_level():
+                loss(forward_ad.make_dual(x, torch.ones_like(x))).backward()
+        else:
+            getattr(torch.func, transform)(loss)(x)
+
+    with planned(model, STAGES, from_input(STAGES)):
+        with refused(Unsupported, "transforms of torch.func", "forward-mode"):
+            run()
+        loss(x).backward()
+
+
+def test_gradients_that_are_kept_in_attributes() -> None:
+    """Of a tensor inside a block someone waits for, the one of the graph stays in its place."""
+
+    class Keeps(Layer):
+        def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+            self.seen = super().forward(x).repeat(40, 1)
+            if self.seen.requires_grad:
+                self.seen.retain_grad()
+            return self.seen.sum(0).expand_as(x) + x
+
+    plain, model = net(layer=Keeps), net(layer=Keeps)
+    with planned(model, STAGES, from_input(STAGES)):
+        for one in (plain, model):
+            torch.manual_seed(0)
+            loss_of(one).backward()
+    for one, other in zip(plain.layers, model.layers, strict=True):
+        assert one.seen.grad is not None and torch.equal(one.seen.grad, other.seen.grad)
 
 
 def test_compiling_a_planned_model() -> None:

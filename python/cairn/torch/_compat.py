@@ -321,6 +321,17 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if disabled is None else disabled()
 
 
+def transforms_are_active() -> bool:
+    """Whether the code that runs now is being transformed by torch.func (grad, vmap, jvp, ...), or differentiated
+    forward; False where torch does not say.
+    """
+    transformed = _transform is not None and _transform() is not None
+    return transformed or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
+_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+
+
 def graph_is_kept() -> bool:
     """Within a backward, whether its graph is kept for another; True where torch does not say."""
     return True if _graph_kept is None else bool(_graph_kept())

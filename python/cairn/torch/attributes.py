@@ -30,7 +30,8 @@ _ATOMS = _SMALL | {torch.Tensor, nn.Parameter}
 class Attributes:
     """The attributes of modules and of objects among them, and what is in their lists, dicts and sets.
 
-    Large tensors that have a name are left as they are: to hold those that a run replaces would take memory.
+    Large tensors that have a name are left as they are, unless someone waits for their gradients: to hold those that a
+    run replaces would take memory.
     """
 
     __slots__ = ("_containers", "_since")
@@ -119,7 +120,9 @@ def _own(names: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _is_large(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() * value.element_size() > LARGE_BYTES
+    if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() <= LARGE_BYTES:
+        return False
+    return not value.retains_grad
 
 
 def has_attributes(value: Any) -> bool:

@@ -327,6 +327,11 @@ def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
 
 def _sites(
     model: nn.Module, program: Program, states: dict[str, BlockState], inside: Mapping[int, Inside]
+        if _compat.transforms_are_active():
+            raise Unsupported(
+                "a planned model cannot run under transforms of torch.func (grad, vmap, jvp, ...) or forward-mode "
+                "differentiation: what blocks would compute again is not transformed; remove the plan for these calls"
+            )
 ) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):

@@ -981,6 +981,66 @@ def test_checkpointing_that_is_enabled_after_planning_is_warned_of_once() -> Non
         step.loss().backward()
 
 
+def test_blocks_that_run_without_their_model_are_warned_of_once() -> None:
+    class Net(nn.Sequential):
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Sequential.forward(self, x)
+
+    model = Net(*(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(3)))
+    x = torch.randn(8, 16)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1, check_steps=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).sum().backward()
+        with torch.no_grad():
+            model.features(x)
+        model.eval().features(x)
+    model.train()
+    with pytest.warns(UserWarning, match="without a call of the model"):
+        model.features(x).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.features(x).sum().backward()
+    ct.handle(model).remove()
+
+
+def test_parameters_that_are_trained_later_are_refused_by_name() -> None:
+    """Frozen blocks are no stages, so a plan that was made with them cannot keep to its budget without."""
+    step = torch_models.resnet()
+    frozen = step.model.layers[:3].requires_grad_(False)
+    ct.checkpoint(step.model, step.args, loss_fn=step.loss_fn, budget=UNLIMITED, passes=1, check_steps=0)
+    step.loss().backward()
+    step.model.layers[5].requires_grad_(False)  # takes less
+    step.loss().backward()
+    frozen.requires_grad_(True)
+    with pytest.raises(ct.PlanMismatch, match=r"layers\.0\.reduce\.0\.weight and 32 others .*checkpoint"):
+        step.loss()
+    with torch.no_grad():
+        step.loss()
+    ct.checkpoint(step.model, step.args, loss_fn=step.loss_fn, budget=UNLIMITED, passes=1, check_steps=0)
+    step.loss().backward()
+    ct.handle(step.model).remove()
+
+
+def test_a_cache_that_went_through_a_training_step_is_not_continued() -> None:
+    transformers = pytest.importorskip("transformers")
+    step = torch_models.made("llama")
+    ids = step.kwargs["input_ids"]
+    ct.checkpoint(step.model, budget=UNLIMITED, passes=1, check_steps=0, **step.sample)
+    output = step.model(input_ids=ids, use_cache=True)
+    with pytest.raises(ct.Unsupported, match="pass them all in one call"):
+        step.model(input_ids=ids, past_key_values=output.past_key_values)
+    given = transformers.DynamicCache()
+    step.model(input_ids=ids, past_key_values=given)
+    with torch.no_grad(), pytest.raises(ct.Unsupported, match="past_key_values"):
+        step.model(input_ids=ids, past_key_values=given)
+    step.model.eval()
+    with torch.no_grad():
+        output = step.model(input_ids=ids, use_cache=True)
+        step.model(input_ids=ids, past_key_values=output.past_key_values)
+    ct.handle(step.model).remove()
+
+
 def test_layers_that_the_sample_skipped_leave_nothing_in_the_cache_of_the_others() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.OPTConfig(

@@ -5,13 +5,20 @@ cache is empty when a layer gets it, and nobody reads it afterwards. So every ru
 copy of its own: attention computes what it computes plainly, to the bit, and no keys and values are held by a cache.
 Layers that lie in a list beside blocks and are none (layer drop) get copies as well, so that blocks are not passed what
 those have put there.
+
+So a cache that went through a training step lacks that step's keys and values. Where it comes back, to have tokens
+attend to them, that is an error.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from .errors import Unsupported
+from .tree import children
 
 _MODULE = "transformers.cache_utils"
 
@@ -33,6 +40,30 @@ def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         return forward(*args, **kwargs)
 
     return run
+
+
+_lacking: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that went through a training step
+
+
+def note_caches(values: Iterable[Any]) -> None:
+    """The caches among what a model was passed in a training step, and what it returned, lack that step's."""
+    _lacking.update(_caches_in(values))
+
+
+def refuse_noted_caches(values: Iterable[Any]) -> None:
+    """Raises Unsupported if a model is passed a cache that lacks what an earlier step should have put there."""
+    if _lacking and any(cache in _lacking for cache in _caches_in(values)):
+        raise Unsupported(
+            "this cache of keys and values (past_key_values) went through a training step of a planned model, which "
+            "leaves nothing in it, so these tokens would not see those of that step: pass them all in one call, or "
+            "remove the plan"
+        )
+
+
+def _caches_in(values: Iterable[Any]) -> Iterator[Any]:
+    if _MODULE in sys.modules:
+        for value in values:
+            yield from filter(_is_cache, (value, *(item for _, item in children(value) or ())))
 
 
 def own_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,7 +21,7 @@ from torch import nn
 from . import _compat
 from .ambient import with_generator
 from .blocks import Block, resolve
-from .caches import with_own_caches
+from .caches import note_caches, refuse_noted_caches, with_own_caches
 from .errors import PlanMismatch, Unsupported
 from .itinerary import Itinerary, has_transfers
 from .opened import Inside, OpenedBlock
@@ -100,7 +100,7 @@ class Executor:
         self._thread = threading.local()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_blocks = False
 
     def prepare(
         self,
@@ -202,6 +202,17 @@ class Executor:
                 stacklevel=2,
             )
 
+    def _warn_of_blocks_alone(self, run: Run | None) -> None:
+        """Once, where a block runs in a step of training although the model does not."""
+        if run is None and not self._has_warned_of_blocks and self._is_active():
+            self._has_warned_of_blocks = True
+            warnings.warn(
+                "blocks of a planned model run without a call of the model: a step that calls another of its methods, "
+                "or its blocks themselves, follows no plan, and may take more than the budget; plan a module whose "
+                "forward is the step",
+                stacklevel=2,
+            )
+
     def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
         """What lies in a list beside blocks and is none: layers that were skipped at random in the sample step."""
         names = dict.fromkeys(name for name, _ in self.first.stage_of)
@@ -213,6 +224,7 @@ class Executor:
                         yield child
 
     def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refuse_noted_caches((*args, *kwargs.values()))
         if not self._is_active():
             return forward(*args, **kwargs)
         self._refuse_surroundings()
@@ -231,6 +243,7 @@ class Executor:
         finally:
             self._thread.run = None
         run.forward_ended()
+        note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
             self._guide.forward_ended(output)
         return output
@@ -253,6 +266,7 @@ class Executor:
     ) -> Any:
         run: Run | None = getattr(self._thread, "run", None)
         if run is None or run.running:
+            self._warn_of_blocks_alone(run)
             return forward(*args, **kwargs)
         call = run.next_call(name)
         stage = self._thread.stage_of.get((name, call))
@@ -279,8 +293,9 @@ class Executor:
         kwargs: dict[str, Any],
     ) -> Any:
         """A Sequential whose children form blocks of several."""
-        container = container_ref()
-        if container is None or len(args) != 1 or kwargs or getattr(self._thread, "run", None) is None:
+        container, run = container_ref(), getattr(self._thread, "run", None)
+        if container is None or len(args) != 1 or kwargs or run is None:
+            self._warn_of_blocks_alone(run)
             return forward(*args, **kwargs)
         children, value, position = list(container), args[0], 0
         del args
@@ -312,6 +327,11 @@ class Executor:
                 "a planned model runs; the plan has hooks of its own, and only the innermost are called: remove "
                 "one of the two"
             )
+        if _compat.transforms_are_active():
+            raise Unsupported(
+                "a planned model cannot run under transforms of torch.func (grad, vmap, jvp, ...) or forward-mode "
+                "differentiation: what blocks would compute again is not transformed; remove the plan for these calls"
+            )
         if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
         native = self.first.settings.program.native
@@ -327,11 +347,6 @@ def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
 
 def _sites(
     model: nn.Module, program: Program, states: dict[str, BlockState], inside: Mapping[int, Inside]
-        if _compat.transforms_are_active():
-            raise Unsupported(
-                "a planned model cannot run under transforms of torch.func (grad, vmap, jvp, ...) or forward-mode "
-                "differentiation: what blocks would compute again is not transformed; remove the plan for these calls"
-            )
 ) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):

@@ -207,12 +207,15 @@ class ShapePlans:
         self._chosen: OrderedDict[tuple[Any, ...], tuple[ShapePlan, int]] = OrderedDict()
         self._lock = threading.RLock()
         self._watch: Watch | None = None
+        self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self.current = first
 
     # -- accompanying steps ----------------------------------------------------------------------------------
 
     def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
         """The schedule that a step follows. Raises InfeasibleBudget or PlanMismatch where there is none."""
+        if self._frozen and self._policy != "nearest":
+            self._refuse_unfrozen()
         chosen = self.choose(args, kwargs)
         if chosen.prepared is None:
             plan = chosen.plan
@@ -221,6 +224,20 @@ class ShapePlans:
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)
         return chosen.prepared
+
+    def _refuse_unfrozen(self) -> None:
+        """Raises if parameters are trained that were not when the plan was made: their blocks may be no stages of it,
+        and all that these save, and their gradients, would come on top.
+        """
+        model = self._model()
+        parameters = () if model is None else model.named_parameters()
+        trained = [name for name, parameter in parameters if parameter.requires_grad and name in self._frozen]
+        if trained:
+            others = f" and {len(trained) - 1} others" * (len(trained) > 1)
+            raise PlanMismatch(
+                f"requires_grad of {trained[0]}{others} was False when the plan was made and is True now, which needs "
+                "more memory: call cairn.torch.checkpoint, or profile and plan, again"
+            )
 
     def forward_ended(self, output: Any) -> None:
         """Tells who watches."""

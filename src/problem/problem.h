@@ -25,7 +25,7 @@ cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, co
 /** Fills in the hash from the canonical form. Cannot fail: the form is streamed. */
 void crn_problem_hash_fill(cairn_problem *problem);
 
-/** Storage that node v's output lives in: the root of its aliases, itself for a node that is none. */
+/** Storage that a node's output lives in: the root of its aliases, itself for one that is none. Takes a step an alias. */
 int32_t crn_graph_root(const cairn_graph *graph, int32_t node);
 
 #endif

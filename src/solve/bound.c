@@ -64,6 +64,7 @@ void crn_bounds_forget(const crn_task *task)
 /* Marks the storages that a node's computation touches, and adds up their bytes. */
 typedef struct touched {
     const cairn_graph *graph;
+    int32_t *root; /* of a node: the one whose storage its output lies in */
     int32_t *mark; /* of a root: the node that touched it last, or KEPT */
     int64_t kept_bytes;
 } touched;
@@ -72,7 +73,7 @@ enum { UNTOUCHED = -1, KEPT = INT32_MAX };
 
 static int64_t touch(touched *t, int32_t node, int32_t v)
 {
-    int32_t root = crn_graph_root(t->graph, node);
+    int32_t root = t->root[node];
     if (t->mark[root] == KEPT || t->mark[root] == v)
         return 0;
     t->mark[root] = v;
@@ -92,7 +93,7 @@ static int64_t node_memory(touched *t, int32_t v)
 
 static void keep(touched *t, int32_t v)
 {
-    int32_t root = crn_graph_root(t->graph, v);
+    int32_t root = t->root[v];
     if (t->mark[root] != KEPT)
         t->kept_bytes += t->graph->nodes[root].bytes;
     t->mark[root] = KEPT;
@@ -103,18 +104,20 @@ static cairn_status graph_memory(const crn_task *task, int64_t *bytes, cairn_err
     touched t = {.graph = cairn_problem_graph(task->problem)};
     cairn_allocator allocator = crn_allocator(task->env);
     int32_t count = t.graph->node_count;
-    t.mark = crn_alloc(&allocator, (size_t)count, sizeof(*t.mark));
-    if (!t.mark)
+    t.root = crn_alloc(&allocator, 2 * (size_t)count, sizeof(*t.root));
+    if (!t.root)
         return crn_no_memory(error);
+    t.mark = t.root + count;
     for (int32_t v = 0; v < count; v++)
         t.mark[v] = UNTOUCHED;
     *bytes = 0;
     for (int32_t v = 0; v < count; v++) {
+        t.root[v] = t.graph->nodes[v].alias_of < 0 ? v : t.root[t.graph->nodes[v].alias_of];
         *bytes = crn_max(*bytes, node_memory(&t, v));
         if (t.graph->nodes[v].keep && !task->machine) /* with one, a copy on the host would do */
             keep(&t, v);
     }
-    crn_free(&allocator, t.mark, (size_t)count, sizeof(*t.mark));
+    crn_free(&allocator, t.root, 2 * (size_t)count, sizeof(*t.root));
     return CAIRN_OK;
 }
 

@@ -7,7 +7,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -188,6 +190,26 @@ static cairn_status limits_in(const cairn_env *env, void *context)
     return status;
 }
 
+/* Views of views of ...: whose storage they are in is not looked for from the beginning every time. */
+static void chains_of_aliases_are_short(void **state)
+{
+    enum { ALIASES = 100000, SECONDS_MAX = 10 };
+    cairn_node *nodes = calloc(ALIASES + 1, sizeof(*nodes));
+    const cairn_graph graph = {ALIASES + 1, nodes, -1};
+    cairn_problem *problem;
+    (void)state;
+    assert_non_null(nodes);
+    nodes[0] = (cairn_node){.cost_ns = 1, .bytes = 7, .alias_of = -1};
+    for (int32_t v = 1; v <= ALIASES; v++)
+        nodes[v] = (cairn_node){.cost_ns = 1, .alias_of = v - 1};
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    clock_t begun = clock();
+    assert_int_equal(limits(problem, "store-all").least_lower_bytes, 7);
+    assert_true(clock() - begun < SECONDS_MAX * CLOCKS_PER_SEC);
+    cairn_problem_free(problem);
+    free(nodes);
+}
+
 static void every_allocation_may_fail(void **state)
 {
     test_random random = test_random_seeded(2);
@@ -204,7 +226,7 @@ int main(void)
         cmocka_unit_test(brackets_hold_the_truth),          cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
         cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(a_link_changes_no_walk),
         cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(chains_of_aliases_are_short),      cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

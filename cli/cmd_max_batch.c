@@ -52,10 +52,10 @@ static void print_max_batch(const cli_call *call, int64_t measured_batch, const 
     snprintf(value, sizeof(value), "%lld", (long long)found->batch);
     cli_row("max batch", found->batch == CAIRN_NONE ? "none" : value, proof_of(found, note, sizeof(note)));
     cli_row("budget", cairn_format_bytes(found->budget_bytes, value, sizeof(value)), NULL);
-    if (found->batch == CAIRN_NONE) {
+    if (found->batch == CAIRN_NONE && !found->stopped_early)
         print_least(call, measured_batch);
+    if (found->batch == CAIRN_NONE)
         return;
-    }
     cli_row("peak", cairn_format_bytes(found->peak_bytes, value, sizeof(value)), NULL);
     cli_row("time", cairn_format_ns(found->makespan_ns, value, sizeof(value)), found->solver);
     snprintf(note, sizeof(note), "of at most %s, one forward",

@@ -22,6 +22,9 @@
 #include "problem/problem.h"
 #include "solve/session.h"
 
+/* Of the time, one of so many parts goes into what is refuted. */
+enum { PROOF_PARTS = 4 };
+
 typedef struct hunt {
     const cairn_env *caller;
     cairn_env env; /* the caller's, with the poll below */
@@ -59,10 +62,14 @@ static int poll_hunt(void *context, const cairn_progress *progress)
     return h->cancelled || will_do;
 }
 
+static bool is_past(const crn_task *task)
+{
+    return task->deadline_ns != CAIRN_NONE && crn_clock_ns() >= task->deadline_ns;
+}
+
 static bool is_over(hunt *h)
 {
-    int64_t deadline_ns = h->unit.task.deadline_ns;
-    h->timed_out = h->timed_out || (deadline_ns != CAIRN_NONE && crn_clock_ns() >= deadline_ns);
+    h->timed_out = h->timed_out || is_past(&h->unit.task);
     return h->timed_out || h->cancelled;
 }
 
@@ -129,14 +136,15 @@ static int64_t refuted_by_memory(const hunt *h)
     return batch == INT64_MAX ? batch : batch + 1;
 }
 
-static cairn_status refuted_by_time(hunt *h, int64_t batch, bool *refuted, cairn_error *error)
+static cairn_status refuted_by_time(const hunt *h, const crn_task *task, int64_t batch, bool *refuted,
+                                    cairn_error *error)
 {
     const char *method;
     int64_t bound_ns, room = shrunk(h, h->budget_bytes - h->fixed_bytes, batch), allowed_ns;
     *refuted = false;
     if (!crn_add(h->fixed_bytes, room, &room))
         return CAIRN_OK;
-    CRN_TRY(crn_lower_bound(&h->unit.task, room, &bound_ns, &method, error));
+    CRN_TRY(crn_lower_bound(task, room, &bound_ns, &method, error));
     int64_t rounding_ns = h->measured == 1 ? 0 : shrunk(h, h->forward_count, batch) + 1;
     if (crn_add(h->forward_ns, rounding_ns, &allowed_ns))
         *refuted = bound_ns - h->firsts_ns > allowed_ns;
@@ -146,12 +154,13 @@ static cairn_status refuted_by_time(hunt *h, int64_t batch, bool *refuted, cairn
 /* The least batch in (low, high] that is known to be refuted, where high is or counts as such. */
 static cairn_status lower_by_time(hunt *h, int64_t low, int64_t *high, cairn_error *error)
 {
+    const crn_task part = crn_task_part(&h->unit.task, PROOF_PARTS);
     if (h->unit.task.machine)
         return CAIRN_OK;
-    while (*high - low > 1 && !is_over(h)) {
+    while (*high - low > 1 && !is_past(&part) && !is_over(h)) {
         bool refuted;
         int64_t middle = low + (*high - low) / 2;
-        CRN_TRY(refuted_by_time(h, middle, &refuted, error));
+        CRN_TRY(refuted_by_time(h, &part, middle, &refuted, error));
         *(refuted ? high : &low) = middle;
     }
     return CAIRN_OK;
@@ -231,7 +240,7 @@ static cairn_status solve_within(hunt *h, const cairn_problem *scaled, int64_t s
     crn_session session;
     cairn_status status = crn_session_begin(&session, &h->env, scaled, h->options, h->budget_bytes, error);
     if (status == CAIRN_OK) {
-        session.settings.time_limit_ns = share_of_time(h, solves);
+        crn_session_limit(&session, share_of_time(h, solves));
         status = crn_session_answer(&session, h->budget_bytes, NULL, info, error);
     }
     crn_session_end(&session);

@@ -79,6 +79,12 @@ static void set_deadline(crn_session *session)
         session->task.deadline_ns = CAIRN_NONE;
 }
 
+void crn_session_limit(crn_session *session, int64_t time_limit_ns)
+{
+    session->settings.time_limit_ns = time_limit_ns;
+    set_deadline(session);
+}
+
 /* ---- judging ---- */
 
 cairn_status crn_replay(const crn_task *task, const cairn_op *ops, int64_t count, int64_t budget_bytes,

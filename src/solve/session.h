@@ -36,6 +36,8 @@ cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, con
 cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
 void crn_session_end(crn_session *session);
+/** Another time limit for the first answer, from now on; CAIRN_NONE for none. */
+void crn_session_limit(crn_session *session, int64_t time_limit_ns);
 
 /** Answers one budget. On success *info is filled in and *schedule is the verified schedule or NULL. */
 cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cairn_schedule **schedule, cairn_info *info,

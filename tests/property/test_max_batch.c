@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -248,6 +249,27 @@ static void it_can_be_stopped(void **state)
     cairn_problem_free(problem);
 }
 
+/* A solver that uses all the time that it gets: each batch gets a part. */
+static void time_is_for_all_batches(void **state)
+{
+    test_random random = test_random_seeded(8);
+    test_graph_shape shape = {.nodes_min = 300, .nodes_max = 300, .training = true, .positive = true};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_options *options = options_for("graph-search", 0);
+    cairn_limits limits;
+    cairn_max_batch found;
+    (void)state;
+    assert_int_equal(cairn_limits_of(NULL, problem, options, &limits, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    options = test_options("graph-search", 8 * limits.store_all_bytes, "time-limit=1s threads=1");
+    clock_t begun = clock();
+    assert_int_equal(cairn_max_batch_of(NULL, problem, options, 1, &found, NULL), CAIRN_OK);
+    assert_true(clock() - begun < CLOCKS_PER_SEC * 3 / 2);
+    assert_true(found.batch >= 8);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
 typedef struct job {
     const cairn_problem *problem;
     const cairn_options *options;
@@ -293,6 +315,7 @@ int main(void)
         cmocka_unit_test(large_numbers),
         cmocka_unit_test(what_makes_no_sense_is_refused),
         cmocka_unit_test(it_can_be_stopped),
+        cmocka_unit_test(time_is_for_all_batches),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

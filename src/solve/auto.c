@@ -21,8 +21,11 @@
 
 enum { SOLVERS_MAX = 64 };
 
-/* Of the time left: what exhaustive search must fit to be asked first, and what an anytime solver leaves for the others. */
-enum { EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
+/*
+ * Of the time left: what the bound may take before anybody is asked, what exhaustive search must fit to be asked first,
+ * and what an anytime solver leaves for the others.
+ */
+enum { BOUND_SHARE = 4, EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
@@ -336,7 +339,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         }
         if (s->rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < s->rank))
             continue;
-        if (!fits_memory(s->task, c) || (dear && s->best->found)) {
+        if ((dear && s->best->found) || !fits_memory(s->task, c)) {
             add_name(s->left_out, c->solver->info.name);
             continue;
         }
@@ -363,11 +366,12 @@ static cairn_status find_bound(const crn_task *task, const auto_session *session
                                int64_t *bound_ns, cairn_error *error)
 {
     const char *method;
+    const crn_task part = crn_task_part(task, BOUND_SHARE);
     bool waits = false;
     for (int i = 0; i < session->count; i++)
         waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->is_anytime);
     *bound_ns = crn_work_ns(task->problem);
-    return waits ? CAIRN_OK : crn_raise_bound(task, budget_bytes, bound_ns, &method, error);
+    return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, bound_ns, &method, error);
 }
 
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,

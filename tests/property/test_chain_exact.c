@@ -8,11 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include <cairn/cairn.h>
 
+#include "solve/chain/subchain.h"
 #include "support/ask.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
@@ -150,12 +153,81 @@ static void one_session_answers_all_budgets(void **state)
     }
 }
 
+/* How many kinds of sub-chains there are at least is known without looking at them all: exactly so where all differ. */
+static void kinds_are_counted_from_below(void **state)
+{
+    static const cairn_env env;
+    static const crn_settings settings = {.memory_limit_bytes = CAIRN_NONE};
+    test_random random = test_random_seeded(44);
+    int distinct = 0, repeated = 0;
+    (void)state;
+    for (int round = 0; round < 100; round++) {
+        test_chain_shape shape = {.stages_max = 20, .bytes_max = round % 2 ? 1000 : 1, .ns_max = round % 2 ? 1000 : 1};
+        shape.homogeneous = round % 3 == 0;
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        const crn_task task = {
+            .env = &env, .problem = problem, .settings = &settings, .budget_max_bytes = -1, .deadline_ns = -1};
+        crn_chain_model model;
+        crn_subchains all, least;
+        assert_int_equal(crn_chain_model_init(&model, &task, NULL), CAIRN_OK);
+        assert_int_equal(crn_subchains_init(&all, &model, &model.arena, NULL), CAIRN_OK);
+        assert_int_equal(crn_subchains_count_least(&least, &model, &model.arena, NULL), CAIRN_OK);
+        assert_int_equal(least.distinct_count, all.distinct_count);
+        for (int32_t length = 1; length <= model.n; length++) {
+            int32_t kinds = all.begin[length + 1] - all.begin[length];
+            int32_t known = least.begin[length + 1] - least.begin[length];
+            assert_true(known >= 1 && known <= kinds);
+            assert_true(all.distinct_count < model.n || known == kinds);
+        }
+        distinct += all.distinct_count == model.n;
+        repeated += all.distinct_count < model.n / 2;
+        crn_chain_model_clear(&model);
+        cairn_problem_free(problem);
+    }
+    assert_true(distinct > 20 && repeated > 20);
+}
+
+/* All stages differ. */
+static cairn_problem *long_chain(int32_t count)
+{
+    test_random random = test_random_seeded(45);
+    cairn_stage *stages = calloc((size_t)count, sizeof(*stages));
+    cairn_stage_option *options = calloc((size_t)count, sizeof(*options));
+    const cairn_chain chain = {.input_bytes = 100, .stage_count = count, .stages = stages};
+    cairn_problem *problem;
+    assert_true(stages && options);
+    for (int32_t i = 0; i < count; i++) {
+        int64_t ns = test_random_between(&random, 100, 100000);
+        options[i] = (cairn_stage_option){.saved_bytes = 1000 + i, .forward_ns = ns, .backward_ns = 2 * ns};
+        stages[i] = (cairn_stage){
+            .output_bytes = 500, .grad_bytes = 500, .forward_only_ns = ns, .option_count = 1, .options = &options[i]};
+    }
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    free(options);
+    free(stages);
+    return problem;
+}
+
+/* What the costly solvers would take is not what time goes into. */
+static void a_short_time_is_for_an_answer(void **state)
+{
+    cairn_problem *problem = long_chain(10000);
+    cairn_limits found = limits(problem, "store-all");
+    int64_t budget = found.least_lower_bytes + (found.store_all_bytes - found.least_lower_bytes) / 2;
+    (void)state;
+    clock_t begun = clock();
+    cairn_info info = test_solve(problem, test_options("auto", budget, "time-limit=1s threads=1"), NULL);
+    assert_true(clock() - begun < CLOCKS_PER_SEC * 3 / 2);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_FEASIBLE);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimum_is_that_of_bytes),
-        cmocka_unit_test(longer_chains_too),
-        cmocka_unit_test(one_session_answers_all_budgets),
+        cmocka_unit_test(optimum_is_that_of_bytes),        cmocka_unit_test(longer_chains_too),
+        cmocka_unit_test(one_session_answers_all_budgets), cmocka_unit_test(kinds_are_counted_from_below),
+        cmocka_unit_test(a_short_time_is_for_an_answer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

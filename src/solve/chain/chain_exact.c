@@ -354,14 +354,22 @@ static int64_t work_estimate(const crn_subchains *subchains, int64_t n)
     return work;
 }
 
-/* What the sub-chains of the problem say; otherwise where there is no memory to look at them. */
-static int64_t estimate(const crn_task *task, int64_t (*of)(const crn_subchains *, int64_t), int64_t otherwise)
+/*
+ * What the sub-chains of the problem say; otherwise where there is no memory to look at them. Not looked at are those of
+ * which there are so many at least that it passes enough anyway.
+ */
+static int64_t estimate(const crn_task *task, int64_t (*of)(const crn_subchains *, int64_t), int64_t enough,
+                        int64_t otherwise)
 {
     crn_chain_model model;
     crn_subchains subchains;
     bool known = crn_chain_model_init(&model, task, NULL) == CAIRN_OK &&
-                 crn_subchains_init(&subchains, &model, &model.arena, NULL) == CAIRN_OK;
+                 crn_subchains_count_least(&subchains, &model, &model.arena, NULL) == CAIRN_OK;
     int64_t found = known ? of(&subchains, model.n) : otherwise;
+    if (known && found <= enough) {
+        known = crn_subchains_init(&subchains, &model, &model.arena, NULL) == CAIRN_OK;
+        found = known ? of(&subchains, model.n) : otherwise;
+    }
     crn_chain_model_clear(&model);
     return found;
 }
@@ -375,15 +383,26 @@ static int64_t fixed_memory(const crn_task *task)
 
 static int64_t chain_exact_memory(const crn_task *task)
 {
-    int64_t fixed = fixed_memory(task);
-    return fixed > crn_memory_limit(task->settings) ? fixed
-                                                    : crn_add_saturating(fixed, estimate(task, tables_estimate, 0));
+    int64_t fixed = fixed_memory(task), limit = crn_memory_limit(task->settings);
+    return fixed > limit ? fixed : crn_add_saturating(fixed, estimate(task, tables_estimate, limit, 0));
+}
+
+/* An hour: how much longer it takes need not be known. */
+#define WORK_ENOUGH ((int64_t)3600000000000)
+
+/* Looking at a sub-chain takes about so long; of a time limit, no more than one of so many parts is for that. */
+enum { LOOK_NS = 10, LOOK_SHARE = 16 };
+
+static bool has_time_to_look(const crn_task *task)
+{
+    int64_t n = cairn_problem_chain(task->problem)->stage_count;
+    return task->deadline_ns == CAIRN_NONE || n * n / 2 * LOOK_NS <= (task->deadline_ns - crn_clock_ns()) / LOOK_SHARE;
 }
 
 static int64_t chain_exact_work(const crn_task *task)
 {
     bool affordable = fixed_memory(task) <= crn_memory_limit(task->settings);
-    return affordable ? estimate(task, work_estimate, INT64_MAX) : INT64_MAX;
+    return affordable && has_time_to_look(task) ? estimate(task, work_estimate, WORK_ENOUGH, INT64_MAX) : INT64_MAX;
 }
 
 const crn_solver crn_chain_exact_solver = {

@@ -120,22 +120,47 @@ int64_t crn_subchains_memory(int32_t n)
     return (int64_t)(2 * pair_count(n) + 2 * (size_t)n + 4 + slot_count(n)) * (int64_t)sizeof(int32_t);
 }
 
-cairn_status crn_subchains_init(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena,
-                                cairn_error *error)
+/* Which stages are alike; begin[1] = 0. */
+static cairn_status begin(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena, seen *table,
+                          int32_t **alike, cairn_error *error)
 {
     int32_t n = model->n;
     size_t slots = slot_count(n);
     *subchains = (crn_subchains){.n = n};
+    subchains->begin = crn_arena_alloc(arena, (size_t)n + 2, sizeof(*subchains->begin));
+    *alike = crn_arena_alloc(arena, (size_t)n + 1, sizeof(**alike));
+    *table = (seen){crn_arena_alloc(arena, slots, sizeof(*table->slot)), slots - 1};
+    if (!subchains->begin || !*alike || !table->slot)
+        return crn_no_memory(error);
+    subchains->distinct_count = number_stages(model, table, *alike);
+    subchains->begin[0] = subchains->begin[1] = 0;
+    return CAIRN_OK;
+}
+
+cairn_status crn_subchains_init(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena,
+                                cairn_error *error)
+{
+    seen table;
+    int32_t *alike, n = model->n;
+    CRN_TRY(begin(subchains, model, arena, &table, &alike, error));
     subchains->kind = crn_arena_alloc(arena, pair_count(n), sizeof(*subchains->kind));
     subchains->first = crn_arena_alloc(arena, pair_count(n), sizeof(*subchains->first));
-    subchains->begin = crn_arena_alloc(arena, (size_t)n + 2, sizeof(*subchains->begin));
-    int32_t *alike = crn_arena_alloc(arena, (size_t)n + 1, sizeof(*alike));
-    seen table = {crn_arena_alloc(arena, slots, sizeof(*table.slot)), slots - 1};
-    if (!subchains->kind || !subchains->first || !subchains->begin || !alike || !table.slot)
+    if (!subchains->kind || !subchains->first)
         return crn_no_memory(error);
-    subchains->distinct_count = number_stages(model, &table, alike);
-    subchains->begin[0] = subchains->begin[1] = 0;
     for (int32_t length = 1; length <= n; length++)
         number_length(subchains, length, &table, alike);
+    return CAIRN_OK;
+}
+
+cairn_status crn_subchains_count_least(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena,
+                                       cairn_error *error)
+{
+    seen table;
+    int32_t *alike;
+    CRN_TRY(begin(subchains, model, arena, &table, &alike, error));
+    for (int32_t length = 1; length <= model->n; length++) {
+        int32_t firsts = subchains->distinct_count - length + 1;
+        subchains->begin[length + 1] = subchains->begin[length] + (firsts > 1 ? firsts : 1);
+    }
     return CAIRN_OK;
 }

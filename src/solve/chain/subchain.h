@@ -22,6 +22,12 @@ typedef struct crn_subchains {
 /** All memory is the arena's. O(n^2) time. Errors: NO_MEMORY. */
 cairn_status crn_subchains_init(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena,
                                 cairn_error *error);
+/**
+ * In O(n), how many kinds there are at least: only begin and distinct_count are filled in. A sub-chain that begins with
+ * the first stage of its kind is like none before it, and of d such stages at most L - 1 are too far back for length L.
+ */
+cairn_status crn_subchains_count_least(crn_subchains *subchains, const crn_chain_model *model, crn_arena *arena,
+                                       cairn_error *error);
 /** Upper estimate of its bytes. */
 int64_t crn_subchains_memory(int32_t n);
 

@@ -48,22 +48,21 @@ static void take_news(watch *w, const cairn_progress *progress)
     w->news.best_ns = best_ns;
 }
 
+/* In one piece, so that nothing that others print comes between its parts. */
 static void show(watch *w)
 {
-    char best[32];
+    char time[32], share[16] = "", best[48] = "", line[256];
     const cairn_progress *news = &w->news;
     double elapsed_s = now_s() - w->begun_s;
     if (elapsed_s < 1 || now_s() - w->printed_s < 0.2)
         return;
-    fprintf(stderr, "\r%s: %.0f s", w->what, elapsed_s);
-    if (news->phase)
-        fprintf(stderr, ", %s", news->phase);
     if (news->done >= 0 && news->total > 0)
-        fprintf(stderr, " %.0f %%", 100 * (double)news->done / (double)news->total);
+        snprintf(share, sizeof(share), " %.0f %%", 100 * (double)news->done / (double)news->total);
     if (news->best_ns != CAIRN_NONE)
-        fprintf(stderr, ", best %s", cairn_format_ns(news->best_ns, best, sizeof(best)));
-    fprintf(stderr, "\033[K");
-    (void)fflush(stderr);
+        snprintf(best, sizeof(best), ", best %s", cairn_format_ns(news->best_ns, time, sizeof(time)));
+    snprintf(line, sizeof(line), "\r%s: %.0f s%s%s%s%s\033[K", w->what, elapsed_s, news->phase ? ", " : "",
+             news->phase ? news->phase : "", share, best);
+    (void)fputs(line, stderr);
     w->printed_s = now_s();
     w->shown = true;
 }

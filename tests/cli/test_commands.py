@@ -466,6 +466,7 @@ def test_a_terminal_sees_how_far_it_is_and_the_best_so_far(cairn):
     seen = ""
     while not re.search(r"solving: \d+ s, \S.* \d+ %, best \d.* [mu]?s\x1b", seen):
         seen += os.read(terminal, 4096).decode()
+        assert seen.endswith(("\r", "\x1b[K"))  # a line comes in one piece; the terminal takes its beginning alone
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     os.close(terminal)

@@ -174,6 +174,41 @@ static void little_memory_is_enough(void **state)
     cairn_problem_free(problem);
 }
 
+typedef struct want {
+    const cairn_problem *problem;
+    int64_t budget_bytes, found_ns, optimum_ns; /* by graph-search; the least there is */
+    int ended;                                  /* for want of memory, with an answer */
+} want;
+
+static cairn_status solve_in_want(const cairn_env *env, void *context)
+{
+    want *w = context;
+    cairn_info info;
+    cairn_options *options = test_options("graph-exact", w->budget_bytes, "iterations=2 threads=1");
+    cairn_status status = cairn_solve(env, w->problem, options, NULL, &info, NULL);
+    cairn_options_free(options);
+    if (status != CAIRN_OK)
+        return status;
+    assert_in_range(info.makespan_ns, w->optimum_ns, w->found_ns);
+    assert_true(info.lower_bound_ns <= w->optimum_ns);
+    w->ended += strstr(info.reason, "memory-limit") != NULL;
+    return status;
+}
+
+/* Whatever allocation of the search fails, graph-search's answer comes out, with a bound that is one. */
+static void want_of_memory_leaves_the_answer_so_far(void **state)
+{
+    (void)state;
+    cairn_problem *problem = training_graph(9, 26);
+    int64_t budget = a_tenth_of_the_way(problem);
+    cairn_info search = solve(problem, "graph-search", budget, "iterations=2 threads=1");
+    cairn_info best = solve(problem, "graph-exact", budget, "");
+    want w = {problem, budget, search.makespan_ns, best.makespan_ns, 0};
+    assert_int_equal(best.outcome, CAIRN_OUTCOME_OPTIMAL);
+    assert_true(test_every_allocation_fails(solve_in_want, &w) > 1 && w.ended > 0);
+    cairn_problem_free(problem);
+}
+
 static void what_is_too_large_is_refused(void **state)
 {
     (void)state;
@@ -223,6 +258,7 @@ int main(void)
         cmocka_unit_test(answers_repeat),
         cmocka_unit_test(a_tight_training_graph_is_closed),
         cmocka_unit_test(little_memory_is_enough),
+        cmocka_unit_test(want_of_memory_leaves_the_answer_so_far),
         cmocka_unit_test(what_is_too_large_is_refused),
         cmocka_unit_test(a_poll_stops_it),
         cmocka_unit_test(every_allocation_may_fail),

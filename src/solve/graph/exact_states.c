@@ -9,11 +9,19 @@ void crn_exact_states_init(crn_exact_states *all, cairn_allocator allocator)
     *all = (crn_exact_states){.allocator = allocator};
 }
 
-void crn_exact_states_free(crn_exact_states *all)
+void crn_exact_states_close(crn_exact_states *all)
 {
-    crn_free(&all->allocator, all->states, (size_t)all->capacity, sizeof(*all->states));
     crn_free(&all->allocator, all->table, (size_t)all->table_size, sizeof(*all->table));
     crn_free(&all->allocator, all->queue, (size_t)all->queue_capacity, sizeof(*all->queue));
+    all->table = NULL;
+    all->queue = NULL;
+    all->table_size = all->queue_count = all->queue_capacity = 0;
+}
+
+void crn_exact_states_free(crn_exact_states *all)
+{
+    crn_exact_states_close(all);
+    crn_free(&all->allocator, all->states, (size_t)all->capacity, sizeof(*all->states));
     *all = (crn_exact_states){.allocator = all->allocator};
 }
 

@@ -35,7 +35,7 @@ typedef struct crn_exact_states {
     int32_t table_size;
     crn_exact_entry *queue; /* a binary heap */
     int32_t queue_count, queue_capacity;
-    bool failed; /* an allocation did */
+    bool failed; /* an allocation did, and a state was not kept */
 } crn_exact_states;
 
 /** What one state takes at most, the table, the queue and growing included. */
@@ -43,6 +43,8 @@ enum { CRN_EXACT_STATE_BYTES = 160 };
 
 void crn_exact_states_init(crn_exact_states *all, cairn_allocator allocator);
 void crn_exact_states_free(crn_exact_states *all);
+/** Ends reaching and settling: of all the memory, the states alone stay. */
+void crn_exact_states_close(crn_exact_states *all);
 
 /** Remembers a way to a state, where it is a better one, and queues the state. `left` nodes are not computed then. */
 void crn_exact_reach(crn_exact_states *all, const crn_exact_state *way, int64_t bound, int32_t left);

@@ -9,7 +9,8 @@
  *           nothing that could have stayed. What can no longer serve is dropped at once.
  * Search    A*: by the time spent on recomputation and a lower bound on what is still to be spent, that of
  *           graph_suffix.h for the handles that are there. States that cannot beat graph-search's answer are not kept.
- * Bound     Where it ends without having looked at all, the least bound of a state that is left.
+ * Bound     Where it ends without having looked at all, for want of work, time or memory, the least bound of a state
+ *           that is left; the answer is graph-search's then.
  * Optimal   Over all schedules, when it ends.
  * Least     Without costs: is there any schedule with a smaller peak? From graph-search's least memory down.
  * Cost      Exponential in what fits: the tighter the budget the fewer sets. 10^4 to 10^6 states at 49 nodes; a state
@@ -159,7 +160,8 @@ typedef enum ending {
     FOUND,     /* one that is the best there is */
     EXHAUSTED, /* there is none */
     STOPPED,   /* by the clock or the caller */
-    LIMITED    /* by memory or work */
+    FULL,      /* no memory for more states */
+    LIMITED    /* by work */
 } ending;
 
 typedef struct run {
@@ -203,11 +205,17 @@ static bool is_told_to_stop(const run *r)
     return crn_should_stop(r->task, &progress);
 }
 
+/* A state that was not kept may have been on the way to the best one. */
+static bool is_full(const run *r)
+{
+    return r->states.failed || r->states.count >= r->states_max;
+}
+
 /* The least that is spent by way of a move that leaves these handles; INT64_MAX = not less than what must be beaten. */
 static int64_t bound_of(run *r, const move *m, const crn_exact_set *held)
 {
-    r->halted = r->halted || ++r->moves > r->moves_max || r->states.count >= r->states_max || r->states.failed ||
-                (r->moves % POLL_EVERY == 0 && is_told_to_stop(r));
+    r->halted =
+        r->halted || ++r->moves > r->moves_max || is_full(r) || (r->moves % POLL_EVERY == 0 && is_told_to_stop(r));
     if (r->halted)
         return INT64_MAX;
     if (!r->suffix)
@@ -308,7 +316,7 @@ static ending search_states(run *r)
     int64_t bound_ns = bound_of(r, &none, &start.held);
     if (bound_ns != INT64_MAX)
         crn_exact_reach(&r->states, &start, bound_ns, r->session->model->node_count);
-    while (!r->halted) {
+    while (!r->halted && !r->states.failed) {
         r->last = crn_exact_next(&r->states, &bound_ns);
         if (r->last < 0)
             return EXHAUSTED;
@@ -317,7 +325,9 @@ static ending search_states(run *r)
             return FOUND;
         expand(r, r->last);
     }
-    return crn_should_stop(r->task, NULL) ? STOPPED : LIMITED;
+    if (crn_should_stop(r->task, NULL))
+        return STOPPED;
+    return is_full(r) ? FULL : LIMITED;
 }
 
 /* ---- operations ---- */
@@ -383,13 +393,15 @@ static int64_t moves_of(const crn_task *task)
                                            : WORK_MAX / (cairn_problem_graph(task->problem)->node_count + 1);
 }
 
-static cairn_status run_search(run *r, ending *how, cairn_error *error)
+/* Without memory for more states it ends like any search that is cut short: what is known by then holds. */
+static ending run_search(run *r)
 {
     r->states_max = states_that_fit(r->task);
     r->moves_max = moves_of(r->task);
     crn_exact_states_init(&r->states, crn_allocator(r->task->env));
-    *how = search_states(r);
-    return r->states.failed ? crn_no_memory(error) : CAIRN_OK;
+    ending how = search_states(r);
+    crn_exact_states_close(&r->states);
+    return how;
 }
 
 /* Peak and makespan of a schedule. */
@@ -420,9 +432,8 @@ static cairn_status shrink(const crn_task *task, exact *s, ending *how, cairn_er
 {
     run r = {
         .task = task, .session = s, .budget_bytes = s->least.bytes - 1 - s->model->fixed_bytes, .below_ns = INT64_MAX};
-    cairn_status status = run_search(&r, how, error);
-    if (status == CAIRN_OK && *how == FOUND)
-        status = take_smaller(&r, s, error);
+    *how = run_search(&r);
+    cairn_status status = *how == FOUND ? take_smaller(&r, s, error) : CAIRN_OK;
     crn_exact_states_free(&r.states);
     return status;
 }
@@ -484,8 +495,9 @@ static cairn_status improve(const crn_task *task, exact *s, const crn_graph_suff
              .suffix = suffix,
              .budget_bytes = suffix->budget_bytes,
              .below_ns = makespan_ns - s->model->total_cost};
-    cairn_status status = run_search(&r, how, error);
-    if (status == CAIRN_OK && *how == FOUND) {
+    cairn_status status = CAIRN_OK;
+    *how = run_search(&r);
+    if (*how == FOUND) {
         cairn_builder_truncate(answer->builder, 0);
         status = emit(&r, answer->builder, error);
         makespan_ns = s->model->total_cost + r.states.states[r.last].spent;
@@ -513,8 +525,9 @@ static cairn_status improve_answer(const crn_task *task, exact *s, int64_t budge
     }
     answer->stopped_early = how == STOPPED;
     answer->optimal_in_class = how == FOUND || how == EXHAUSTED;
-    if (how == LIMITED)
-        snprintf(answer->reason, CAIRN_REASON_MAX, "not closed with the states that it may look at");
+    if (how == LIMITED || how == FULL)
+        snprintf(answer->reason, CAIRN_REASON_MAX, "not closed with the states that %s",
+                 how == FULL ? "memory has room for (option memory-limit)" : "it may look at");
     return CAIRN_OK;
 }
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from . import _structs
 from ._calls import ProgressCallback
 from ._document import FilePath
-from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
+from ._errors import MemoryLimit, Unavailable, Unsupported
 from ._library import lib
 from ._problem import Machine, Problem
 from ._schedule import reported
-from ._solve import OptionValue, Solution, info_of, limits, solve_many, solver_accepts, solvers
+from ._solve import OptionValue, Solution, check_solver, info_of, limits, solve_many, solver_accepts, solvers
 from ._units import Size, integer, listed, unit_of
 
 
@@ -112,11 +112,9 @@ def compare(
         progress: as in ``solve``.
         options: those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget.
     """
-    names = [solver.name for solver in solvers()]
-    wanted = names if only is None else listed(only, "only", "names of solvers")
-    unknown = [name for name in wanted if name not in names]
-    if unknown:
-        raise BadInput(f"there is no solver {unknown[0]!r}")
+    wanted = [solver.name for solver in solvers()] if only is None else listed(only, "only", "names of solvers")
+    for name in wanted:
+        check_solver(name)
     chosen: list[Size | None]
     if isinstance(budgets, int):
         chosen = _evenly(problem, integer(budgets, "budgets", least=1), machine, progress, options)

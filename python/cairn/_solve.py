@@ -13,7 +13,7 @@ from typing import Any
 
 from . import _structs
 from ._calls import Call, ProgressCallback
-from ._errors import InfeasibleBudget, NoSchedule, Unavailable, Unsupported
+from ._errors import BadInput, InfeasibleBudget, NoSchedule, Unavailable, Unsupported
 from ._library import Handle, lib, number_of, text_of
 from ._problem import Machine, Problem, machine_struct, problem_pointer
 from ._schedule import Schedule, budget_bytes, reported
@@ -244,6 +244,8 @@ class _OptionSet:
             raise TypeError(_no_such_option(name))
         if value is None:
             return
+        if key == "solver" and isinstance(value, str):
+            check_solver(value)
         if isinstance(value, bool) and kind == "flag":
             value = "true" if value else "false"
         if isinstance(value, str):
@@ -384,6 +386,17 @@ def solvers() -> tuple[SolverInfo, ...]:
     return tuple(found)
 
 
+def check_solver(name: str) -> None:
+    """Raises BadInput, and says what was probably meant, where there is no such solver."""
+    encoded(name, "solver")
+    names = [solver.name for solver in solvers()]
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1)
+    meant = f'did you mean "{near[0]}"? ' if near else ""
+    raise BadInput(f'there is no solver "{name}"; {meant}cairn.solvers() lists them', path="solver")
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """Whether a solver takes a problem. True or False as a condition.
@@ -410,12 +423,13 @@ def solver_accepts(
     Raises:
         BadInput: there is no such solver or option.
     """
+    check_solver(solver)
     chosen = _OptionSet()
     chosen.set_machine(machine)
     for name, value in options.items():
         chosen.set(name, value)
     try:
-        lib.check(lib.cairn_solver_accepts, encoded(solver, "solver"), problem_pointer(problem), chosen.pointer)
+        lib.check(lib.cairn_solver_accepts, solver.encode(), problem_pointer(problem), chosen.pointer)
     except (Unsupported, Unavailable) as error:
         return Acceptance(False, error.code, error.message)
     return Acceptance(True)

@@ -135,8 +135,10 @@ def test_acceptance() -> None:
     assert cairn.solver_accepts("chain-dp", GPT2)
     answer = cairn.solver_accepts("chain-dp", GRAPH)
     assert not answer and answer.code == "unsupported" and "graph" in answer.reason
-    with pytest.raises(cairn.BadInput, match="no solver"):
-        cairn.solver_accepts("magic", GPT2)
+    with pytest.raises(cairn.BadInput, match='did you mean "chain-dp"'):
+        cairn.solver_accepts("chain_dp", GPT2)
+    with pytest.raises(TypeError, match="solver must be text, not int"):
+        cairn.solver_accepts(3, GPT2)
 
 
 def test_options() -> None:
@@ -165,7 +167,8 @@ def test_options() -> None:
         ({"minimize": 1}, TypeError, "minimize must be text"),
         ({"shared_link": "yes"}, cairn.BadInput, "shared-link"),
         ({"host_budget": "1GiB"}, cairn.BadInput, "to-host"),
-        ({"solver": "magic"}, cairn.BadInput, 'no solver "magic"'),
+        ({"solver": "magic"}, cairn.BadInput, r'^there is no solver "magic"; cairn.solvers\(\) lists them'),
+        ({"solver": "chain-exat"}, cairn.BadInput, '^there is no solver "chain-exat"; did you mean "chain-exact"'),
         ({"solver": "brute-chain"}, cairn.Unsupported, "brute-chain"),
         ({"memory_limit": 1000, "solver": "chain-dp"}, cairn.MemoryLimit, "memory-limit"),
     ],

@@ -70,7 +70,8 @@ static cairn_info solve(const cairn_problem *problem, const char *solver, int64_
     cairn_error error;
     must(cairn_options_new(NULL, &options, &error), &error);
     must(cairn_options_set(options, "solver", solver, &error), &error);
-    must(cairn_options_set_int(options, "slots", slots, &error), &error);
+    if (cairn_solver_has_option(solver, "slots"))
+        must(cairn_options_set_int(options, "slots", slots, &error), &error);
     must(cairn_options_set_int(options, "budget", budget, &error), &error);
     must(cairn_solve(NULL, problem, options, NULL, &info, &error), &error);
     cairn_options_free(options);

@@ -40,6 +40,7 @@ static unsigned option_group(const char *name)
         {"budget", CLI_BUDGET},     {"solver", CLI_SOLVER},       {"minimize", CLI_GOAL},
         {"objective", CLI_GOAL},    {"host-budget", CLI_MACHINE}, {"to-host", CLI_MACHINE},
         {"to-device", CLI_MACHINE}, {"shared-link", CLI_MACHINE}, {"latency", CLI_MACHINE},
+        {"slots", CLI_METHOD},      {"segments", CLI_METHOD},
     };
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         if (strcmp(groups[i].name, name) == 0)
@@ -135,6 +136,7 @@ static cli_exit unknown_flag(const cli_call *call, const char *word)
 static cli_exit set_solver(cli_call *call, const char *name)
 {
     cairn_error error;
+    call->solver = name;
     if (cairn_options_set(call->options, "solver", name, &error) == CAIRN_OK)
         return CLI_FOUND;
     const char *near = cli_nearest(name, solver_name_at);
@@ -142,6 +144,14 @@ static cli_exit set_solver(cli_call *call, const char *name)
         return cli_misuse(call, "there is no solver \"%s\"; did you mean \"%s\"? `cairn solvers` lists them", name,
                           near);
     return cli_misuse(call, "there is no solver \"%s\"; `cairn solvers` lists them", name);
+}
+
+static int index_of(const cairn_option_info *option)
+{
+    int i = 0;
+    while (cairn_option_at(i) != option)
+        i++;
+    return i;
 }
 
 static cli_exit set_option(cli_call *call, const flag *found, const char *value)
@@ -153,6 +163,7 @@ static cli_exit set_option(cli_call *call, const flag *found, const char *value)
         call->budget = value;
     if (strcmp(found->name, "time-limit") == 0)
         call->time_limit = value;
+    call->given |= 1u << index_of(found->option);
     call->has_machine_flag |= found->group == CLI_MACHINE;
     if (strcmp(found->name, "minimize") == 0)
         call->minimizes_memory = strcmp(value, "memory") == 0;

@@ -27,12 +27,13 @@ typedef enum cli_flags {
     CLI_BUDGET = 1 << 1,
     CLI_MACHINE = 1 << 2, /* --host-budget, --to-host, ... */
     CLI_SOLVER = 1 << 3,  /* --solver */
-    CLI_SEARCH = 1 << 4,  /* --slots, --time-limit, ...: all other options of solvers */
+    CLI_SEARCH = 1 << 4,  /* --time-limit, --iterations, ...: all other options of the library */
     CLI_GOAL = 1 << 5,    /* --minimize, --objective */
     CLI_OUTPUT = 1 << 6,  /* -o */
     CLI_TRACE = 1 << 7,
     CLI_BUDGETS = 1 << 8, /* --budgets, --csv */
     CLI_BATCH = 1 << 9,
+    CLI_METHOD = 1 << 10, /* --slots, --segments: how some solvers go about it */
 } cli_flags;
 
 typedef struct cli_call cli_call;
@@ -61,6 +62,8 @@ struct cli_call {
     int operand_count;
     bool json, csv, wants_help;
     const char *output, *trace, *budget, *budgets, *batch, *time_limit; /* NULL = not given */
+    const char *solver;                                                 /* NULL = not given */
+    unsigned given;                                                     /* bit i: cairn_option_at(i) was */
     bool has_machine_flag, minimizes_memory;
     cairn_options *options;
     cairn_problem *problem;
@@ -73,6 +76,13 @@ cli_exit cli_parse(cli_call *call, int count, char **words);
 void cli_list_flags(const cli_command *command, void (*show)(const char *flag, const char *help));
 /** --budget as a number: fallback where it was not given, CAIRN_NONE for "none". */
 cli_exit cli_budget(cli_call *call, int64_t fallback, int64_t *budget_bytes);
+
+/* ---- options of solvers ---- */
+
+/** A line with the flags of the options that are a solver's own, after a heading; nothing where it has none. */
+void cli_print_options(const char *heading, const char *solver);
+/** Tells which of the options that were given changed nothing, for the named solver has no use for them. */
+void cli_tell_unused(const cli_call *call);
 
 /* ---- inputs ---- */
 

@@ -120,19 +120,27 @@ static void show_who_was_asked(const cli_call *call, const cairn_solver_info *as
     }
 }
 
+/* Whether a solver takes the problem, with the options that it takes; the caller frees them. */
+static cairn_status accepts(const cli_call *call, const cairn_solver_info *solver, cairn_options **own,
+                            cairn_error *error)
+{
+    cairn_status status = cairn_options_for(NULL, call->options, solver->name, own, error);
+    return status == CAIRN_OK ? cairn_solver_accepts(solver->name, call->problem, *own, error) : status;
+}
+
 /* Adds a solver's answers to the results, or says why it is left out. */
 static cli_exit ask(cli_call *call, const cairn_solver_info *solver, const budgets *at, results *out)
 {
     cairn_error error;
+    cairn_options *own;
     cairn_info *infos = out->infos + out->count;
-    cairn_status status = cairn_options_set(call->options, "solver", solver->name, &error);
-    if (status == CAIRN_OK)
-        status = cairn_solver_accepts(solver->name, call->problem, call->options, &error);
+    cairn_status status = accepts(call, solver, &own, &error);
     if (status == CAIRN_OK) {
         const cairn_env *env = cli_watch_begin(solver->name);
-        status = cairn_solve_many(env, call->problem, call->options, at->bytes, at->count, NULL, infos, &error);
+        status = cairn_solve_many(env, call->problem, own, at->bytes, at->count, NULL, infos, &error);
         cli_watch_end();
     }
+    cairn_options_free(own);
     if (is_left_out(status)) {
         bool names_itself = strncmp(error.message, solver->name, strlen(solver->name)) == 0;
         cli_note("left out: %s%s%s", names_itself ? "" : solver->name, names_itself ? "" : ": ", error.message);
@@ -195,12 +203,15 @@ static void name_those_left_out(const cli_call *call, int first)
 static void tell_the_time(const cli_call *call, const budgets *at)
 {
     const cairn_solver_info *solver;
+    cairn_options *own;
     int64_t each_ns;
     int solvers = 0;
     if (!call->time_limit || cairn_parse_duration(call->time_limit, &each_ns, NULL) != CAIRN_OK)
         return;
-    for (int i = 0; (solver = cairn_solver_at(i)); i++)
-        solvers += cairn_solver_accepts(solver->name, call->problem, call->options, NULL) == CAIRN_OK;
+    for (int i = 0; (solver = cairn_solver_at(i)); i++) {
+        solvers += accepts(call, solver, &own, NULL) == CAIRN_OK;
+        cairn_options_free(own);
+    }
     cli_note("each of %d solvers may take %s at each of %d budgets, %.3g s in all", solvers, call->time_limit,
              at->count, (double)each_ns / 1e9 * solvers * at->count);
 }
@@ -228,12 +239,23 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
 }
 
+/* An option goes to the solvers that take it; there has to be one. */
+static cli_exit check_options(const cli_call *call)
+{
+    cairn_error error;
+    if (cairn_solver_accepts("auto", call->problem, call->options, &error) != CAIRN_OK)
+        return cli_fail(call, NULL, &error);
+    return CLI_FOUND;
+}
+
 static cli_exit run(cli_call *call)
 {
     budgets at;
     cli_exit result = cli_check_outputs(call);
     if (result == CLI_FOUND)
         result = cli_load_problem(call);
+    if (result == CLI_FOUND)
+        result = check_options(call);
     if (result == CLI_FOUND)
         result = choose_budgets(call, &at);
     return result == CLI_FOUND ? ask_all(call, &at) : result;
@@ -244,11 +266,12 @@ const cli_command cli_compare = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_MACHINE | CLI_SEARCH | CLI_BUDGETS,
+    .flags = CLI_JSON | CLI_MACHINE | CLI_METHOD | CLI_SEARCH | CLI_BUDGETS,
     .summary = "every solver at several budgets",
     .details =
         "Asks every available solver that takes the problem, brute force only where it is small enough, and prints a\n"
         "line for each answer, with its time over that of store-all; solvers that are left out are named on standard\n"
-        "error with the reason. --time-limit holds for each answer, as in `cairn solve`: every solver at every budget.",
+        "error with the reason. --slots and --segments go to the solvers that take them; --time-limit holds for each\n"
+        "answer, as in `cairn solve`: every solver at every budget.",
     .run = run,
 };

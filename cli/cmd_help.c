@@ -50,6 +50,7 @@ static void print_solver(const cairn_solver_info *solver)
         printf("  source         %s\n", solver->source);
     if (solver->cost[0])
         printf("  cost           %s\n", solver->cost);
+    cli_print_options("  options       ", solver->name);
     if (!solver->available)
         printf("  not available here\n");
 }

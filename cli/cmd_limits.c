@@ -39,6 +39,7 @@ static cli_exit run(cli_call *call)
     cli_watch_end();
     if (status != CAIRN_OK)
         return cli_fail(call, NULL, &error);
+    cli_tell_unused(call);
     if (call->json)
         result = cli_print_json(call, limits_json(&limits));
     else
@@ -51,7 +52,7 @@ const cli_command cli_limits = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_MACHINE | CLI_SOLVER | CLI_SEARCH | CLI_GOAL,
+    .flags = CLI_JSON | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_GOAL,
     .summary = "the least feasible memory, and what store-all takes",
     .details =
         "Says at which budget the solver begins to succeed, and whether it is proved that no schedule needs less.",

@@ -91,6 +91,7 @@ static cli_exit run(cli_call *call)
     cli_watch_end();
     if (status != CAIRN_OK)
         return cli_fail(call, NULL, &error);
+    cli_tell_unused(call);
     if (call->json)
         result = cli_print_json(call, max_batch_json(&found));
     else
@@ -107,7 +108,7 @@ const cli_command cli_max_batch = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_SEARCH | CLI_BATCH,
+    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_BATCH,
     .summary = "the largest batch for one more forward",
     .details = "Scales the problem, measured at --batch, and finds the largest batch that fits --budget while "
                "recomputing takes\n"

@@ -59,6 +59,8 @@ static cli_exit run(cli_call *call)
     const cairn_env *env = cli_watch_begin("solving");
     cairn_status status = cairn_solve(env, call->problem, call->options, &call->schedule, &info, &error);
     cli_watch_end();
+    if (status == CAIRN_OK)
+        cli_tell_unused(call);
     result = status == CAIRN_OK ? hand_out(call, &info) : cli_fail(call, NULL, &error);
     cairn_info_clear(&info);
     return result;
@@ -69,7 +71,8 @@ const cli_command cli_solve = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_SEARCH | CLI_GOAL | CLI_OUTPUT | CLI_TRACE,
+    .flags =
+        CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_GOAL | CLI_OUTPUT | CLI_TRACE,
     .summary = "find a schedule within a memory budget",
     .details =
         "Finds the fastest schedule whose memory stays within --budget, says how far from optimal it can be and how\n"

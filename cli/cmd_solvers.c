@@ -4,6 +4,20 @@
 
 #include "cli.h"
 
+static json_t *options_json(const cairn_solver_info *solver)
+{
+    const cairn_option_info *option;
+    json_t *list = json_array();
+    bool failed = !list;
+    for (int i = 0; (option = cairn_option_at(i)); i++)
+        if (cairn_solver_has_option(solver->name, option->name))
+            failed |= json_array_append_new(list, json_string(option->name)) != 0;
+    if (!failed)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
 static json_t *solver_json(const cairn_solver_info *solver)
 {
     cli_object out = cli_object_new();
@@ -18,6 +32,7 @@ static json_t *solver_json(const cairn_solver_info *solver)
     cli_add_text(&out, "summary", solver->summary);
     cli_add_text(&out, "source", solver->source);
     cli_add_text(&out, "cost", solver->cost);
+    cli_add(&out, "options", options_json(solver));
     return cli_object_take(&out);
 }
 
@@ -49,6 +64,7 @@ static void print_solver(const cairn_solver_info *solver)
         printf("%-16s source: %s\n", "", solver->source);
     if (solver->cost[0])
         printf("%-16s cost: %s\n", "", solver->cost);
+    cli_print_options("                 options:", solver->name);
 }
 
 static cli_exit run(cli_call *call)

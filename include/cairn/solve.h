@@ -51,6 +51,12 @@ typedef struct cairn_options cairn_options;
 
 CAIRN_API cairn_status cairn_options_new(const cairn_env *env, cairn_options **options, cairn_error *error);
 CAIRN_API void cairn_options_free(cairn_options *options);
+/**
+ * A copy for another solver, without what only others take (cairn_solver_has_option), for who asks several solvers with
+ * the same options. Errors: BAD_INPUT (there is no such solver), NO_MEMORY.
+ */
+CAIRN_API cairn_status cairn_options_for(const cairn_env *env, const cairn_options *options, const char *solver,
+                                         cairn_options **copy, cairn_error *error);
 /** Sets an option from text. Errors: BAD_INPUT, naming the option, the value and what is allowed. */
 CAIRN_API cairn_status cairn_options_set(cairn_options *options, const char *name, const char *value,
                                          cairn_error *error);
@@ -86,6 +92,13 @@ typedef struct cairn_solver_info {
 
 /** The registry, in the order of the documentation. NULL past the end. */
 CAIRN_API const cairn_solver_info *cairn_solver_at(int index);
+
+/**
+ * Whether an option is one of a solver's own, which say how it goes about it: "slots" of chain-dp, "seed" of
+ * graph-search. Those that go with every call ("budget", "time-limit", ...) are nobody's own. Of a solver that has not
+ * got them, "iterations" and "seed" change nothing, and the others are refused. auto has those of all.
+ */
+CAIRN_API bool cairn_solver_has_option(const char *solver, const char *option);
 
 /** Whether a solver takes this problem with these options. OK, or UNSUPPORTED / UNAVAILABLE / BAD_INPUT with the reason. */
 CAIRN_API cairn_status cairn_solver_accepts(const char *solver, const cairn_problem *problem,
@@ -124,8 +137,8 @@ CAIRN_API void cairn_info_clear(cairn_info *info);
  * Solves a problem. Options: "budget" (required unless minimize=memory), "solver", ... (cairn_option_at).
  * On OK, info is filled and *schedule is a schedule that the simulator accepted, with its makespan and peak recorded,
  * or NULL when the outcome is infeasible or unknown. schedule may be NULL when only the info is wanted.
- * Errors: BAD_INPUT (options), UNSUPPORTED, UNAVAILABLE, MEMORY_LIMIT, NO_MEMORY, OVERFLOW, CANCELLED (nothing found),
- * INTERNAL (a solver's schedule did not verify).
+ * Errors: BAD_INPUT (options), UNSUPPORTED (the solver does not take the problem, or an option), UNAVAILABLE,
+ * MEMORY_LIMIT, NO_MEMORY, OVERFLOW, CANCELLED (nothing found), INTERNAL (a solver's schedule did not verify).
  */
 CAIRN_API cairn_status cairn_solve(const cairn_env *env, const cairn_problem *problem, const cairn_options *options,
                                    cairn_schedule **schedule, cairn_info *info, cairn_error *error);

@@ -13,7 +13,17 @@ from ._errors import MemoryLimit, Unavailable, Unsupported
 from ._library import lib
 from ._problem import Machine, Problem
 from ._schedule import reported
-from ._solve import OptionValue, Solution, check_solver, info_of, limits, solve_many, solver_accepts, solvers
+from ._solve import (
+    OptionValue,
+    Solution,
+    check_solver,
+    has_option,
+    info_of,
+    limits,
+    solve_many,
+    solver_accepts,
+    solvers,
+)
 from ._units import Size, integer, listed, unit_of
 
 
@@ -110,11 +120,18 @@ def compare(
         only: names of solvers; None: all that take the problem, brute force where it is small enough.
         machine: replaces the problem's.
         progress: as in ``solve``.
-        options: those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget.
+        options: those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. What is some
+            solvers' own goes to those.
+
+    Raises:
+        Unsupported: no solver takes an option for this problem.
     """
     wanted = [solver.name for solver in solvers()] if only is None else listed(only, "only", "names of solvers")
     for name in wanted:
         check_solver(name)
+    anyone = solver_accepts("auto", problem, machine=machine, **options)
+    if not anyone:
+        raise Unsupported(anyone.reason or "no solver takes the problem")
     chosen: list[Size | None]
     if isinstance(budgets, int):
         chosen = _evenly(problem, integer(budgets, "budgets", least=1), machine, progress, options)
@@ -123,12 +140,13 @@ def compare(
     found: dict[str, list[Solution]] = {}
     left_out: dict[str, str] = {}
     for name in wanted:
-        taken = solver_accepts(name, problem, machine=machine, **options)
+        own = {key: value for key, value in options.items() if has_option(name, key) or not has_option("auto", key)}
+        taken = solver_accepts(name, problem, machine=machine, **own)
         if not taken:
             left_out[name] = taken.reason or ""
             continue
         try:
-            found[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **options)
+            found[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **own)
         except (MemoryLimit, Unavailable, Unsupported) as error:
             left_out[name] = error.message
     return Comparison(problem, found, left_out)

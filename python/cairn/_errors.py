@@ -111,7 +111,7 @@ class Mismatch(Error, ValueError):
 
 
 class Unsupported(Error, ValueError):
-    """The solver cannot handle this problem."""
+    """The solver cannot handle this problem, or does not take an option."""
 
     code = "unsupported"
 

@@ -66,6 +66,7 @@ cairn_status cairn_parse_size(const char *, int64_t *, cairn_error *);
 cairn_status cairn_parse_rate(const char *, int64_t *, cairn_error *);
 cairn_status cairn_parse_duration(const char *, int64_t *, cairn_error *);
 const cairn_solver_info *cairn_solver_at(int);
+bool cairn_solver_has_option(const char *, const char *);
 cairn_status cairn_solver_accepts(const char *, const cairn_problem *, const cairn_options *, cairn_error *);
 void cairn_info_clear(cairn_info *);
 cairn_status cairn_solve(const cairn_env *, const cairn_problem *, const cairn_options *, cairn_schedule **,
@@ -99,6 +100,7 @@ const char *cairn_format_ns(int64_t, char *, size_t);
 
 _SCALARS: dict[str, Any] = {
     "void": None,
+    "bool": ctypes.c_bool,
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
     "size_t": ctypes.c_size_t,

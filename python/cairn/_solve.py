@@ -7,6 +7,7 @@ import difflib
 import enum
 import functools
 import json
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -355,6 +356,7 @@ class SolverInfo:
         summary: what it does, one line.
         source: authors, year, section; None where it has none.
         cost: time and memory, in words.
+        options: names of those that are its own; ``auto`` has those of all.
     """
 
     name: str
@@ -368,14 +370,22 @@ class SolverInfo:
     summary: str
     source: str | None
     cost: str
+    options: tuple[str, ...]
 
 
 def _solver_of(info: _structs.SolverInfo) -> SolverInfo:
     values: dict[str, Any] = {}
-    for field_ in fields(SolverInfo):
-        value = getattr(info, field_.name)
-        values[field_.name] = value if isinstance(value, bool) else text_of(value) or None
-    return SolverInfo(**values)
+    for name in (field_.name for field_ in fields(SolverInfo) if field_.name != "options"):
+        value = getattr(info, name)
+        values[name] = value if isinstance(value, bool) else text_of(value) or None
+    own = tuple(name.replace("-", "_") for name in _option_types() if has_option(values["name"], name))
+    return SolverInfo(**values, options=own)
+
+
+def has_option(solver: str, option: str) -> bool:
+    """Whether an option is one of a solver's own."""
+    found: bool = lib.cairn_solver_has_option(solver.encode(), option.replace("_", "-").encode())
+    return found
 
 
 def solvers() -> tuple[SolverInfo, ...]:
@@ -444,6 +454,14 @@ def _chosen(solver: str, machine: Machine | None, values: dict[str, OptionValue]
     return chosen
 
 
+def _warn_of_unused(solver: str, values: dict[str, OptionValue]) -> None:
+    """Of what was set, what the solver, which refused nothing, has no use for."""
+    for name, value in values.items():
+        if value is not None and has_option("auto", name) and not has_option(solver, name):
+            owners = ", ".join(info.name for info in solvers() if name in info.options)
+            warnings.warn(f"{solver} has no use for {name}; these have: {owners}", stacklevel=3)
+
+
 def solve(
     problem: Problem,
     budget: Size | None = None,
@@ -469,7 +487,7 @@ def solve(
 
     Raises:
         BadInput: a budget or an option is not valid.
-        Unsupported: the solver cannot handle this problem.
+        Unsupported: the solver cannot handle this problem, or does not take an option.
         Unavailable: the solver was not built in.
         MemoryLimit: the solver would need more memory than it may use.
         Cancelled: stopped before anything was found.
@@ -480,6 +498,7 @@ def solve(
     call = Call(progress)
     [solution] = _solved(call, problem, 1, lib.cairn_solve, chosen.pointer)
     call.finish(solution)
+    _warn_of_unused(solver, options)
     assert solution is not None  # a call without a solution has failed
     return solution
 
@@ -504,6 +523,7 @@ def solve_many(
     count = len(limits)
     solutions = _solved(call, problem, count, lib.cairn_solve_many, chosen.pointer, array, count)
     call.finish(solutions)
+    _warn_of_unused(solver, options)
     return [solution for solution in solutions if solution is not None]
 
 
@@ -559,6 +579,7 @@ def limits(
     call = Call(progress)
     call.run(lib.cairn_limits_of, problem_pointer(problem), chosen.pointer, ctypes.byref(found))
     call.finish()
+    _warn_of_unused(solver, options)
     return Limits(
         number_of(found.least_bytes),
         found.least_is_exact,
@@ -676,4 +697,5 @@ def max_batch(
         found.stopped_early,
     )
     call.finish(made)
+    _warn_of_unused(solver, options)
     return made

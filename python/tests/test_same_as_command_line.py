@@ -66,7 +66,7 @@ def test_the_rest(tmp_path: Path) -> None:
         replay = cairn.simulate(problem, schedule, budget)
         assert command(name, GPT2, tmp_path / "s.json", "--budget", budget, status=status) == replay.to_dict()
     listed = command("solvers")["solvers"]
-    assert listed == [vars(solver) for solver in cairn.solvers()]
+    assert listed == [{**vars(solver), "options": list(solver.options)} for solver in cairn.solvers()]
 
 
 def test_files_are_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 
 import cairn
@@ -218,6 +219,40 @@ def test_infeasible_says_whose_least_it_is() -> None:
     least = cairn.limits(GPT2).least_bytes
     assert cairn.solve(GPT2, least - 1).reason == f"every schedule needs at least {least} bytes"
     assert cairn.solve(GPT2, 1000, solver="store-all").reason.startswith("store-all found none below ")
+
+
+def test_options_of_other_solvers() -> None:
+    """What would change nothing is refused, or, of limits, told."""
+    budget = in_between(GPT2)
+    with pytest.raises(cairn.Unsupported, match=r"^chain-exact takes no option slots; these do: .*chain-dp") as caught:
+        cairn.solve(GPT2, budget, solver="chain-exact", slots=20)
+    assert caught.value.path == "slots"
+    with pytest.raises(cairn.Unsupported, match="a bound takes no option slots"):
+        cairn.bound(GPT2, budget, slots=20)
+    with pytest.raises(cairn.Unsupported, match="auto asks no solver about this problem that takes option slots"):
+        cairn.compare(GRAPH, [None], slots=20)
+    for call in (cairn.solve, lambda problem, limit, **options: cairn.solve_many(problem, [limit], **options)):
+        with pytest.warns(UserWarning, match=r"^chain-dp has no use for seed; these have: .*graph-search") as told:
+            call(GPT2, budget, solver="chain-dp", seed=3, slots=20, iterations=None)
+        assert len(told) == 1
+    with pytest.warns(UserWarning, match="store-all has no use for iterations"):
+        cairn.limits(GPT2, solver="store-all", iterations=3)
+    table = {solver.name: solver.options for solver in cairn.solvers()}
+    assert table["joint-graph"] == ("iterations", "seed") and table["store-all"] == ()
+    assert set(table["auto"]) == {option for options in table.values() for option in options}
+
+
+def test_compare_gives_each_solver_what_it_takes() -> None:
+    stages = [cairn.Stage(10, saved_bytes=30, forward_ns=5, backward_ns=10) for _ in range(6)]
+    chain = cairn.Chain(stages, input_bytes=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = cairn.compare(
+            chain, ["150", None], slots=3, segments=2, seed=1, only=["chain-dp", "periodic", "chain-exact"]
+        )
+    assert list(made.solutions) == ["chain-dp", "periodic", "chain-exact"]
+    coarse = cairn.solve(chain, "150", solver="chain-dp", slots=3)
+    assert made.solutions["chain-dp"][0].makespan_ns == coarse.makespan_ns
 
 
 def test_report() -> None:

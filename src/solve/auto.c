@@ -397,6 +397,7 @@ const crn_solver crn_auto_solver = {
              .summary = "the best answer of all the others",
              .source = "",
              .cost = "the sum of those that it asks"},
+    .options = "slots segments iterations seed objective",
     .accepts = auto_accepts,
     .open = auto_open,
     .close = auto_close,

@@ -20,6 +20,7 @@
 #include <stdio.h>
 
 #include "problem/problem.h"
+#include "solve/options.h"
 #include "solve/session.h"
 
 /* Of the time, one of so many parts goes into what is refuted. */
@@ -352,7 +353,9 @@ static cairn_status check(const hunt *h, cairn_error *error)
     if (graph && graph->backward_begins_at < 0)
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "backward_begins_at",
                            "the graph does not say where its backward begins, so not what one forward takes");
-    return crn_solver_accepts(crn_solver_find(h->unit.settings.solver), &h->unit.task, error);
+    const crn_solver *solver = crn_solver_find(h->unit.settings.solver);
+    CRN_TRY(crn_solver_accepts(solver, &h->unit.task, error));
+    return crn_options_check(h->options, solver, &h->unit.task, error);
 }
 
 static cairn_status begin(hunt *h, cairn_error *error)

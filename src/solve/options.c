@@ -3,6 +3,9 @@
  *
  * Every value is an int64_t in one array, CAIRN_NONE where it was not set (a choice is the number of the choice, a
  * flag 0 or 1), but for the solver's name. Resolving turns the array into the settings that solvers read.
+ *
+ * Some options are certain solvers' own (crn_solver.options). Set for another solver they would be ignored, so they are
+ * refused there.
  */
 #include "solve/options.h"
 
@@ -74,9 +77,6 @@ static void set_defaults(cairn_options *options)
 {
     for (int id = 0; id < OPTION_COUNT; id++)
         options->values[id] = CAIRN_NONE;
-    options->values[SLOTS] = SLOTS_DEFAULT;
-    options->values[SEED] = 0;
-    options->values[MINIMIZE] = options->values[OBJECTIVE] = 0;
     options->has_budget = false;
     snprintf(options->solver, sizeof(options->solver), "auto");
 }
@@ -98,6 +98,75 @@ void cairn_options_free(cairn_options *options)
         cairn_allocator allocator = options->allocator;
         crn_free(&allocator, options, 1, sizeof(*options));
     }
+}
+
+/* ---- who takes what ---- */
+
+/* What a solver that has not got it refuses. A limit on work, or a seed, leaves it nothing to do otherwise. */
+static const option_id refusable[] = {SLOTS, SEGMENTS, OBJECTIVE};
+
+enum { REFUSABLE_COUNT = sizeof(refusable) / sizeof(refusable[0]) };
+
+static bool has_option(const crn_solver *solver, const char *name)
+{
+    const char *word = solver->options;
+    size_t length = strlen(name);
+    while (word && *word) {
+        size_t word_length = strcspn(word, " ");
+        if (word_length == length && memcmp(word, name, length) == 0)
+            return true;
+        word += word_length + strspn(word + word_length, " ");
+    }
+    return false;
+}
+
+bool cairn_solver_has_option(const char *solver, const char *option)
+{
+    const crn_solver *found = crn_solver_find(solver);
+    return found && option && has_option(found, option);
+}
+
+static bool is_auto(const crn_solver *solver)
+{
+    return strcmp(solver->info.name, "auto") == 0;
+}
+
+/* auto takes what one of those takes that it asks about this problem. */
+static bool takes(const crn_solver *solver, const char *name, const crn_task *task)
+{
+    if (!is_auto(solver))
+        return has_option(solver, name);
+    for (const crn_solver *const *other = crn_solvers; *other; other++)
+        if (!is_auto(*other) && has_option(*other, name) && crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
+            return true;
+    return false;
+}
+
+static cairn_status refuse(const crn_solver *solver, const char *name, cairn_error *error)
+{
+    char others[CAIRN_ERROR_MESSAGE_MAX / 2] = "";
+    size_t length = 0;
+    for (const crn_solver *const *other = crn_solvers; *other; other++)
+        if (has_option(*other, name) && !is_auto(*other) && length < sizeof(others))
+            length += (size_t)snprintf(others + length, sizeof(others) - length, "%s%s", length ? ", " : "",
+                                       (*other)->info.name);
+    if (solver && is_auto(solver))
+        return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, name,
+                           "auto asks no solver about this problem that takes option %s; of all solvers these do: %s",
+                           name, others);
+    return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, name, "%s takes no option %s; these do: %s",
+                       solver ? solver->info.name : "a bound", name, others);
+}
+
+cairn_status crn_options_check(const cairn_options *options, const crn_solver *solver, const crn_task *task,
+                               cairn_error *error)
+{
+    for (int i = 0; options && i < REFUSABLE_COUNT; i++) {
+        const char *name = table[refusable[i]].name;
+        if (options->values[refusable[i]] != CAIRN_NONE && !(solver && takes(solver, name, task)))
+            return refuse(solver, name, error);
+    }
+    return CAIRN_OK;
 }
 
 /* ---- setting ---- */
@@ -212,6 +281,27 @@ cairn_status cairn_options_set_int(cairn_options *options, const char *name, int
     return store(options, id, value, error);
 }
 
+cairn_status cairn_options_for(const cairn_env *env, const cairn_options *options, const char *solver,
+                               cairn_options **copy, cairn_error *error)
+{
+    cairn_options *made;
+    *copy = NULL;
+    CRN_TRY(cairn_options_new(env, &made, error));
+    cairn_allocator allocator = made->allocator;
+    *made = *options;
+    made->allocator = allocator;
+    cairn_status status = cairn_options_set(made, "solver", solver, error);
+    if (status != CAIRN_OK) {
+        cairn_options_free(made);
+        return status;
+    }
+    for (int i = 0; i < REFUSABLE_COUNT; i++)
+        if (!has_option(crn_solver_find(solver), table[refusable[i]].name))
+            made->values[refusable[i]] = CAIRN_NONE;
+    *copy = made;
+    return CAIRN_OK;
+}
+
 /* ---- resolving ---- */
 
 static bool has_machine_option(const cairn_options *options)
@@ -219,6 +309,11 @@ static bool has_machine_option(const cairn_options *options)
     const int64_t *values = options->values;
     return values[HOST_BUDGET] != CAIRN_NONE || values[TO_HOST] != CAIRN_NONE || values[TO_DEVICE] != CAIRN_NONE ||
            values[SHARED_LINK] != CAIRN_NONE || values[LATENCY] != CAIRN_NONE;
+}
+
+static int64_t value_or(int64_t value, int64_t fallback)
+{
+    return value != CAIRN_NONE ? value : fallback;
 }
 
 static void override(int64_t value, int64_t *field)
@@ -259,11 +354,11 @@ cairn_status crn_options_resolve(const cairn_options *options, const cairn_probl
     *settings = (crn_settings){
         .budget_bytes = values[BUDGET],
         .has_budget = options->has_budget,
-        .slots = values[SLOTS],
+        .slots = value_or(values[SLOTS], SLOTS_DEFAULT),
         .segments = values[SEGMENTS],
         .time_limit_ns = values[TIME_LIMIT],
         .iterations = values[ITERATIONS],
-        .seed = values[SEED],
+        .seed = value_or(values[SEED], 0),
         .threads = values[THREADS],
         .memory_limit_bytes = values[MEMORY_LIMIT],
         .minimize_memory = values[MINIMIZE] == 1,

@@ -1,4 +1,4 @@
-/* Option values as they were set, and what they mean for a problem. */
+/* Option values as they were set, what they mean for a problem, and which of them a solver takes. */
 #ifndef CRN_OPTIONS_H
 #define CRN_OPTIONS_H
 
@@ -7,5 +7,9 @@
 /** What the options ask of this problem: defaults filled in, the machine merged with the problem's. NULL = all defaults. */
 cairn_status crn_options_resolve(const cairn_options *options, const cairn_problem *problem, crn_settings *settings,
                                  cairn_error *error);
+
+/** Refuses what was set and the solver does not take: UNSUPPORTED, naming those that do. solver NULL = a bound. */
+cairn_status crn_options_check(const cairn_options *options, const crn_solver *solver, const crn_task *task,
+                               cairn_error *error);
 
 #endif

@@ -165,13 +165,14 @@ static cairn_status store_all(crn_session *session, cairn_error *error)
     return CAIRN_OK;
 }
 
-static cairn_status begin(crn_session *session, cairn_error *error)
+static cairn_status begin(crn_session *session, const cairn_options *options, cairn_error *error)
 {
     session->solver = crn_solver_find(session->settings.solver);
     session->task.bounds = &session->bounds;
     if (!session->solver)
         return crn_fail(error, CAIRN_BAD_INPUT, "there is no solver \"%s\"", session->settings.solver);
     CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
+    CRN_TRY(crn_options_check(options, session->solver, &session->task, error));
     CRN_TRY(check_memory(session, error));
     CRN_TRY(make_team(session, error));
     CRN_TRY(store_all(session, error));
@@ -191,7 +192,7 @@ cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
 {
     CRN_TRY(crn_session_prepare(session, env, problem, options, budget_max_bytes, error));
-    return explain(session, begin(session, error), error);
+    return explain(session, begin(session, options, error), error);
 }
 
 void crn_session_end(crn_session *session)

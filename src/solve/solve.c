@@ -120,6 +120,7 @@ cairn_status cairn_bound_of(const cairn_env *env, const cairn_problem *problem, 
     *bound = (cairn_bound){.lower_bound_ns = CAIRN_NONE};
     CRN_TRY(crn_session_prepare(&session, env, problem, options, 0, error));
     CRN_TRY(check_budget_given(&session.settings, error));
+    CRN_TRY(crn_options_check(options, NULL, &session.task, error));
     CRN_TRY(crn_lower_bound(&session.task, session.settings.budget_bytes, &bound->lower_bound_ns, &method, error));
     snprintf(bound->method, sizeof(bound->method), "%s", method);
     return CAIRN_OK;
@@ -134,5 +135,6 @@ cairn_status cairn_solver_accepts(const char *solver, const cairn_problem *probl
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "solver", "there is no solver \"%s\"",
                            solver ? solver : "");
     CRN_TRY(crn_session_prepare(&session, NULL, problem, options, 0, error));
-    return crn_solver_accepts(found, &session.task, error);
+    CRN_TRY(crn_solver_accepts(found, &session.task, error));
+    return crn_options_check(options, found, &session.task, error);
 }

@@ -259,6 +259,42 @@ def test_compare(cairn):
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
 
 
+def test_options_of_other_solvers(cairn):
+    """What would change nothing is refused, or, of limits, told."""
+    cairn.file("p", chain(*[stage(10 + i) for i in range(4)]))
+    asked = ("p", "--budget", "200")
+    for words in (("solve", *asked), ("limits", "p"), ("max-batch", *asked, "--batch", "2")):
+        done = cairn(*words, "--solver", "chain-exact", "--slots", "20")
+        assert done.code == 2 and done.out == "" and "chain-exact takes no option slots; these do: " in done.err
+        assert "chain-dp" in done.err
+        done = cairn(*words, "--solver", "chain-exact", "--iterations", "20", "--seed", "1")
+        assert done.code == 0 and "chain-exact has no use for --iterations; these have: " in done.err
+        assert "no use for --seed" in done.err and "graph-search" in done.err
+        assert cairn(*words, "--slots", "20").code == 0
+    assert (
+        cairn.json("solve", *asked, "--solver", "store-all", "--segments", "2", code=2)["error"]["code"]
+        == "unsupported"
+    )
+    assert "auto asks no solver" in cairn("solve", cairn.file("g", GRAPH), "--budget", "1MB", "--slots", "20").err
+    quiet = cairn("solve", "g", "--budget", "1MB", "--solver", "graph-search", "--iterations", "20", "--threads", "1")
+    assert quiet.code == 0 and quiet.err == ""
+    assert "takes no flag --slots" in cairn("bound", *asked, "--slots", "20").err
+    assert "options        --slots" in cairn("help", "chain-dp").out
+    table = {solver["name"]: solver["options"] for solver in cairn.json("solvers")["solvers"]}
+    assert table["periodic"] == ["segments"] and table["store-all"] == []
+
+
+def test_compare_gives_each_solver_what_it_takes(cairn):
+    cairn.file("p", chain(*[stage(10 + i) for i in range(4)]))
+    plain = cairn("compare", "p", "--budgets", "2", "--json")
+    coarse = cairn("compare", "p", "--budgets", "2", "--slots", "3", "--segments", "1", "--json")
+    answers = [json.loads(line) for line in coarse.out.splitlines()]
+    assert len(answers) == len(plain.out.splitlines()) and coarse.err == plain.err
+    assert all(a["outcome"] == "infeasible" for a in answers[:2] if a["solver"] == "periodic")
+    done = cairn("compare", cairn.file("g", GRAPH), "--slots", "3")
+    assert done.code == 2 and done.out == "" and "chain-dp" in done.err
+
+
 def test_max_batch(cairn):
     cairn.file("p", chain(*[stage(10, saved=30) for _ in range(6)], fixed_bytes=100))
     asked = ("max-batch", "p", "--batch", "2", "--budget")

@@ -40,13 +40,15 @@ static const cairn_solver_info *solver_of(test_random *random)
     return cairn_solver_at((int)test_random_between(random, 0, count - 1));
 }
 
+/* slots: 0 = as many as usual. */
 static cairn_options *options_of(const char *solver, int64_t budget_bytes, int64_t slots)
 {
     cairn_options *options;
     FUZZ_CHECK(cairn_options_new(NULL, &options, NULL) == CAIRN_OK);
     FUZZ_CHECK(cairn_options_set(options, "solver", solver, NULL) == CAIRN_OK);
     FUZZ_CHECK(cairn_options_set_int(options, "budget", budget_bytes, NULL) == CAIRN_OK);
-    FUZZ_CHECK(cairn_options_set_int(options, "slots", slots, NULL) == CAIRN_OK);
+    if (slots > 0)
+        FUZZ_CHECK(cairn_options_set_int(options, "slots", slots, NULL) == CAIRN_OK);
     FUZZ_CHECK(cairn_options_set_int(options, "threads", 1, NULL) == CAIRN_OK);
     FUZZ_CHECK(cairn_options_set_int(options, "iterations", 20, NULL) == CAIRN_OK); /* searches: a glance */
     return options;
@@ -122,7 +124,7 @@ static void check_against_exhaustive(const cairn_problem *problem, const answer 
     const cairn_solver_info *solver = exhaustive_solver(problem);
     if (!solver)
         return;
-    cairn_options *options = options_of(solver->name, budget_bytes, 500);
+    cairn_options *options = options_of(solver->name, budget_bytes, 0);
     answer best = solve(problem, options);
     if (best.status == CAIRN_OK && best.info.outcome == CAIRN_OUTCOME_OPTIMAL) {
         FUZZ_CHECK(!a->schedule || a->info.makespan_ns >= best.info.makespan_ns);
@@ -155,7 +157,7 @@ static void check_many(const cairn_problem *problem, const cairn_options *option
 static int64_t budget_for(test_random *random, const cairn_problem *problem)
 {
     cairn_limits limits;
-    cairn_options *options = options_of("store-all", 0, 500);
+    cairn_options *options = options_of("store-all", 0, 0);
     FUZZ_CHECK(cairn_limits_of(NULL, problem, options, &limits, NULL) == CAIRN_OK);
     cairn_options_free(options);
     return test_random_between(random, 0, limits.store_all_bytes + 2);
@@ -167,8 +169,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     cairn_problem *problem = problem_of(&random);
     const cairn_solver_info *solver = solver_of(&random);
     int64_t budget_bytes = budget_for(&random, problem);
-    cairn_options *options =
-        options_of(solver->name, budget_bytes, test_random_chance(&random, 30) ? 1 + budget_bytes / 2 : 500);
+    bool own_slots = test_random_chance(&random, 30), has_slots = cairn_solver_has_option(solver->name, "slots");
+    cairn_options *options = options_of(solver->name, budget_bytes, own_slots && has_slots ? 1 + budget_bytes / 2 : 0);
     bool accepted = cairn_solver_accepts(solver->name, problem, options, NULL) == CAIRN_OK;
     answer a = solve(problem, options), again = solve(problem, options);
     FUZZ_CHECK(accepted == (a.status == CAIRN_OK));

@@ -46,7 +46,7 @@ static cairn_options *options_for(const question *q)
     assert_int_equal(cairn_options_set(options, "solver", q->solver, NULL), CAIRN_OK);
     assert_int_equal(cairn_options_set(options, "iterations", "20", NULL), CAIRN_OK);
     assert_int_equal(cairn_options_set(options, "threads", q->threads ? q->threads : "1", NULL), CAIRN_OK);
-    if (q->slots > 0)
+    if (q->slots > 0 && cairn_problem_chain(q->problem) && cairn_solver_has_option(q->solver, "slots"))
         assert_int_equal(cairn_options_set_int(options, "slots", q->slots, NULL), CAIRN_OK);
     if (q->budget >= 0)
         assert_int_equal(cairn_options_set_int(options, "budget", q->budget, NULL), CAIRN_OK);

@@ -27,7 +27,8 @@ static reply solve_with(const cairn_problem *problem, const char *solver, int64_
 {
     reply r;
     cairn_options *options = test_options(solver, budget, "");
-    assert_int_equal(cairn_options_set_int(options, "slots", slots, NULL), CAIRN_OK);
+    if (cairn_solver_has_option(solver, "slots"))
+        assert_int_equal(cairn_options_set_int(options, "slots", slots, NULL), CAIRN_OK);
     r.info = test_solve(problem, options, &r.schedule);
     return r;
 }

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "solve/options.h"
+#include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
@@ -278,11 +279,111 @@ static void machine_options_complete_or_override(void **state)
     cairn_problem_free(with);
 }
 
+static void an_option_of_another_solver_is_refused(void **state)
+{
+    (void)state;
+    static const char *const cases[][4] = {
+        /* solver, option, value, who takes it */
+        {"chain-exact", "slots", "500", "chain-dp"},
+        {"store-all", "segments", "2", "periodic"},
+        {"chain-dp", "objective", "eq9", "brute-select"},
+        {"chain-weak", "segments", "2", "joint-chain"},
+        {"chen-greedy", "segments", "2", "these do: periodic"},
+        {"auto", "objective", "eq6", "brute-select"},
+    };
+    cairn_problem *problem = some_chain(false);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_error error;
+        cairn_info info;
+        cairn_limits limits;
+        cairn_options *own, *options = test_options(cases[i][0], 1 << 20, "iterations=3 seed=1");
+        assert_int_equal(cairn_options_set(options, cases[i][1], cases[i][2], NULL), CAIRN_OK);
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_UNSUPPORTED);
+        assert_string_equal(error.path, cases[i][1]);
+        assert_non_null(strstr(error.message, cases[i][3]));
+        assert_int_equal(cairn_limits_of(NULL, problem, options, &limits, NULL), CAIRN_UNSUPPORTED);
+        assert_int_equal(cairn_solver_accepts(cases[i][0], problem, options, NULL), CAIRN_UNSUPPORTED);
+        assert_int_equal(cairn_options_for(NULL, options, "store-all", &own, NULL), CAIRN_OK);
+        assert_int_equal(cairn_limits_of(NULL, problem, own, &limits, NULL), CAIRN_OK);
+        cairn_options_free(own);
+        cairn_options_free(options);
+    }
+    cairn_problem_free(problem);
+}
+
+static void a_bound_takes_no_option_of_a_solver(void **state)
+{
+    (void)state;
+    cairn_bound bound;
+    cairn_error error;
+    cairn_problem *problem = some_chain(false);
+    cairn_options *options = test_options("auto", 1 << 20, "slots=5 iterations=3");
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, &error), CAIRN_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "a bound takes no option slots"));
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void auto_takes_what_one_of_those_takes_that_it_asks(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(2);
+    test_graph_shape shape = test_graph_of_everything(5);
+    cairn_problem *chain = some_chain(false), *graph = test_random_graph(&random, &shape);
+    static const char *const settings[] = {"slots=20", "segments=1", "iterations=3 seed=1"};
+    for (int i = 0; i < 3; i++) {
+        cairn_options *options = test_options("auto", 1 << 20, settings[i]);
+        assert_int_equal(cairn_solver_accepts("auto", chain, options, NULL), CAIRN_OK);
+        assert_int_equal(cairn_solver_accepts("auto", graph, options, NULL), i < 2 ? CAIRN_UNSUPPORTED : CAIRN_OK);
+        cairn_options_free(options);
+    }
+    cairn_problem_free(chain);
+    cairn_problem_free(graph);
+}
+
+static void options_are_made_for_another_solver(void **state)
+{
+    (void)state;
+    crn_settings settings;
+    cairn_problem *problem = some_chain(false);
+    cairn_options *own, *options = test_options("auto", 77, "slots=20 segments=2 iterations=3 threads=1");
+    assert_int_equal(cairn_options_for(NULL, options, "periodic", &own, NULL), CAIRN_OK);
+    assert_int_equal(crn_options_resolve(own, problem, &settings, NULL), CAIRN_OK);
+    assert_string_equal(settings.solver, "periodic");
+    assert_true(settings.budget_bytes == 77 && settings.slots == 500 && settings.segments == 2);
+    assert_true(settings.iterations == 3 && settings.threads == 1);
+    cairn_options_free(own);
+    assert_int_equal(cairn_options_for(NULL, options, "periodical", &own, NULL), CAIRN_BAD_INPUT);
+    assert_null(own);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+/* An option that is somebody's own is in the table; auto has those of all. */
+static void own_options_are_known(void **state)
+{
+    (void)state;
+    assert_true(cairn_solver_has_option("chain-dp", "slots") && cairn_solver_has_option("joint-chain", "seed"));
+    assert_false(cairn_solver_has_option("chain-dp", "slot") || cairn_solver_has_option("chain-dp", "slotss"));
+    assert_false(cairn_solver_has_option("no-such", "slots") || cairn_solver_has_option(NULL, "slots"));
+    assert_false(cairn_solver_has_option("chain-dp", NULL) || cairn_solver_has_option("chain-dp", "time-limit"));
+    for (int i = 0; cairn_solver_at(i); i++) {
+        const char *solver = cairn_solver_at(i)->name;
+        for (int k = 0; cairn_option_at(k); k++)
+            assert_true(cairn_solver_has_option("auto", cairn_option_at(k)->name) ||
+                        !cairn_solver_has_option(solver, cairn_option_at(k)->name));
+    }
+}
+
 static cairn_status make_options(const cairn_env *env, void *context)
 {
     cairn_options *options;
     (void)context;
+    cairn_options *other = NULL;
     cairn_status status = cairn_options_new(env, &options, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_options_for(env, options, "store-all", &other, NULL);
+    cairn_options_free(other);
     cairn_options_free(options);
     return status;
 }
@@ -304,6 +405,11 @@ int main(void)
         cmocka_unit_test(options_are_set_from_texts_and_numbers),
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(machine_options_complete_or_override),
+        cmocka_unit_test(an_option_of_another_solver_is_refused),
+        cmocka_unit_test(a_bound_takes_no_option_of_a_solver),
+        cmocka_unit_test(auto_takes_what_one_of_those_takes_that_it_asks),
+        cmocka_unit_test(options_are_made_for_another_solver),
+        cmocka_unit_test(own_options_are_known),
         cmocka_unit_test(failing_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,7 +85,8 @@ static cairn_info solve(const cairn_problem *problem, const char *solver, int64_
 {
     cairn_options *options = test_options(solver, budget, "");
     /* A slot for every byte; where that is refused, as many as usual. */
-    cairn_options_set_int(options, "slots", budget > 1 ? budget - 1 : 1, NULL);
+    if (cairn_solver_has_option(solver, "slots"))
+        cairn_options_set_int(options, "slots", budget > 1 ? budget - 1 : 1, NULL);
     return test_solve(problem, options, schedule);
 }
 

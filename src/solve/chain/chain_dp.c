@@ -44,6 +44,7 @@ const crn_solver crn_chain_dp_solver = {
              .summary = "fastest memory-persistent schedule, in memory slots",
              .source = "Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, theorem 1, corrected",
              .cost = "O(n^3 S) time, O(n^2 S) memory"},
+    .options = "slots",
     .rank = 10,
     .memory = crn_slotted_memory,
     .work = crn_slotted_work,

@@ -299,6 +299,7 @@ const crn_solver crn_chain_weak_solver = {
              .summary = "fastest weakly persistent schedule, never worse than chain-exact's",
              .source = "Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2024, by a shared inner minimum",
              .cost = "O(n^4 S) time, O(n^3 S) memory, on top of chain-exact's"},
+    .options = "slots",
     .rank = 30,
     .memory = chain_weak_memory,
     .work = chain_weak_work,

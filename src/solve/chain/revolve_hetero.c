@@ -41,6 +41,7 @@ const crn_solver crn_revolve_hetero_solver = {
                  "fastest persistent schedule that keeps only outputs, a stage saved right before its backward; slots",
              .source = "Griewank, Walther 2008; Gruslys et al. 2016; Beaumont et al. 2019, section 5.3",
              .cost = "O(n^3 S) time, O(n^2 S) memory"},
+    .options = "slots",
     .rank = 10,
     .accepts = revolve_hetero_accepts,
     .memory = crn_slotted_memory,

@@ -251,7 +251,7 @@ static cairn_status periodic_accepts(const crn_task *task, cairn_error *error)
                        (long long)task->settings->segments, n);
 }
 
-#define SEGMENT_SOLVER(symbol, solver_name, rule, refuses, what, whence)                                              \
+#define SEGMENT_SOLVER(symbol, solver_name, rule, refuses, own_options, what, whence)                                 \
     static cairn_status symbol##_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)     \
     {                                                                                                                 \
         (void)session;                                                                                                \
@@ -271,14 +271,15 @@ static cairn_status periodic_accepts(const crn_task *task, cairn_error *error)
                  .summary = what,                                                                                     \
                  .source = whence,                                                                                    \
                  .cost = "O(n) for each set of cuts that is tried"},                                                  \
+        .options = own_options,                                                                                       \
         .accepts = refuses,                                                                                           \
         .least = symbol##_least,                                                                                      \
         .solve = symbol##_solve,                                                                                      \
     }
 
-SEGMENT_SOLVER(periodic, "periodic", RULE_PERIODIC, periodic_accepts, "segments of equal count, the last one stored",
-               "torch.utils.checkpoint.checkpoint_sequential");
-SEGMENT_SOLVER(chen_sqrt, "chen-sqrt", RULE_SQRT, NULL, "sqrt(n) segments of equal count",
+SEGMENT_SOLVER(periodic, "periodic", RULE_PERIODIC, periodic_accepts, "segments",
+               "segments of equal count, the last one stored", "torch.utils.checkpoint.checkpoint_sequential");
+SEGMENT_SOLVER(chen_sqrt, "chen-sqrt", RULE_SQRT, NULL, NULL, "sqrt(n) segments of equal count",
                "Chen et al. 2016, section 3");
-SEGMENT_SOLVER(chen_greedy, "chen-greedy", RULE_GREEDY, NULL, "segments of b bytes of outputs, for the best b",
+SEGMENT_SOLVER(chen_greedy, "chen-greedy", RULE_GREEDY, NULL, NULL, "segments of b bytes of outputs, for the best b",
                "Chen et al. 2016, algorithm 3");

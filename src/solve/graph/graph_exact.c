@@ -570,6 +570,7 @@ const crn_solver crn_graph_exact_solver = {
             .source = "Cairn; A* after Hart, Nilsson, Raphael 1968",
             .cost = "exponential; seconds at T = 50",
         },
+    .options = "iterations seed",
     .rank = 30,
     .is_anytime = true,
     .accepts = exact_accepts,

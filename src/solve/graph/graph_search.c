@@ -418,6 +418,7 @@ const crn_solver crn_graph_search_solver = {
             .source = "Cairn; eviction after Belady 1966 and Kirisame et al. 2021",
             .cost = "seconds at T = 400; memory O(T + E)",
         },
+    .options = "iterations seed",
     .rank = 20,
     .memory = search_memory,
     .is_anytime = true,

@@ -389,6 +389,7 @@ const crn_solver crn_joint_chain_solver = {
              .summary = "values stay, are computed again or travel: never worse than either alone",
              .source = "Cairn",
              .cost = "seconds at n = 100"},
+    .options = "slots segments iterations seed",
     .memory = joint_memory,
     .work = joint_work,
     .rank = CRN_RANK_ALL,

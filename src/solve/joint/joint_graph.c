@@ -145,6 +145,7 @@ const crn_solver crn_joint_graph_solver = {
              .summary = "values stay, are computed again or travel: never worse than recomputation alone",
              .source = "Cairn",
              .cost = "seconds at T = 400"},
+    .options = "iterations seed",
     .memory = joint_memory,
     .rank = CRN_RANK_ALL,
     .is_anytime = true,

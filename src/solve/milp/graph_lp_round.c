@@ -197,6 +197,7 @@ static const cairn_solver_info absent = INFO(false);
 
 const crn_solver crn_graph_lp_round_solver = {
     .info = INFO(true),
+    .options = "iterations seed",
     .absent = &absent,
     .available = crn_highs_available,
     .accepts = crn_frontier_accepts,

@@ -89,6 +89,7 @@ const crn_solver crn_brute_select_solver = {
              .summary = "the best checkpoints of at most 16 layers, by trying all sets; the oracle",
              .source = "Hong et al., eqs. 6 and 9",
              .cost = "O(2^n n)"},
+    .options = "objective",
     .accepts = brute_select_accepts,
     .open = brute_select_open,
     .close = crn_selection_close,

@@ -9,14 +9,36 @@ static json_t *bound_json(const cairn_bound *bound)
     return cli_object_take(&out);
 }
 
-static cli_exit run(cli_call *call)
+/* A bound on the time of what does not exist holds, and says nothing: what is missing is memory. */
+static void tell_least(const cli_call *call, const cairn_bound *bound, int64_t budget_bytes)
 {
     char value[32];
+    if (budget_bytes == CAIRN_NONE || bound->least_lower_bytes <= budget_bytes)
+        return;
+    cairn_format_bytes(bound->least_lower_bytes, value, sizeof(value));
+    if (call->json)
+        cli_note("no schedule fits the budget: every schedule needs at least %lld bytes",
+                 (long long)bound->least_lower_bytes);
+    else
+        cli_row("least memory", value, "no schedule fits the budget: every schedule needs at least this");
+}
+
+static void print_bound(const cairn_bound *bound)
+{
+    char value[32];
+    cli_row("lower bound", cairn_format_ns(bound->lower_bound_ns, value, sizeof(value)), bound->method);
+}
+
+static cli_exit run(cli_call *call)
+{
+    int64_t budget_bytes;
     cairn_bound bound;
     cairn_error error;
     if (!call->budget)
         return cli_misuse(call, "`cairn bound` needs --budget SIZE, or --budget none");
-    cli_exit result = cli_load_problem(call);
+    cli_exit result = cli_budget(call, CAIRN_NONE, &budget_bytes);
+    if (result == CLI_FOUND)
+        result = cli_load_problem(call);
     if (result != CLI_FOUND)
         return result;
     const cairn_env *env = cli_watch_begin("bounding");
@@ -27,7 +49,8 @@ static cli_exit run(cli_call *call)
     if (call->json)
         result = cli_print_json(call, bound_json(&bound));
     else
-        cli_row("lower bound", cairn_format_ns(bound.lower_bound_ns, value, sizeof(value)), bound.method);
+        print_bound(&bound);
+    tell_least(call, &bound, budget_bytes);
     return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
 }
 
@@ -38,6 +61,8 @@ const cli_command cli_bound = {
     .operands_max = 1,
     .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SEARCH,
     .summary = "a proved lower bound on the time within a budget",
-    .details = "No schedule of the problem within --budget is faster.",
+    .details = "No schedule of the problem within --budget is faster. Where it is proved that there is none at all, "
+               "the least\n"
+               "memory that any needs is named, too.",
     .run = run,
 };

@@ -168,6 +168,7 @@ CAIRN_API cairn_status cairn_limits_of(const cairn_env *env, const cairn_problem
 typedef struct cairn_bound {
     int64_t lower_bound_ns;
     char method[32];
+    int64_t least_lower_bytes; /**< proved lower bound on what any schedule needs; above the budget: there is none */
 } cairn_bound;
 
 CAIRN_API cairn_status cairn_bound_of(const cairn_env *env, const cairn_problem *problem, const cairn_options *options,

@@ -315,6 +315,7 @@ class Bound(Structure):
     _fields_: ClassVar = [
         ("lower_bound_ns", c_int64),
         ("method", c_char * 32),
+        ("least_lower_bytes", c_int64),
     ]
 
 

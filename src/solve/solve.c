@@ -117,10 +117,11 @@ cairn_status cairn_bound_of(const cairn_env *env, const cairn_problem *problem, 
 {
     crn_session session;
     const char *method;
-    *bound = (cairn_bound){.lower_bound_ns = CAIRN_NONE};
+    *bound = (cairn_bound){.lower_bound_ns = CAIRN_NONE, .least_lower_bytes = CAIRN_NONE};
     CRN_TRY(crn_session_prepare(&session, env, problem, options, 0, error));
     CRN_TRY(check_budget_given(&session.settings, error));
     CRN_TRY(crn_options_check(options, NULL, &session.task, error));
+    CRN_TRY(crn_least_lower(&session.task, &bound->least_lower_bytes, error));
     CRN_TRY(crn_lower_bound(&session.task, session.settings.budget_bytes, &bound->lower_bound_ns, &method, error));
     snprintf(bound->method, sizeof(bound->method), "%s", method);
     return CAIRN_OK;

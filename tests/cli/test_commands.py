@@ -217,6 +217,13 @@ def test_bound(cairn):
     bound = cairn.json("bound", cairn.file("p", CHAIN), "--budget", "none")
     assert list(bound) == ["lower_bound_ns", "method"]
     assert 0 < bound["lower_bound_ns"] <= 6000
+    least = cairn.json("limits", "p")["least_lower_bytes"]
+    for budget, said in ((least, False), (least - 1, True), (0, True)):
+        done = cairn("bound", "p", "--budget", str(budget), "--json")
+        assert done.code == 0 and list(json.loads(done.out)) == list(bound)
+        assert (f"every schedule needs at least {least} bytes" in done.err) == said
+        table = cairn("bound", "p", "--budget", str(budget)).out
+        assert table.startswith("lower bound ") and ("least memory " in table) == said
     assert cairn("bound", "p").code == 2
 
 

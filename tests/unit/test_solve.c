@@ -183,6 +183,7 @@ static void limits_and_bounds(void **state)
     assert_true(limits.least_lower_bytes > 0 && limits.least_lower_bytes <= 60);
     assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, NULL), CAIRN_OK);
     assert_true(bound.lower_bound_ns >= 10 && strlen(bound.method) > 0);
+    assert_int_equal(bound.least_lower_bytes, limits.least_lower_bytes);
     assert_int_equal(cairn_limits_of(NULL, problem, NULL, &limits, NULL), CAIRN_OK);
     cairn_options_free(options);
     cairn_problem_free(problem);

@@ -285,6 +285,41 @@ def complex_numbers() -> Step:
 # -- Hugging Face, randomly initialised ----------------------------------------------------------------------
 
 
+class Skipping(nn.Module):
+    """A U-Net: what its transposed convolutions return is copied into something larger, and nobody keeps it."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+
+        def twice(before: int, after: int) -> nn.Sequential:
+            first, second = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+            rest = nn.BatchNorm2d(after), nn.ReLU(inplace=True)
+            return nn.Sequential(first, nn.BatchNorm2d(after), nn.ReLU(inplace=True), second, *rest)
+
+        self.down = nn.ModuleList([twice(3, width), twice(width, 2 * width)])
+        self.middle, self.leave = twice(2 * width, 4 * width), nn.Conv2d(width, 3, 1)
+        sizes = ((4 * width, 2 * width), (2 * width, width))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(before, after, 2, 2) for before, after in sizes)
+        self.joined = nn.ModuleList(twice(before, after) for before, after in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = []
+        for block in self.down:
+            x = block(x)
+            skipped.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.middle(x)
+        for up, block in zip(self.up, self.joined, strict=True):
+            x = block(torch.cat([skipped.pop(), up(x)], 1))
+        return self.leave(x)
+
+
+def unet(layout: torch.memory_format = torch.contiguous_format) -> Step:
+    images, target = torch.randn(2, 3, 64, 64).contiguous(memory_format=layout), torch.randint(3, (2, 64, 64))
+    model = Skipping().train().to(memory_format=layout)
+    return Step(model, (images,), {}, lambda output: F.cross_entropy(output, target))
+
+
 def gpt2(layers: int = 3, width: int = 128, vocabulary: int = 1000, length: int = 128) -> Step:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -390,6 +425,8 @@ ODD = {
     "shared": shared,
     "joined": joined,
     "complex": complex_numbers,
+    "unet": unet,
+    "unet-channels-last": functools.partial(unet, torch.channels_last),
 }
 
 

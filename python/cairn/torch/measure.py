@@ -90,6 +90,13 @@ class _Run:
     arrived: _Moment | None = None
     arriving: isolate.Layouts = ()
 
+    @property
+    def left_outside(self) -> set[int]:
+        """The outputs that no block keeps: what runs next, outside of blocks, reads them, and may hold them."""
+        if self.chained_to:
+            return set()
+        return {ref.key for ref in self.outputs} - self.pinned - self.saved_outputs
+
     def returned(self, tensor: torch.Tensor) -> bool:
         """True for a tensor that this run returned and nobody changed."""
         identity = isolate.identity(tensor)
@@ -347,7 +354,9 @@ class MemoryPass:
         stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         stage.saved_bytes = max(growth, stage.output_bytes, 0)
-        base = self._meter.level(segment.begin.mark) - self._released_bytes(index, segment)
+        before = self._runs[index - 1 : index] if index else []
+        left = sum(_bytes_of(run, run.left_outside) for run in before)  # counted here, not by the block
+        base = self._meter.level(segment.begin.mark) - self._released_bytes(index, segment) - left
         stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
@@ -356,6 +365,7 @@ class MemoryPass:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
+        stage.saved_bytes += sum(_bytes_of(run, run.left_outside & segment.end.outputs.keys()) for run in before)
         return stage
 
     def _released_bytes(self, index: int, segment: _Segment) -> int:
@@ -396,14 +406,16 @@ class MemoryPass:
         held = sum(size for key, size in run.alive.items() if key not in pinned)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart = run.pinned | run.unread  # not the chain's to keep
+        apart, left = run.pinned | run.unread, run.left_outside  # not the chain's to keep
         if apart or (run.is_held and run.saved_outputs):
             stage.travel_bytes, stage.output_travels = 0, False
         elif run.is_held:  # the rest can travel
             stage.output_is_held, stage.output_travels = True, False
             stage.travel_bytes = max(0, stage.travel_bytes - stage.output_bytes)
-        stage.output_bytes -= _bytes_of(run, apart)
-        not_saved = _bytes_of(run, apart - run.saved_outputs)  # gone before the backward that was measured
+        elif left:
+            stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - _bytes_of(run, left)), False
+        stage.output_bytes -= _bytes_of(run, apart | left)
+        not_saved = _bytes_of(run, (apart | left) - run.saved_outputs)  # gone before the backward that was measured
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved

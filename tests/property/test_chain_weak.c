@@ -16,6 +16,7 @@
 
 #include "solve/chain/weak_slots.h"
 #include "support/ask.h"
+#include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
@@ -237,6 +238,38 @@ static void in_slots_the_claim_is_that_of_the_schedule(void **state)
     cairn_problem_free(problem);
 }
 
+typedef struct want {
+    const cairn_problem *problem;
+    int64_t budget_bytes, exact_ns, weak_ns;
+    int ended; /* for want of memory, with chain-exact's answer */
+} want;
+
+static cairn_status solve_in_want(const cairn_env *env, void *context)
+{
+    want *w = context;
+    cairn_info info;
+    cairn_options *options = options_for("chain-weak", w->budget_bytes);
+    cairn_status status = cairn_solve(env, w->problem, options, NULL, &info, NULL);
+    cairn_options_free(options);
+    if (status != CAIRN_OK)
+        return status;
+    bool ended = strstr(info.reason, "memory-limit") != NULL;
+    assert_int_equal(info.makespan_ns, ended ? w->exact_ns : w->weak_ns);
+    assert_string_equal(info.optimal_in, ended ? "persistent" : "weakly-persistent");
+    w->ended += ended;
+    return status;
+}
+
+static void want_of_memory_leaves_what_chain_exact_has(void **state)
+{
+    (void)state;
+    cairn_problem *problem = weak_instance(6);
+    want w = {problem, 8, solve(problem, "chain-exact", 8).makespan_ns, solve(problem, "chain-weak", 8).makespan_ns, 0};
+    assert_true(w.weak_ns < w.exact_ns);
+    assert_true(test_every_allocation_fails(solve_in_want, &w) > 1 && w.ended > 0);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +278,7 @@ int main(void)
         cmocka_unit_test(others_nearly_always),
         cmocka_unit_test(slots_and_bytes_agree),
         cmocka_unit_test(in_slots_the_claim_is_that_of_the_schedule),
+        cmocka_unit_test(want_of_memory_leaves_what_chain_exact_has),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 #include <cairn/cairn.h>
 
 #include "support/ask.h"
+#include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 
 /* ---- enumeration ---- */
@@ -319,6 +320,38 @@ static void too_large_is_refused_beforehand(void **state)
     cairn_problem_free(problem);
 }
 
+typedef struct want {
+    const cairn_problem *problem;
+    int64_t budget_bytes, start_ns;
+    int ended; /* for want of memory, with an answer */
+} want;
+
+static cairn_status solve_in_want(const cairn_env *env, void *context)
+{
+    want *w = context;
+    cairn_info info;
+    cairn_options *options = options_for("graph-milp", w->budget_bytes);
+    cairn_status status = cairn_solve(env, w->problem, options, NULL, &info, NULL);
+    cairn_options_free(options);
+    if (status != CAIRN_OK)
+        return status;
+    assert_true(info.makespan_ns > 0 && info.makespan_ns <= w->start_ns);
+    w->ended += strstr(info.reason, "memory-limit") != NULL;
+    return status;
+}
+
+static void want_of_memory_leaves_the_start(void **state)
+{
+    (void)state;
+    need_highs();
+    cairn_problem *problem = training_graph(29, 10); /* one that the lower bound does not close */
+    cairn_info search = solve(problem, "graph-search", INT64_MAX / 2);
+    int64_t budget = search.least_bytes + (search.store_all_bytes - search.least_bytes) / 10;
+    want w = {problem, budget, solve(problem, "graph-search", budget).makespan_ns, 0};
+    assert_true(test_every_allocation_fails(solve_in_want, &w) > 1 && w.ended > 0);
+    cairn_problem_free(problem);
+}
+
 static void larger_graphs_are_not_taken(void **state)
 {
     (void)state;
@@ -369,6 +402,7 @@ int main(void)
         cmocka_unit_test(larger_answers_beat_the_start_and_repeat),
         cmocka_unit_test(the_clock_stops_it),
         cmocka_unit_test(a_poll_stops_it),
+        cmocka_unit_test(want_of_memory_leaves_the_start),
         cmocka_unit_test(too_large_is_refused_beforehand),
         cmocka_unit_test(larger_graphs_are_not_taken),
         cmocka_unit_test(without_highs_they_are_unavailable),

@@ -19,6 +19,8 @@
  *
  * The least budget is that of weakly persistent schedules, in bytes (weak_least.h), in either case.
  */
+#include <stdio.h>
+
 #include "solve/chain/weak_slots.h"
 #include "solve/chain/weak_steps.h"
 
@@ -241,6 +243,16 @@ static cairn_status improve(session *p, const crn_task *task, int64_t available,
     return CAIRN_OK;
 }
 
+/* Without memory for tables of its own chain-exact's answer stays, from tables that are there. */
+static cairn_status fall_back(const session *p, const crn_task *task, int64_t budget_bytes, crn_answer *answer,
+                              cairn_error *error)
+{
+    cairn_builder_truncate(answer->builder, 0);
+    snprintf(answer->reason, sizeof(answer->reason),
+             "chain-exact's: no memory to look for weakly persistent ones (option memory-limit)");
+    return crn_chain_exact_solver.solve(task, p->exact, budget_bytes, answer, error);
+}
+
 static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                      cairn_error *error)
 {
@@ -255,8 +267,11 @@ static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t 
     bool is_near = room_ns == 0 || (!p->in_bytes && room_ns <= ns / NEAR_SHARE);
     if (is_near || !p->has_parts || budget_bytes == CAIRN_NONE || budget_bytes < p->least_bytes)
         return status;
+    bool has_answer = answer->found;
     if (status == CAIRN_OK)
         status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);
+    if (status == CAIRN_NO_MEMORY && has_answer)
+        return fall_back(p, task, budget_bytes, answer, error);
     if (status != CAIRN_CANCELLED || !answer->found)
         return status;
     answer->stopped_early = true; /* chain-exact has an answer */

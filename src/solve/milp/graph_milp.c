@@ -113,7 +113,7 @@ static cairn_status ask_first(const crn_task *task, milp *s, int64_t budget_byte
 /* What a program proved. */
 typedef struct proof {
     bool closed;
-    bool stopped_early;
+    bool stopped_early, out_of_memory;
     int64_t bound; /* ns of recomputation, or bytes without the fixed ones; CAIRN_NONE */
 } proof;
 
@@ -255,6 +255,17 @@ static cairn_status improve(const crn_task *task, milp *s, const crn_program_goa
     return CAIRN_OK;
 }
 
+/* Want of memory, for the program or in HiGHS, leaves what was found before. */
+static cairn_status try_to_improve(const crn_task *task, milp *s, const crn_program_goal *goal, int64_t lower_bound_ns,
+                                   crn_frontier_best *best, proof *proved, cairn_error *error)
+{
+    cairn_status status = improve(task, s, goal, lower_bound_ns, best, proved, error);
+    if (status != CAIRN_NO_MEMORY || !best->found)
+        return status;
+    *proved = (proof){.out_of_memory = true, .bound = CAIRN_NONE};
+    return CAIRN_OK;
+}
+
 /* ---- least memory ---- */
 
 /* From graph-search's least schedule down. */
@@ -271,7 +282,7 @@ static cairn_status find_smallest(const crn_task *task, milp *s, crn_least *leas
         return CAIRN_OK;
     CRN_TRY(ask_first(task, s, least->bytes, true, &s->smallest, &ignored_ns, error));
     crn_program_goal goal = {.minimize_peak = true, .budget_bytes = least->bytes, .lower_bytes = least->lower_bytes};
-    CRN_TRY(improve(task, s, &goal, CAIRN_NONE, &s->smallest, &proved, error));
+    CRN_TRY(try_to_improve(task, s, &goal, CAIRN_NONE, &s->smallest, &proved, error));
     if (s->smallest.found)
         least->bytes = crn_min(least->bytes, s->smallest.replay.peak_bytes);
     least->is_exact = least->bytes == least->lower_bytes;
@@ -311,7 +322,9 @@ static void say_how_open(const crn_frontier_graph *graph, const crn_frontier_bes
                          char reason[CAIRN_REASON_MAX])
 {
     int64_t makespan_ns = best->replay.makespan_ns, bound_ns = graph->model->total_cost + proved->bound;
-    if (proved->bound == CAIRN_NONE)
+    if (proved->out_of_memory)
+        snprintf(reason, CAIRN_REASON_MAX, "not closed: no memory for branch and bound (option memory-limit)");
+    else if (proved->bound == CAIRN_NONE)
         snprintf(reason, CAIRN_REASON_MAX, "not closed, and nothing known of frontier schedules alone");
     else
         snprintf(reason, CAIRN_REASON_MAX, "not closed: frontier schedules take at least %lld ns (%.3g %% less)",
@@ -326,7 +339,7 @@ static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget
     if (best->replay.makespan_ns > answer->lower_bound_ns && crn_should_stop(task, NULL))
         proved = (proof){.stopped_early = true, .bound = CAIRN_NONE};
     else if (best->replay.makespan_ns > answer->lower_bound_ns)
-        CRN_TRY(improve(task, s, &goal, answer->lower_bound_ns, best, &proved, error));
+        CRN_TRY(try_to_improve(task, s, &goal, answer->lower_bound_ns, best, &proved, error));
     answer->optimal_in_class = proved.closed;
     answer->stopped_early = proved.stopped_early;
     if (!proved.closed)

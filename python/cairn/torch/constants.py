@@ -10,14 +10,14 @@ import copy
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from . import takeover
 from .attributes import OF_EVERY_MODULE, has_attributes
-from .elsewhere import Elsewhere, first_difference, getter, is_comparable, is_constant
+from .elsewhere import Elsewhere, call, first_difference, getter, is_comparable, is_constant, names_of
 
 
 class Constants:
@@ -43,7 +43,7 @@ class Constants:
         self._owners = [type(owner).__name__ for owner in owners]
         self._compared = [[n for n, v in names.items() if _is_compared(n, v)] for names in attributes]
         self._values_of = list(map(getter, self._compared))
-        self._values = copy.deepcopy(list(map(_call, self._values_of, attributes)))
+        self._values = copy.deepcopy(list(map(call, self._values_of, attributes)))
         referred = [[n for n, v in vars(owner).items() if _is_referred_to(v)] for owner in owners]
         self._referring = [(index, getter(names)) for index, names in enumerate(referred) if names]
         self._with_parts = [index for index, module in enumerate(modules) if module._modules]
@@ -55,28 +55,29 @@ class Constants:
 
     def hold(self, modules: Sequence[dict[str, Any]]) -> bool:
         """Whether all are as they were, in what are the attributes of the modules now."""
-        attributes = [*modules, *self._of_objects()]
-        if self._gone or list(map(len, attributes)) != self._counts or _hooks_of(modules) != self._hooks:
+        if self._gone:
             return False
         try:
-            if list(map(_call, self._values_of, attributes)) != self._values:
-                return False
-            return list(map(id, self._referred(attributes))) == self._ids and self._elsewhere.is_as_it_was()
-        except (KeyError, RuntimeError, TypeError, ValueError):  # one is gone, or has become a tensor or an array
-            return False
+            attributes = [*modules, *names_of(map(call, self._objects))]
+            return (
+                list(map(len, attributes)) == self._counts
+                and _hooks_of(modules) == self._hooks
+                and list(map(call, self._values_of, attributes)) == self._values
+                and list(map(id, self._referred(attributes))) == self._ids
+                and self._elsewhere.is_as_it_was()
+            )
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            return False  # one is gone, or has become a tensor or an array
 
     def difference(self, modules: Sequence[dict[str, Any]]) -> str:
         """Where they do not hold: what is another than it was, for people."""
-        attributes = [*modules, *self._of_objects()]
+        objects = [vars(owner) for reference in self._objects if (owner := reference()) is not None]
+        attributes = [*modules, *objects]
         for owner, names, now, before in zip(self._owners, self._compared, attributes, self._values, strict=False):
             name = first_difference(names, now, before)
             if name is not None:
                 return f"the attribute '{name}' of {owner}"
         return self._elsewhere.difference() or "a hook, a function, an object or a part"
-
-    def _of_objects(self) -> list[dict[str, Any]]:
-        """The attributes of the plain objects that are still there."""
-        return [vars(owner) for reference in self._objects if (owner := reference()) is not None]
 
     def _referred(self, attributes: Sequence[dict[str, Any]]) -> list[Any]:
         """The functions, plain objects and parts that modules and plain objects refer to, in a fixed order."""
@@ -86,10 +87,6 @@ class Constants:
         for index in self._with_parts:
             found += attributes[index]["_modules"].values()
         return found
-
-
-#: Calls a function, without a function of Python in between where there is one for it.
-_call: Callable[..., Any] = getattr(operator, "call", lambda function, argument: function(argument))
 
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:

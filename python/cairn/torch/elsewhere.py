@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -27,8 +28,11 @@ from torch import nn
 
 from .attributes import has_attributes
 
-#: Finds the names of a namespace, a class or an object with their values; None: it is gone.
-Place = Callable[[], Any]
+#: Finds a class, a module of Python or an object; None: it is gone.
+Owner = Callable[[], Any]
+
+#: Calls a function, without a function of Python in between where there is one for it.
+call: Callable[..., Any] = getattr(operator, "call", lambda function, *arguments: function(*arguments))
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _ITEMS_COMPARED = 100
@@ -68,6 +72,14 @@ def _nothing(_: Any) -> tuple[()]:
     return ()
 
 
+def names_of(owners: Iterable[Any]) -> Iterator[Any]:
+    """What `vars` gives of each, past functions of their classes that run where attributes are read.
+
+    AttributeError: there is none.
+    """
+    return map(object.__getattribute__, owners, itertools.repeat("__dict__"))
+
+
 def first_difference(names: Sequence[str], now: Mapping[str, Any], before: Sequence[Any]) -> str | None:
     """The first of the names that stands for something else than it did."""
     for name, value in zip(names, before, strict=False):  # as `getter` gives them
@@ -86,7 +98,7 @@ def _is_same(value: Any, before: Any) -> bool:
 class Elsewhere:
     """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to."""
 
-    __slots__ = ("_cells", "_contents", "_getters", "_names", "_places", "_values")
+    __slots__ = ("_cells", "_contents", "_getters", "_names", "_namespaces", "_owners", "_values")
 
     def __init__(self, modules: Sequence[nn.Module], objects: Sequence[Any]) -> None:
         search = _Search()
@@ -95,25 +107,32 @@ class Elsewhere:
         search.run(_roots(modules))
         self._cells = list(search.cells.values())
         self._contents = copy.deepcopy(list(map(_get_contents, self._cells)))
-        self._places = [place for place, _ in search.noted.values()]
-        self._names = [list(names) for _, names in search.noted.values()]
+        self._namespaces = [namespace for namespace, _ in search.globals.values()]
+        self._owners = [owner for owner, _ in search.attributes.values()]
+        noted = (*search.globals.values(), *search.attributes.values())
+        self._names = [list(names) for _, names in noted]
         self._getters = list(map(getter, self._names))
         self._values = copy.deepcopy(self._current())
 
     def is_as_it_was(self) -> bool:
-        """Whether all of it has the same values. KeyError, TypeError or ValueError: something is gone."""
+        """Whether all of it has the same values.
+
+        AttributeError, KeyError, TypeError or ValueError: something is gone.
+        """
         return list(map(_get_contents, self._cells)) == self._contents and self._current() == self._values
 
     def difference(self) -> str | None:
         """What is another than it was, for people."""
-        for names, place, before in zip(self._names, self._places, self._values, strict=True):
-            name = first_difference(names, place() or {}, before)
+        owners = (getattr(owner(), "__dict__", {}) for owner in self._owners)
+        namespaces = (*self._namespaces, *owners)
+        for names, namespace, before in zip(self._names, namespaces, self._values, strict=True):
+            name = first_difference(names, namespace, before)
             if name is not None:
                 return f"'{name}', which its code reads,"
         return "a variable of a closure" if list(map(_get_contents, self._cells)) != self._contents else None
 
     def _current(self) -> list[Any]:
-        return [get(place()) for get, place in zip(self._getters, self._places, strict=True)]
+        return list(map(call, self._getters, (*self._namespaces, *names_of(map(call, self._owners)))))
 
 
 def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
@@ -126,10 +145,13 @@ def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
 
 
 class _Search:
-    """Follows functions; `noted` are places and the names in them, `cells` variables of closures."""
+    """Follows functions; `globals` are namespaces and the names to note in them, `attributes` classes and objects with
+    theirs, `cells` variables of closures.
+    """
 
     def __init__(self) -> None:
-        self.noted: dict[int, tuple[Place, dict[str, None]]] = {}
+        self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+        self.attributes: dict[int, tuple[Owner, dict[str, None]]] = {}
         self.cells: dict[int, Any] = {}
         self._classes: dict[int, type] = {}
         self._seen: set[int] = set()
@@ -157,7 +179,7 @@ class _Search:
         names = _names_in(function.__code__) | {"__call__"}  # of objects, which no name tells
         namespace = function.__globals__
         for name in names & namespace.keys():
-            self._found(namespace[name], names, functools.partial(self._note, lambda: namespace, id(namespace), name))
+            self._found(namespace[name], names, functools.partial(self._note_global, namespace, name))
         for cell in function.__closure__ or ():
             if cell != types.CellType():
                 self._found(cell.cell_contents, names, functools.partial(self.cells.__setitem__, id(cell), cell))
@@ -184,15 +206,15 @@ class _Search:
 
     def _look_into(self, owner: Any, names: set[str]) -> None:
         """The attributes of a class, a module or an object that have one of these names."""
-        attributes, place = vars(owner), _place_of(owner)
+        attributes = vars(owner)
         for name in names & attributes.keys():
             if is_comparable(attributes[name]):
-                self._note(place, id(owner), name)
+                self.attributes.setdefault(id(owner), (_reference_to(owner), {}))[1][name] = None
             else:
                 self._follow(attributes[name])
 
-    def _note(self, place: Place, key: int, name: str) -> None:
-        self.noted.setdefault(key, (place, {}))[1][name] = None
+    def _note_global(self, namespace: dict[str, Any], name: str) -> None:
+        self.globals.setdefault(id(namespace), (namespace, {}))[1][name] = None
 
 
 def _own_bases(cls: type) -> Iterator[type]:
@@ -200,18 +222,12 @@ def _own_bases(cls: type) -> Iterator[type]:
     return (base for base in cls.__mro__ if not _is_of_library(base.__module__))
 
 
-def _place_of(owner: Any) -> Place:
-    """Where the attributes of something are, which is not kept alive for it."""
+def _reference_to(owner: Any) -> Owner:
+    """Finds something again, which is not kept alive for it if that can be."""
     try:
-        reference = weakref.ref(owner)
+        return weakref.ref(owner)
     except TypeError:
-        return functools.partial(vars, owner)
-
-    def place() -> Any:
-        found = reference()
-        return None if found is None else vars(found)
-
-    return place
+        return lambda: owner
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:

@@ -274,7 +274,9 @@ class Executor:
         if stage is None:
             self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
             return forward(*args, **kwargs)
-        with self._replaced.during_block() if self._replaced.anything else _NOTHING:
+        if not self._replaced.anything:
+            return run.block(stage, forward, args, kwargs)
+        with self._replaced.during_block():
             return run.block(stage, forward, args, kwargs)
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

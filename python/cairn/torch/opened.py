@@ -93,8 +93,7 @@ class OpenedBlock:
 
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
-        grads = [p is not None and (p.requires_grad, p.dim() > 3 and p.stride()) for p in before.parameters]
-        leaves = _leaves_key(tree.leaves)
+        grads, leaves = _parameters_key(before.parameters), _leaves_key(tree.leaves)
         found = _frozen(tree.shape), modes, switches, grads, leaves
         last = self._last  # another thread may replace it
         if last is None or found != last[0]:
@@ -313,9 +312,9 @@ def _frozen(shape: Any, depth: int = OBJECT_DEPTH) -> Any:
     if cls in _AS_THEY_ARE:
         return shape
     if cls is tuple or cls is list:
-        return cls, tuple([_frozen(item, depth) for item in shape])
+        return cls, tuple([item if type(item) in _AS_THEY_ARE else _frozen(item, depth) for item in shape])
     if cls is dict:
-        return cls, tuple([(key, _frozen(item, depth)) for key, item in shape.items()])
+        return cls, tuple([(key, _frozen(item, depth)) for key, item in shape.items()]) if shape else ()
     if isinstance(shape, (bool, int, float, complex, str, bytes)):
         return cls, repr(shape)  # 1, 1.0 and True are equal, 0.0 and -0.0 too
     if cls is slice:
@@ -349,6 +348,15 @@ def _frozen_parts(value: Any, depth: int) -> Any:
     return _frozen(vars(value), depth) if has_attributes(value) else None
 
 
+def _parameters_key(parameters: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Which have gradients, and how they lie in memory."""
+    try:
+        return [*map(_needs_gradient, parameters), *map(_stride_of, parameters)]
+    except (AttributeError, RuntimeError):  # one is None, or sparse
+        known = [None if p is None or p.layout is not torch.strided else p.stride() for p in parameters]
+        return [*(p is not None and p.requires_grad for p in parameters), *known]
+
+
 def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
     """Shapes, types, and which leaves lie in one storage."""
     storages: dict[int, int] = {}
@@ -360,4 +368,5 @@ def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
     return found
 
 
+_needs_gradient, _stride_of = operator.attrgetter("requires_grad"), operator.methodcaller("stride")
 _look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

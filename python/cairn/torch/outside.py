@@ -176,16 +176,12 @@ def _loss_proved(input: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
 
 
 class Replaced:
-    """Carries out, in the forwards of one model, what is replaced."""
+    """Carries out, in the forwards of one model, what is replaced; `anything`: whether there is any."""
 
     def __init__(self, model: nn.Module, outside: Outside) -> None:
         self._model, self._tied = weakref.ref(model), outside.tied
         self._mode = _Replacing(outside.loss) if outside.loss or outside.tied or outside.heads else None
-
-    @property
-    def anything(self) -> bool:
-        """Whether anything is replaced."""
-        return self._mode is not None
+        self.anything = self._mode is not None
 
     @contextlib.contextmanager
     def during_forward(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ one that adds to them. More seeds: CAIRN_SEEDS=50 python -m pytest python/tests/
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import sys
@@ -25,6 +26,7 @@ import cairn.torch as ct
 import executor_support
 import torch_models
 from cairn.torch import check, memory, opened
+from cairn.torch.held_outside import lets_go
 from cairn.torch.prints import fingerprint
 from cairn.torch.stages import StageRef
 from cairn.torch.untouched import untouched
@@ -74,11 +76,14 @@ def chosen_by_nobody(profile: ct.Profile, seed: int) -> ct.Plan:
         ("forward_save", op[1], choose.randrange(len(stages[op[1] - 1]["options"]))) if op[0] == "forward_save" else op
         for op in executor_support.wild(refs, seed)
     ]
-    schedule = cairn.Schedule.from_ops(task.chain, ops)
-    replayed = cairn.simulate(task.chain, schedule)
+    apart = frozenset(n for n, stage in enumerate(profile.stages, 1) if stage.also_held_bytes and lets_go(ops, n))
+    problem = profile.chain("step", "accumulated", apart)
+    chain = cairn.Chain.from_json(json.dumps(problem))
+    schedule = cairn.Schedule.from_ops(chain, ops)
+    replayed = cairn.simulate(chain, schedule)
     assert replayed.valid
     peak, reserve = max(replayed.peak_bytes, task.optimizer_peak), task.reserve(None)
-    found = planning._Chosen(task.problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible")
+    found = planning._Chosen(problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible", apart=apart)
     return task._plan_of(planning._Room(peak + reserve, reserve), found)
 
 
@@ -136,6 +141,28 @@ def test_models_that_are_no_chains_are_exact_within_every_budget(name: str) -> N
         assert peak <= predicted + plan.reserve_bytes, plan.ops
     kept = {stage.keep_reason for stage in profile.stages if stage.kind == "block"}
     assert kept == ({"is passed a tensor that is changed in place after it ran"} if name == "overwriting" else {""})
+
+
+@pytest.mark.parametrize("gradients", ["created", "accumulated"])
+def test_outputs_that_are_saved_twice_stay_as_long_as_what_runs_behind_them(gradients: str) -> None:
+    """A schedule that lets go of such an output and makes it again has two of it meanwhile."""
+    sample = torch_models.made("encoding")
+    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    assert [stage.name for stage in profile.stages if stage.also_held_bytes] == ["encoder.2-3"]
+    task = planning.Task(profile, "step", gradients, "auto", {}, None)
+    made = [plan for plan in task.plans(task.even_budgets(12)) if isinstance(plan, ct.Plan)]
+    assert len(made) == 12 and made[0].budget_bytes == made[-1].least_budget_bytes == made[0].least_budget_bytes
+    for plan in made:
+        result = ct.verify(sample.model, plan, sample.args, loss_fn=sample.loss_fn)
+        assert result.ok
+        peak, predicted = {
+            "created": (result.created.peak_bytes, plan.created_peak_bytes),
+            "accumulated": (result.accumulated.peak_bytes, plan.accumulated_peak_bytes),
+        }[gradients]
+        assert peak <= predicted + plan.reserve_bytes // 2
+    with pytest.raises(ct.InfeasibleBudget) as refused:
+        ct.plan(profile, made[0].budget_bytes - 1, gradients=gradients)
+    assert refused.value.least_bytes == made[0].budget_bytes
 
 
 def test_kernels_that_take_more_for_larger_gradients_keep_to_their_peak() -> None:

@@ -285,6 +285,31 @@ def complex_numbers() -> Step:
 # -- Hugging Face, randomly initialised ----------------------------------------------------------------------
 
 
+class Encoding(nn.Module):
+    """A variational autoencoder: what its last encoder block saves itself is saved outside of blocks, too."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+        self.mean, self.deviation = nn.Linear(64, 16), nn.Linear(64, 16)
+        self.decoder = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, width))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.encoder(x)
+        mean, deviation = self.mean(h), self.deviation(h)
+        return self.decoder(mean + torch.randn_like(mean) * (deviation / 2).exp()), mean, deviation
+
+
+def encoding() -> Step:
+    x = torch.rand(512, 256)
+
+    def loss(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        made, mean, deviation = output
+        return F.mse_loss(made, x) - 0.5 * (1 + deviation - mean**2 - deviation.exp()).mean()
+
+    return Step(Encoding().train(), (x,), {}, loss)
+
+
 class Skipping(nn.Module):
     """A U-Net: what its transposed convolutions return is copied into something larger, and nobody keeps it."""
 
@@ -425,6 +450,7 @@ ODD = {
     "shared": shared,
     "joined": joined,
     "complex": complex_numbers,
+    "encoding": encoding,
     "unet": unet,
     "unet-channels-last": functools.partial(unet, torch.channels_last),
 }

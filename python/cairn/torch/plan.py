@@ -19,6 +19,7 @@ from . import arguments, budgets
 from .arguments import ACCUMULATED, ALLOWED, CREATED
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
+from .held_outside import Answer, Chains
 from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
 from .opened import Inside
@@ -318,20 +319,23 @@ class _Chosen:
     solver: str
     outcome: str
     itinerary: Itinerary | None = None
+    apart: frozenset[int] = frozenset()  # stages whose outputs the problem counts apart
 
     @classmethod
-    def of(cls, problem: Mapping[str, Any], solution: cairn.Solution) -> _Chosen | None:
+    def of(cls, answer: Answer) -> _Chosen | None:
         """A solver's answer; None if it has none."""
+        solution = answer.solution
         if solution.schedule is None:
             return None
         return cls(
-            problem,
+            answer.problem,
             solution.schedule,
             _number(solution.makespan_ns),
             solution.lower_bound_ns,
-            solution.least_bytes,
+            answer.least_bytes,
             solution.solver,
             str(solution.outcome),
+            apart=answer.apart,
         )
 
     @classmethod
@@ -367,8 +371,8 @@ class Task:
         self.offloading = None if to is None else Offloading(profile, scope, gradients, to, solver, options)
         needs_machine = next((info.needs_machine for info in cairn.solvers() if info.name == solver), False)
         self.solver, self.options = "auto" if needs_machine and to is not None else solver, options
-        self.problem = profile.chain(scope, gradients)
-        self.chain = _chain_of(self.problem)
+        self._chains = Chains(profile, scope, gradients, self.solver, options)
+        self.problem, self.chain = self._chains.problem, self._chains.chain
         self.optimizer_peak = _optimizer_peak(profile) if scope == "step" else 0
 
     def plans(self, wanted: Sequence[Any]) -> list[Plan | InfeasibleBudget]:
@@ -376,13 +380,12 @@ class Task:
         rooms = [self._room(budget) for budget in wanted]
         fitting = [room for room in rooms if max(self.optimizer_peak, 1) <= room.usable_bytes]
         usable = [room.usable_bytes for room in fitting]
-        solved = cairn.solve_many(self.chain, usable, solver=self.solver, **self.options) if usable else []
-        solutions = dict(zip(fitting, solved, strict=True))
-        return [self._answer(room, solutions.get(room)) for room in rooms]
+        answers = dict(zip(fitting, self._chains.solved(usable), strict=True))
+        return [self._answer(room, answers.get(room)) for room in rooms]
 
-    def _answer(self, room: _Room, solution: cairn.Solution | None) -> Plan | InfeasibleBudget:
-        stays = None if solution is None else _Chosen.of(self.problem, solution)
-        journey = None
+    def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
+        stays = None if answer is None else _Chosen.of(answer)
+        solution, journey = None if answer is None else answer.solution, None
         if solution is not None and self.offloading is not None and solution.makespan_ns != solution.store_all_ns:
             journey = self.offloading.solve(room.usable_bytes)
         if journey is not None and (stays is None or journey.step_ns < stays.step_ns):
@@ -391,9 +394,8 @@ class Task:
 
     def _least_bytes(self) -> int | None:
         """The least that works, without a reserve."""
-        limits = cairn.limits(self.chain, solver=self.solver, **self.options)
         travelling = None if self.offloading is None else self.offloading.least_bytes
-        return min((size for size in (limits.least_bytes, travelling) if size is not None), default=None)
+        return min((size for size in (self._chains.least_bytes, travelling) if size is not None), default=None)
 
     def even_budgets(self, count: int) -> list[int]:
         """So many from the least to storing everything."""
@@ -467,7 +469,7 @@ class Task:
         if chosen.itinerary is not None:
             problem = problem_of(self.profile, self.scope, gradients)
             return max(peak_with_transfers(problem, chosen.itinerary)[1], self.optimizer_peak)
-        chain = _chain_of(self.profile.chain(self.scope, gradients))
+        chain = _chain_of(self.profile.chain(self.scope, gradients, chosen.apart))
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(_number(replayed.peak_bytes), self.optimizer_peak)
 
@@ -481,21 +483,21 @@ class Task:
         if self.optimizer_peak > least_bytes:
             return self._optimizer_needs_more(room)
         profile = self.profile
-        ops = self._ops_at(least_bytes)
-        moment = peak_moment(self.problem, ops, self._resident(), profile.held_by_name)
-        blocking = first_over(self.problem, ops, max(room.usable_bytes, 0))
+        problem, ops = self._at(least_bytes)
+        moment = peak_moment(problem, ops, self._resident(), profile.held_by_name)
+        blocking = first_over(problem, ops, max(room.usable_bytes, 0))
         names = [str(ref) for ref in profile.refs if ref.is_block]
         parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
         least = least_bytes + room.reserve_bytes
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
 
-    def _ops_at(self, budget: int) -> list[cairn.Op]:
-        """A schedule, as it is when copies take no time."""
-        solution = cairn.solve(self.chain, budget, solver=self.solver, **self.options)
-        if solution.schedule is not None:
-            return list(solution.schedule.ops)
+    def _at(self, budget: int) -> tuple[Mapping[str, Any], list[cairn.Op]]:
+        """A schedule, as it is when copies take no time, and its problem."""
+        [answer] = self._chains.solved([budget])
+        if answer.solution.schedule is not None:
+            return answer.problem, list(answer.solution.schedule.ops)
         journey = None if self.offloading is None else self.offloading.solve(budget)
-        return list(_store_all(len(self.problem["stages"])) if journey is None else journey.schedule.ops)
+        return self.problem, list(_store_all(len(self.problem["stages"])) if journey is None else journey.schedule.ops)
 
     def _optimizer_needs_more(self, room: _Room) -> InfeasibleBudget:
         profile, name = self.profile, "step of the optimizer"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -95,16 +96,17 @@ class Profile:
         """The same in total."""
         return sum(self.resident_by_name(scope, gradients).values())
 
-    def chain(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, Any]:
+    def chain(self, scope: str = "step", gradients: str = ACCUMULATED, apart: Collection[int] = ()) -> dict[str, Any]:
         """The step as a cairn-chain.
 
         `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
         optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
+        `apart` are stages (from 1) of which what runs behind them holds the output, whatever a schedule does with it.
         """
         created = gradients == CREATED and scope == "step"
         stages = []
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
-        for stage in self.stages:
+        for stage in _held_apart(self.stages, apart):
             stages.append(_chain_stage(stage, before, created))
             before = stage.grad_bytes
         # autocast's copies of parameters exist together when the last stage begins, recomputed or not
@@ -152,6 +154,17 @@ class Profile:
 
 
 STATE = ("parameters", "buffers", "optimizer state", "workspaces of libraries")
+
+
+def _held_apart(stages: Sequence[StageMeasure], apart: Collection[int]) -> Sequence[StageMeasure]:
+    """The stages; what is held of the outputs of some by what runs behind them is counted there, too."""
+    changed = list(map(copy.copy, stages))
+    for number in apart:
+        stage, behind = changed[number - 1 : number + 1]
+        stage.output_bytes -= stage.also_held_bytes
+        behind.saved_bytes += stage.also_held_bytes
+        behind.forward_rise_bytes += stage.also_held_bytes
+    return changed
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:

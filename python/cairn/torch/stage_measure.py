@@ -48,6 +48,7 @@ class StageMeasure:
     saved_count: int = 0
     travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
     output_travels: bool = False  # the output by itself can
+    also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -67,6 +68,7 @@ static int64_t budget_between(const cairn_info *ends, int64_t step, int64_t step
 /* The oracle itself: without transfers it is brute-chain, without recomputation offload-exact. */
 static void the_oracle_agrees_with_the_exact_solvers(void **state)
 {
+    int known = 0;
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(240); seed++) {
         cairn_problem *problem = test_random_chain_with_link(seed + 500, 4);
@@ -78,6 +80,7 @@ static void the_oracle_agrees_with_the_exact_solvers(void **state)
             q.budget = budget_between(&ends, step, 3);
             int64_t exact = test_exhaustive_joint(problem, machine, q.budget, limits);
             check(&q, exact < 0 || ask(&q).makespan_ns == exact);
+            known += exact >= 0;
         }
         q.budget = ends.least_bytes - 1;
         check(&q, test_exhaustive_joint(problem, machine, q.budget, limits) == INT64_MAX);
@@ -88,8 +91,10 @@ static void the_oracle_agrees_with_the_exact_solvers(void **state)
         limits = (test_joint_limits){.no_transfers = true, .incumbent_ns = INT64_MAX};
         int64_t exact = test_exhaustive_joint(problem, machine, q.budget, limits);
         check(&q, exact < 0 || ask(&q).makespan_ns == exact);
+        known += exact >= 0;
         cairn_problem_free(problem);
     }
+    assert_true(known > TEST_ROUNDS(240) * 4 * 9 / 10); /* of four questions each, it gives up few */
 }
 
 typedef struct tally {
@@ -270,6 +275,23 @@ static void stopping_leaves_an_answer_or_nothing(void **state)
     }
 }
 
+/* Lists of this length take seconds to be made to fit; that is not what a short time goes into. */
+static void a_short_time_is_for_an_answer(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        cairn_problem *problem = with_machine(seed, 480);
+        const char *solver = seed == 0 ? "joint-chain" : "joint-graph";
+        cairn_limits ends = test_limits(problem, test_options("store-all", -1, ""));
+        int64_t budget = (2 * ends.least_lower_bytes + ends.store_all_bytes) / 3;
+        clock_t begun = clock();
+        cairn_info info = test_solve(problem, test_options(solver, budget, "time-limit=3s threads=1"), NULL);
+        assert_true(clock() - begun < CLOCKS_PER_SEC * 4);
+        assert_int_equal(info.outcome, CAIRN_OUTCOME_FEASIBLE);
+        cairn_problem_free(problem);
+    }
+}
+
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -296,6 +318,7 @@ int main(void)
         cmocka_unit_test(no_other_solver_is_better_on_graphs),
         cmocka_unit_test(without_use_it_is_recomputation),
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
+        cmocka_unit_test(a_short_time_is_for_an_answer),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { RUIN_MAX = 4 };
+enum { RUIN_MAX = 4, POLL_AFTER = 1 << 22 };
 
 static uint64_t next_random(crn_fit *f)
 {
@@ -51,6 +51,17 @@ void crn_fit_free(crn_fit *fit)
         return;
     crn_travel_free(fit->travel);
     crn_arena_clear(&fit->arena);
+}
+
+/* Whether to stop, asked after so many more events and waits were looked at. */
+static bool is_stopped(crn_fit *f, int64_t looked_at)
+{
+    f->looked_at += looked_at;
+    if (f->looked_at >= POLL_AFTER && !f->stopped) {
+        f->looked_at = 0;
+        f->stopped = crn_should_stop(f->travel->task, NULL);
+    }
+    return f->stopped;
 }
 
 /* ---- memory ---- */
@@ -162,14 +173,21 @@ static double worth(const crn_fit *f, int32_t w, int64_t wanted_bytes)
     return window_ns < link_ns ? score * window_ns / link_ns : score;
 }
 
-/* The best wait across the event that does not travel yet, each worth up to `noise` percent more or less; -1 = none. */
+/*
+ * The best wait across the event that does not travel yet, each worth up to `noise` percent more or less; -1 = none, or
+ * stopped.
+ */
 static int32_t choose(crn_fit *f, int32_t e, int noise)
 {
     const crn_travel *t = f->travel;
     int32_t best = -1;
     double best_worth = -1;
     for (int32_t w = 0; w < t->wait_count; w++) {
-        if (f->now[w] || t->waits[w].from >= e || t->waits[w].to <= e || !host_takes(f, w))
+        if (f->now[w] || t->waits[w].from >= e || t->waits[w].to <= e)
+            continue;
+        if (is_stopped(f, f->host_is_scarce ? t->waits[w].to - t->waits[w].from : 1))
+            return -1;
+        if (!host_takes(f, w))
             continue;
         double value = worth(f, w, f->over[e]);
         if (noise > 0)
@@ -182,13 +200,14 @@ static int32_t choose(crn_fit *f, int32_t e, int noise)
     return best;
 }
 
-/* False where nothing that could travel is left. */
+/* False where nothing that could travel is left, and when stopped. */
 static bool fit_all(crn_fit *f, int noise)
 {
     for (;;) {
         int32_t e = worst_event(f);
         if (f->travel->event_count == 0 || f->over[e] <= 0)
             return true;
+        f->looked_at += (int64_t)f->travel->event_count + f->travel->wait_count;
         measure_over_ns(f);
         int32_t w = choose(f, e, noise);
         if (w < 0)
@@ -207,6 +226,8 @@ static void prune(crn_fit *f, bool shuffled)
     for (int32_t i = 0; i < count; i++) {
         int32_t place = i + (shuffled ? random_below(f, count - i) : 0), w = f->order[place];
         f->order[place] = f->order[i];
+        if (is_stopped(f, f->travel->waits[w].to - f->travel->waits[w].from))
+            return;
         if (may_stay(f, w))
             change(f, w, false);
     }

@@ -5,7 +5,8 @@
  *   prune    what travels without need stays
  *   improve  ruin and recreate: some copies stay or travel at random, then fit and prune again; kept when not worse
  *
- * The time of every set is that of travel.h's schedule. Choices are heuristic, the judgement is not.
+ * The time of every set is that of travel.h's schedule. Choices are heuristic, the judgement is not. Stopped while fitting
+ * it ends without, stopped while pruning with what travels by then.
  */
 #ifndef CRN_JOINT_FIT_H
 #define CRN_JOINT_FIT_H
@@ -17,11 +18,13 @@ typedef struct crn_fit {
     crn_arena arena;
     uint64_t random;
     int64_t budget_bytes;
-    bool *now, *best; /* of a wait: travels */
-    int64_t *over;    /* of an event: memory beyond the budget */
-    int64_t *away;    /* of an event: bytes on the host */
-    int64_t *over_ns; /* time of the events before it that do not fit */
-    int32_t *order;   /* scratch: waits */
+    bool *now, *best;  /* of a wait: travels */
+    int64_t *over;     /* of an event: memory beyond the budget */
+    int64_t *away;     /* of an event: bytes on the host */
+    int64_t *over_ns;  /* time of the events before it that do not fit */
+    int32_t *order;    /* scratch: waits */
+    int64_t looked_at; /* events and waits, since it was last asked whether to stop */
+    bool stopped;
     bool host_is_scarce;
     int64_t now_ns, best_ns; /* makespans; INT64_MAX = none */
     bool patient;            /* of the best */

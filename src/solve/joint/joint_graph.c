@@ -14,7 +14,7 @@
  */
 #include "solve/joint/joint_session.h"
 
-enum { GRID = 8, SHARE = 24 };
+enum { GRID = 8, SHARE = 24, FIRST_SHARE = 4 };
 
 /* ---- lists ---- */
 
@@ -65,6 +65,21 @@ static cairn_status take_schedule(void *context, int64_t budget_bytes, const crn
     return crn_joint_offer(context, own->builder, "brute-graph", error);
 }
 
+static cairn_status take_search(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    (void)budget_bytes;
+    return crn_joint_offer(context, own->builder, "graph-search", error);
+}
+
+/* Where time is short: an answer without transfers, before lists are made to fit, which may take longer. */
+static cairn_status offer_first(crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
+{
+    const crn_task sub = crn_task_without_machine(search->task), part = crn_task_part(&sub, FIRST_SHARE);
+    if (sub.deadline_ns == CAIRN_NONE)
+        return CAIRN_OK;
+    return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, error);
+}
+
 /* With what storing everything fits when all that waits travels. */
 static cairn_status take_need(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
@@ -113,6 +128,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
                                cairn_error *error)
 {
     crn_task sub = crn_task_without_machine(search->task);
+    CRN_TRY(offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, error));

@@ -396,6 +396,9 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
 /* Half a minute of one core, or so: what takes longer is asked only while there is no answer. As auto does. */
 #define WORK_MAX ((int64_t)30000000000)
 
+/* Of the time that is left, one of so many parts is for them. */
+enum { ALONE_SHARE = 2 };
+
 typedef struct asking {
     crn_joint_search *search;
     const crn_solver *solver;
@@ -460,7 +463,7 @@ static cairn_status ask_ranked(asking *a, const crn_task *sub, bool dear, const 
 cairn_status crn_joint_ask_alone(crn_joint_search *search, const char *lists_of, const int64_t *budgets, int32_t count,
                                  cairn_error *error)
 {
-    crn_task sub = *search->task;
+    crn_task sub = crn_task_part(search->task, ALONE_SHARE);
     asking a = {.search = search,
                 .budget_bytes = search->budget_bytes == INT64_MAX ? CAIRN_NONE : search->budget_bytes};
     sub.machine = NULL;

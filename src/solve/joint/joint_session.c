@@ -1,6 +1,9 @@
 /* Opening, asking and closing; see joint_session.h. */
 #include "solve/joint/joint_session.h"
 
+/* Of the time, one of so many parts is for the least budget. */
+enum { LEAST_SHARE = 4 };
+
 void crn_joint_close(const crn_task *task, void *session)
 {
     cairn_allocator allocator = crn_allocator(task->env);
@@ -9,6 +12,7 @@ void crn_joint_close(const crn_task *task, void *session)
 
 cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **session, cairn_error *error)
 {
+    const crn_task part = crn_task_part(task, LEAST_SHARE);
     cairn_allocator allocator = crn_allocator(task->env);
     crn_joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
     *session = s;
@@ -16,7 +20,9 @@ cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **
         return crn_no_memory(error);
     s->least_bytes = s->lists_bytes = INT64_MAX;
     CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
-    return lower(task, s, error);
+    cairn_status status = lower(&part, s, error);
+    s->is_rough = crn_should_stop(&part, NULL);
+    return status;
 }
 
 cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
@@ -41,7 +47,7 @@ cairn_status crn_joint_solve(const crn_task *task, const crn_joint *s, int64_t b
                              crn_answer *answer, cairn_error *error)
 {
     crn_joint_search search;
-    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes)
+    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes && !s->is_rough)
         return CAIRN_OK;
     cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
     if (status == CAIRN_OK)

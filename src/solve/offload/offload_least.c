@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STATES = 512, CHOICES = CRN_OFFLOAD_PROFILES + 1 };
+enum { STATES = 512, CHOICES = CRN_OFFLOAD_PROFILES + 1, POLL_EVERY = 64 };
 
 /* ---- options with which no operation needs much ---- */
 
@@ -117,6 +117,20 @@ static int64_t need_before(const crn_offload_plan *plan)
     return most;
 }
 
+/* What becomes of the states after stage l - 1 when A[l] stays or goes; returns how many there are. */
+static int32_t pack_stage(const crn_offload_plan *plan, int32_t l, const packing *from, int32_t count, packing *to)
+{
+    int32_t made = 0;
+    for (int32_t i = 0; i < count; i++)
+        for (int go = 0; go <= crn_offload_may_go(plan, l); go++) {
+            int64_t host_bytes = from[i].host_bytes + (go ? crn_offload_bytes(plan, l) : 0);
+            int64_t need_bytes = crn_max(from[i].need_bytes, need_after(plan, l, host_bytes));
+            if (host_bytes <= plan->task->machine->host_bytes)
+                to[made++] = (packing){host_bytes, need_bytes, i, go};
+        }
+    return prune(to, made);
+}
+
 static cairn_status pack(const crn_offload_plan *plan, bool *goes, cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(plan->task->env);
@@ -127,17 +141,12 @@ static cairn_status pack(const crn_offload_plan *plan, bool *goes, cairn_error *
         return crn_no_memory(error);
     all[0] = (packing){0, need_before(plan), -1, false};
     for (int32_t l = 1; l <= plan->n - 2; l++) {
-        const packing *from = all + (ptrdiff_t)(l - 1) * 2 * STATES;
-        packing *to = all + (ptrdiff_t)l * 2 * STATES;
-        int32_t made = 0;
-        for (int32_t i = 0; i < count; i++)
-            for (int go = 0; go <= crn_offload_may_go(plan, l); go++) {
-                int64_t host_bytes = from[i].host_bytes + (go ? crn_offload_bytes(plan, l) : 0);
-                int64_t need_bytes = crn_max(from[i].need_bytes, need_after(plan, l, host_bytes));
-                if (host_bytes <= plan->task->machine->host_bytes)
-                    to[made++] = (packing){host_bytes, need_bytes, i, go};
-            }
-        count = prune(to, made);
+        if (l % POLL_EVERY == 0 && crn_should_stop(plan->task, NULL)) {
+            crn_free(&allocator, all, room, sizeof(*all));
+            return crn_fail(error, CAIRN_CANCELLED, "stopped while finding the least memory");
+        }
+        packing *from = all + (ptrdiff_t)(l - 1) * 2 * STATES;
+        count = pack_stage(plan, l, from, count, from + (ptrdiff_t)2 * STATES);
     }
     memset(goes, 0, (size_t)plan->n + 1);
     int32_t at = count - 1; /* the most on the host, the least need */
@@ -173,7 +182,10 @@ static cairn_status fill(crn_offload_least *least, crn_offload_plan *plans[CHOIC
     for (int i = 0; i < CHOICES; i++) {
         if (!plans[i])
             continue;
-        CRN_TRY(find_set(plans[i], goes, error));
+        cairn_status status = find_set(plans[i], goes, error);
+        if (status == CAIRN_CANCELLED && least->plan)
+            return CAIRN_OK; /* what is known will do */
+        CRN_TRY(status);
         int64_t need_bytes = crn_offload_need(plans[i], goes);
         if (need_bytes >= least->need_bytes)
             continue;

@@ -111,6 +111,7 @@ static void schedules_hold_for_the_true_chain(void **state)
 static void multiplied_times_change_nothing(void **state)
 {
     test_random random = test_random_seeded(62);
+    int answers = 0;
     (void)state;
     for (int round = 0; round < 20; round++) {
         network net;
@@ -127,10 +128,12 @@ static void multiplied_times_change_nothing(void **state)
         assert_int_equal(solve(slower, "chain-alike", 150, &thrice, NULL), CAIRN_OK);
         if (once.makespan_ns >= 0)
             assert_int_equal(3 * once.makespan_ns, thrice.makespan_ns);
+        answers += once.makespan_ns >= 0;
         assert_int_equal(once.peak_bytes, thrice.peak_bytes);
         cairn_problem_free(slower);
         cairn_problem_free(problem);
     }
+    assert_true(answers > 10);
 }
 
 static void what_has_nothing_to_merge_is_refused(void **state)

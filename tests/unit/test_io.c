@@ -165,9 +165,9 @@ static void problems_survive_writing_and_reading(void **state)
 static void measured_problems_are_read(void **state)
 {
     (void)state;
-    static const char *const paths[] = {"chains/gpt2.json",  "chains/mlp.json",   "chains/resnet50.json",
-                                        "chains/vgg.json",   "graphs/gpt_4.json", "graphs/resnet_8.json",
-                                        "graphs/unet_4.json"};
+    static const char *const paths[] = {"chains/gpt2.json",     "chains/mlp.json",   "chains/resnet50.json",
+                                        "chains/vgg.json",      "graphs/gpt_4.json", "graphs/resnet_8.json",
+                                        "graphs/skips_49.json", "graphs/unet_4.json"};
     for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
         char path[512], *text;
         size_t length;

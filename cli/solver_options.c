@@ -32,7 +32,7 @@ void cli_tell_unused(const cli_call *call)
     char owners[400];
     const cairn_option_info *option;
     for (int i = 0; call->solver && (option = cairn_option_at(i)); i++)
-        if (call->given >> i & 1 && !cairn_solver_has_option(call->solver, option->name) &&
-            name_owners(option->name, owners, sizeof(owners)))
+        if (call->given >> i & 1 && option->type != CAIRN_OPTION_CHOICE && /* refused, or the solver's */
+            !cairn_solver_has_option(call->solver, option->name) && name_owners(option->name, owners, sizeof(owners)))
             cli_note("%s has no use for --%s; these have: %s", call->solver, option->name, owners);
 }

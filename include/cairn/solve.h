@@ -96,7 +96,8 @@ CAIRN_API const cairn_solver_info *cairn_solver_at(int index);
 /**
  * Whether an option is one of a solver's own, which say how it goes about it: "slots" of chain-dp, "seed" of
  * graph-search. Those that go with every call ("budget", "time-limit", ...) are nobody's own. Of a solver that has not
- * got them, "iterations" and "seed" change nothing, and the others are refused. auto has those of all.
+ * got them, "iterations" and "seed" change nothing, and the others are refused (but "objective" where it is the
+ * solver's). auto has those of all.
  */
 CAIRN_API bool cairn_solver_has_option(const char *solver, const char *option);
 

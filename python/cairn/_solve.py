@@ -456,8 +456,11 @@ def _chosen(solver: str, machine: Machine | None, values: dict[str, OptionValue]
 
 def _warn_of_unused(solver: str, values: dict[str, OptionValue]) -> None:
     """Of what was set, what the solver, which refused nothing, has no use for."""
+    types = _option_types()
     for name, value in values.items():
-        if value is not None and has_option("auto", name) and not has_option(solver, name):
+        if value is None or types.get(name.replace("_", "-")) == "choice":  # which was not refused
+            continue
+        if has_option("auto", name) and not has_option(solver, name):
             owners = ", ".join(info.name for info in solvers() if name in info.options)
             warnings.warn(f"{solver} has no use for {name}; these have: {owners}", stacklevel=3)
 

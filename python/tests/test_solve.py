@@ -237,6 +237,9 @@ def test_options_of_other_solvers() -> None:
         assert len(told) == 1
     with pytest.warns(UserWarning, match="store-all has no use for iterations"):
         cairn.limits(GPT2, solver="store-all", iterations=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cairn.solve(GPT2, solver="select-linear", minimize="memory", objective="eq9")
     table = {solver.name: solver.options for solver in cairn.solvers()}
     assert table["joint-graph"] == ("iterations", "seed") and table["store-all"] == ()
     assert set(table["auto"]) == {option for options in table.values() for option in options}

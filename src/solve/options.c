@@ -126,35 +126,60 @@ bool cairn_solver_has_option(const char *solver, const char *option)
     return found && option && has_option(found, option);
 }
 
+enum { OPTION_WORDS_MAX = 64 };
+
+/* "objective=eq9" of a choice, else the option's name. */
+static const char *option_words(option_id id, int64_t value, char words[OPTION_WORDS_MAX])
+{
+    const cairn_option_info *info = &table[id];
+    if (info->type != CAIRN_OPTION_CHOICE)
+        return info->name;
+    const char *choice = info->choices;
+    for (int64_t i = 0; i < value; i++)
+        choice += strcspn(choice, "|") + 1;
+    snprintf(words, OPTION_WORDS_MAX, "%s=%.*s", info->name, (int)strcspn(choice, "|"), choice);
+    return words;
+}
+
+/* Whether a solver takes this value of an option. Of a choice it may have just one: that of "objective=eq9". */
+static bool has_value(const crn_solver *solver, option_id id, int64_t value)
+{
+    char words[OPTION_WORDS_MAX];
+    return has_option(solver, table[id].name) || has_option(solver, option_words(id, value, words));
+}
+
 static bool is_auto(const crn_solver *solver)
 {
     return strcmp(solver->info.name, "auto") == 0;
 }
 
 /* auto takes what one of those takes that it asks about this problem. */
-static bool takes(const crn_solver *solver, const char *name, const crn_task *task)
+static bool takes(const crn_solver *solver, option_id id, int64_t value, const crn_task *task)
 {
     if (!is_auto(solver))
-        return has_option(solver, name);
+        return has_value(solver, id, value);
     for (const crn_solver *const *other = crn_solvers; *other; other++)
-        if (!is_auto(*other) && has_option(*other, name) && crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
+        if (!is_auto(*other) && has_option(*other, table[id].name) &&
+            crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
             return true;
     return false;
 }
 
-static cairn_status refuse(const crn_solver *solver, const char *name, cairn_error *error)
+static cairn_status refuse(const crn_solver *solver, option_id id, int64_t value, cairn_error *error)
 {
+    char words[OPTION_WORDS_MAX];
+    const char *path = table[id].name, *name = option_words(id, value, words);
     char others[CAIRN_ERROR_MESSAGE_MAX / 2] = "";
     size_t length = 0;
     for (const crn_solver *const *other = crn_solvers; *other; other++)
-        if (has_option(*other, name) && !is_auto(*other) && length < sizeof(others))
+        if (has_value(*other, id, value) && !is_auto(*other) && length < sizeof(others))
             length += (size_t)snprintf(others + length, sizeof(others) - length, "%s%s", length ? ", " : "",
                                        (*other)->info.name);
     if (solver && is_auto(solver))
-        return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, name,
+        return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path,
                            "auto asks no solver about this problem that takes option %s; of all solvers these do: %s",
                            name, others);
-    return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, name, "%s takes no option %s; these do: %s",
+    return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path, "%s takes no option %s; these do: %s",
                        solver ? solver->info.name : "a bound", name, others);
 }
 
@@ -162,9 +187,9 @@ cairn_status crn_options_check(const cairn_options *options, const crn_solver *s
                                cairn_error *error)
 {
     for (int i = 0; options && i < REFUSABLE_COUNT; i++) {
-        const char *name = table[refusable[i]].name;
-        if (options->values[refusable[i]] != CAIRN_NONE && !(solver && takes(solver, name, task)))
-            return refuse(solver, name, error);
+        int64_t value = options->values[refusable[i]];
+        if (value != CAIRN_NONE && !(solver && takes(solver, refusable[i], value, task)))
+            return refuse(solver, refusable[i], value, error);
     }
     return CAIRN_OK;
 }
@@ -296,7 +321,7 @@ cairn_status cairn_options_for(const cairn_env *env, const cairn_options *option
         return status;
     }
     for (int i = 0; i < REFUSABLE_COUNT; i++)
-        if (!has_option(crn_solver_find(solver), table[refusable[i]].name))
+        if (!has_value(crn_solver_find(solver), refusable[i], made->values[refusable[i]]))
             made->values[refusable[i]] = CAIRN_NONE;
     *copy = made;
     return CAIRN_OK;

@@ -86,7 +86,7 @@ typedef struct crn_solver {
     /** OK, or UNAVAILABLE and how to get what it needs, asked whenever it matters. NULL = always. */
     cairn_status (*available)(cairn_error *error);
     const cairn_solver_info *absent; /* what is shown instead of info where it is not available */
-    const char *options;             /* its own, as in "slots seed"; NULL = none */
+    const char *options;             /* its own, as in "slots seed", or "objective=eq9" for one choice; NULL = none */
     /** OK, or UNSUPPORTED and why (options, heterogeneity, size). NULL = takes every problem of its kind. */
     cairn_status (*accepts)(const crn_task *task, cairn_error *error);
     /** An upper estimate of the memory of open and solve, made before anything is allocated. NULL = linear, small. */

@@ -282,6 +282,14 @@ def test_options_of_other_solvers(cairn):
         cairn.json("solve", *asked, "--solver", "store-all", "--segments", "2", code=2)["error"]["code"]
         == "unsupported"
     )
+    selecting = ("solve", "p", "--minimize", "memory", "--solver", "select-cubic", "--objective")
+    assert cairn(*selecting, "eq6").err == ""
+    done = cairn(*selecting, "eq9")
+    assert (
+        done.code == 2
+        and "select-cubic takes no option objective=eq9; these do: " in done.err
+        and "select-linear" in done.err
+    )
     assert "auto asks no solver" in cairn("solve", cairn.file("g", GRAPH), "--budget", "1MB", "--slots", "20").err
     quiet = cairn("solve", "g", "--budget", "1MB", "--solver", "graph-search", "--iterations", "20", "--threads", "1")
     assert quiet.code == 0 and quiet.err == ""

@@ -311,6 +311,33 @@ static void an_option_of_another_solver_is_refused(void **state)
     cairn_problem_free(problem);
 }
 
+static void the_objective_that_a_solver_has_can_be_given(void **state)
+{
+    (void)state;
+    static const char *const cases[][4] = {
+        /* solver, its objective, another one, who takes that */
+        {"select-linear", "eq9", "eq6", "no option objective=eq6; these do: select-cubic, brute-select"},
+        {"select-quadratic", "eq9", "eq6", "select-cubic"},
+        {"select-cubic", "eq6", "eq9", "select-linear"},
+    };
+    cairn_problem *problem = some_chain(false);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_error error;
+        cairn_info info;
+        cairn_options *own, *options = test_options(cases[i][0], -1, "minimize=memory");
+        assert_int_equal(cairn_options_set(options, "objective", cases[i][1], NULL), CAIRN_OK);
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+        assert_int_equal(cairn_options_set(options, "objective", cases[i][2], NULL), CAIRN_OK);
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_UNSUPPORTED);
+        assert_non_null(strstr(error.message, cases[i][3]));
+        assert_int_equal(cairn_options_for(NULL, options, cases[i][0], &own, NULL), CAIRN_OK);
+        assert_int_equal(cairn_solve(NULL, problem, own, NULL, &info, NULL), CAIRN_OK);
+        cairn_options_free(own);
+        cairn_options_free(options);
+    }
+    cairn_problem_free(problem);
+}
+
 static void a_bound_takes_no_option_of_a_solver(void **state)
 {
     (void)state;
@@ -406,6 +433,7 @@ int main(void)
         cmocka_unit_test(bad_options_are_named),
         cmocka_unit_test(machine_options_complete_or_override),
         cmocka_unit_test(an_option_of_another_solver_is_refused),
+        cmocka_unit_test(the_objective_that_a_solver_has_can_be_given),
         cmocka_unit_test(a_bound_takes_no_option_of_a_solver),
         cmocka_unit_test(auto_takes_what_one_of_those_takes_that_it_asks),
         cmocka_unit_test(options_are_made_for_another_solver),

@@ -116,6 +116,7 @@ const crn_solver crn_select_cubic_solver = {
              .summary = "checkpoints that minimize eq. 6: all checkpoints and the largest segment",
              .source = "Hong et al., algorithm 3",
              .cost = "O(n^3) time, O(n) memory"},
+    .options = "objective=eq6",
     .accepts = crn_selection_accepts,
     .work = select_cubic_work,
     .open = select_cubic_open,

@@ -136,6 +136,7 @@ const crn_solver crn_select_linear_solver = {
              .source = "Hong et al., algorithm 6, corrected",
              .cost = "O(n) time and memory"},
     .rank = 2, /* the same set of checkpoints as select-quadratic */
+    .options = "objective=eq9",
     .accepts = crn_selection_accepts,
     .open = select_linear_open,
     .close = crn_selection_close,

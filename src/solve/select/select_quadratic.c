@@ -75,6 +75,7 @@ const crn_solver crn_select_quadratic_solver = {
              .source = "Hong et al., algorithm 5",
              .cost = "O(n^2) time, O(n) memory"},
     .rank = 1,
+    .options = "objective=eq9",
     .accepts = crn_selection_accepts,
     .work = select_quadratic_work,
     .open = select_quadratic_open,

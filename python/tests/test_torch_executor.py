@@ -48,6 +48,7 @@ from executor_support import (
 )
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 8
@@ -1209,6 +1210,68 @@ def test_what_is_replaced_between_forward_and_backward_is_there_for_the_backward
             assert all(map(torch.equal, results(model), results(plain)))
             model.zero_grad()
             plain.zero_grad()
+        sound_afterwards(model)
+
+
+class Scaled(nn.Module):
+    """A parametrization that autograd saves tensors for."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * torch.tanh(weight).square().mean()
+
+
+class Parametrized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        parametrize.register_parametrization(self.up, "weight", Scaled())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.up(x))
+
+
+class CallingTwice(Net):
+    """Each layer is called twice, with the weights of the first call where the model says so."""
+
+    is_cached = True
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        x = self.enter(x)
+        with parametrize.cached() if self.is_cached else contextlib.nullcontext():
+            for layer in self.layers:
+                x = layer(layer(x))
+        return self.leave(x)
+
+
+def test_weights_that_are_cached_in_the_forward_are_computed_again_in_the_backward() -> None:
+    model, plain = net(layer=Parametrized), net(layer=Parametrized)
+    with planned(model, STAGES, from_input(STAGES)):
+        for step in range(2):
+            found = []
+            for one in (model, plain):
+                torch.manual_seed(step)
+                with parametrize.cached():
+                    loss = loss_of(one)
+                loss.backward()
+                found.append(results(one, loss))
+            assert not differing(*found)
+        with parametrize.cached():
+            loss = loss_of(model)
+            with refused(RecomputationError, "cached() is in force in the backward", "before the backward"):
+                loss.backward()
+        sound_afterwards(model)
+
+
+def test_weights_of_an_earlier_call_are_not_there_when_a_block_runs_again() -> None:
+    torch.manual_seed(0)
+    model = CallingTwice(2, Parametrized).train()
+    stages = [outside("before"), *blocks(*(f"layers.{i // 2}" for i in range(4))), outside("after")]
+    with planned(model, stages, from_input(stages)):
+        loss = loss_of(model)
+        with refused(RecomputationError, "cached() is in force in the forward", "leave it out"):
+            loss.backward()
+        model.zero_grad()
+        model.is_cached = False
         sound_afterwards(model)
 
 

@@ -675,6 +675,14 @@ def test_router_losses_collected_from_inside_blocks_are_part_of_the_step() -> No
     assert ct.verify(step.model, plan, (), step.kwargs).ok
 
 
+def test_a_profile_within_a_cache_of_weights_is_refused() -> None:
+    """It would take every weight to be there already."""
+    model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(2)))
+    with nn.utils.parametrize.cached(), pytest.raises(ct.Unsupported, match=r"cached\(\) span the model's forward"):
+        ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum)
+    ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, passes=1)
+
+
 def test_gradients_taken_in_the_forward_are_refused_by_name() -> None:
     class Descending(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.utils.parametrize
 import torch.utils._python_dispatch
 
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
@@ -387,6 +388,11 @@ def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) ->
         tensor.register_hook(hook)
     else:
         register({0: hook})
+
+
+def weights_are_cached() -> bool:
+    """Whether `torch.nn.utils.parametrize.cached()` is in force; False where torch does not say."""
+    return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", False))
 
 
 def parameter_hooks(parameter: torch.Tensor) -> list[dict[Any, Any]]:

@@ -22,6 +22,7 @@ from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
 from .outside import Outside, Replaced
 from .outside import find as find_outside
+from .parametrized import refuse_cache
 from .progress import telling
 from .sample import Sample
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
@@ -257,6 +258,7 @@ def profile(
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     check_model(model)
+    refuse_cache()
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     _check_gradients(sample)
     device = device_of(sample)

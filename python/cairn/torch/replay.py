@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from . import _compat
+from . import _compat, parametrized
 from .ambient import Modes, RandomState, no_autocast, with_generator
 from .attributes import Attributes
 from .cargo import Cargo
@@ -666,6 +666,7 @@ class Run:
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
         with contextlib.ExitStack() as surroundings:
+            surroundings.enter_context(parametrized.told(site.state.modules))
             surroundings.callback(Attributes(site.state.modules()).restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
@@ -673,7 +674,7 @@ class Run:
             if saving is not None:
                 surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
             output = block.forward(*args, **kwargs)
-        later.finish()
+            later.finish()
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
         return output

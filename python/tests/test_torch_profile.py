@@ -297,6 +297,41 @@ def test_blocks_that_write_buffers_of_others_are_kept() -> None:
     assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
 
 
+class _Graph(nn.Module):
+    """Layers that gather along the edges of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Gathers(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, edges)
+        return x
+
+
+class _Gathers(nn.Linear):
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(torch.sparse.mm(edges, super().forward(x)))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_arguments(layout: torch.layout) -> None:
+    model, x = _Graph(), torch.randn(256, 32)
+    edges = (torch.rand(256, 256) * (torch.rand(256, 256) < 0.02)).to_sparse(layout=layout)
+    profile = ct.profile(model, (x, edges), loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, 2**30).least_budget_bytes)
+    assert not plan.is_plain and ct.verify(model, plan, (x, edges), loss_fn=torch.sum).ok
+
+
+def test_nested_arguments_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    ragged = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
+    with pytest.raises(ct.Unsupported, match="nested tensor"):
+        ct.profile(model, ragged, loss_fn=lambda output: output.values().sum())
+
+
 def test_blocks_that_are_kept_for_one_reason_share_a_note() -> None:
     model = nn.Sequential(nn.Linear(64, 64), _Counts(64, 64), _Counts(64, 64), nn.Linear(64, 64))
     x = torch.randn(64, 64)

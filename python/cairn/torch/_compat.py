@@ -58,7 +58,7 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class VersionWitness:
-    """Tells whether a tensor was written in place since, without keeping its storage."""
+    """Tells whether a tensor was written in place since, without keeping its storage, if it has one."""
 
     __slots__ = ("_alias", "_version")
 
@@ -67,7 +67,8 @@ class VersionWitness:
         if not tensor.is_inference():
             self._version = int(tensor._version)
             self._alias = tensor.detach()  # shares the count of writes,
-            self._alias.data = tensor.new_empty(0)  # and keeps it when it gets another storage
+            if tensor.layout is torch.strided:
+                self._alias.data = tensor.new_empty(0)  # and keeps it when it gets another storage
 
     def has_changed(self) -> bool:
         return self._alias is not None and self._alias._version != self._version

@@ -261,7 +261,7 @@ def profile(
     refuse_cache()
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     _check_gradients(sample)
-    device = device_of(sample)
+    device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
     with tells as sample.teller, set_aside(model), untouched(model, device):
         sample.teller.begin("finding blocks")
@@ -291,7 +291,7 @@ def profile(
         input_grad_bytes=measured.input_grad_bytes,
         gradient_bytes=memory.unique_bytes(p for p in model.parameters() if p.requires_grad),
         optimizer_step_bytes=taken.step_bytes,
-        fingerprint=fingerprint_of(model, arguments, sample.kwargs),
+        fingerprint=fingerprint,
         present_bytes=_present_bytes(sample, optimizer) + workspaces,
         excess=measured.excess,
         notes=(*notes, *replaced.notes()),

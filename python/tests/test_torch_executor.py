@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch import memory, state
-from cairn.torch._compat import StorageRef
+from cairn.torch._compat import TORCH_VERSION, StorageRef
 from cairn.torch.errors import PlanMismatch, RecomputationError, Unsupported
 from cairn.torch.executor import Executor
 from cairn.torch.holders import Holder, Lease
@@ -982,6 +982,62 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
             for step in range(3):
                 assert not differing(*(train(one, loss_of, step) for one in pair))
                 assert executor.trace == expected_runs(STAGES, ops)
+
+
+shards = pytest.mark.skipif(TORCH_VERSION < (2, 7), reason="fully_shard needs streams there, which the CPU has not")
+
+
+@shards
+@pytest.mark.parametrize("seed", range(3))
+def test_fully_sharded_blocks(tmp_path: Path, seed: int) -> None:
+    """A block that runs again before its backward asks for its parameters, and a run that saves nothing gives them
+    back.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(model: Net) -> Net:
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        return model
+
+    def results(model: Net, step: int) -> list[Tensor]:
+        torch.manual_seed(step)
+        loss = loss_of(model)
+        loss.backward()
+        found = [loss.detach(), *(p.grad.full_tensor() for p in model.parameters()), *model.buffers()]
+        model.zero_grad()
+        return [tensor.clone() for tensor in found]
+
+    with group_of_one(tmp_path):
+        model, plain = net(), shard(net())
+        ops = (from_input(STAGES), wild(STAGES, 1), persistent(STAGES, 2))[seed]
+        with planned(model, STAGES, ops) as executor:
+            shard(model)
+            for step in range(2):
+                assert all(map(torch.equal, results(plain, step), results(model, step)))
+                assert executor.trace == expected_runs(STAGES, ops)
+
+
+@shards
+def test_a_sharded_model_is_planned(tmp_path: Path) -> None:
+    import cairn.torch as ct
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with group_of_one(tmp_path):
+        model = net(layer=lambda: nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH)))
+        for layer in model.layers:
+            fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))  # casts the model's input, too
+        options = {"loss_fn": torch.sum, "passes": 1, "blocks": "layers.*"}
+        profile = ct.profile(model, INPUT, **options)
+        plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+        assert not plan.is_plain and ct.verify(model, plan, INPUT, loss_fn=torch.sum).ok
+        model = net(layer=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        for module in (model.layers[0][0], model):
+            fully_shard(module)
+        with pytest.raises(Unsupported, match=r"Linear inside of block 'layers\.0' is sharded by itself"):
+            ct.profile(model, INPUT, **options)
 
 
 def test_full_backward_hooks_run_once() -> None:

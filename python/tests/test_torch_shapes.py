@@ -185,6 +185,8 @@ def test_growth_of_shapes() -> None:
     assert shapes.growth(["float32[8]"], ["float32[8]", "float32[8]"]) is None
     assert shapes.is_covered(["float32[2]", "int64[3, 4]"], ["int64[3, 5]", "float32[2]"])
     assert not shapes.is_covered(["int64[4, 4]"], ["int64[3, 5]"])
+    assert shapes.is_covered(["bfloat16[2]", "int64[3]"], ["float32[2]", "int64[3]"])
+    assert not shapes.is_covered(["float32[2]"], ["bfloat16[2]"]) and not shapes.is_covered(["int32[2]"], ["int64[2]"])
     assert shapes.rounded_up(["float32[100, 64]"], ["float32[64, 64]"]) == ["float32[104, 64]"]
     assert shapes.rounded_up(["float32[3, 5]"], ["float32[2, 2]"]) == ["float32[3, 5]"]
 

@@ -25,6 +25,7 @@ from .outside import find as find_outside
 from .parametrized import refuse_cache
 from .progress import telling
 from .sample import Sample
+from .sharded import refuse_sharded_parts
 from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import BLOCK, StageRef, shown, told
 from .state import SMALL_BUFFER_BYTES
@@ -269,6 +270,7 @@ def profile(
         observed = _trace(sample)
         found = discovery.find_blocks(model, observed, blocks)
         refuse_chosen_kernels(part for block in found for part in block.parts())
+        refuse_sharded_parts(found)
         replaced = find_outside(model, sample.output, found) if outside else Outside()
         sample.replaced = Replaced(model, replaced)
         measured, found = _measure(sample, found, observed, device)

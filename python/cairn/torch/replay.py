@@ -64,6 +64,7 @@ from .program import (
 )
 from .rebuild import Rebuild
 from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
+from .sharded import gather
 from .state import Before, BlockState, Record
 from .switches import Switches
 from .travel import Travel
@@ -666,8 +667,10 @@ class Run:
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
         with contextlib.ExitStack() as surroundings:
+            modules = site.state.modules()
+            gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.told(site.state.modules))
-            surroundings.callback(Attributes(site.state.modules()).restore)
+            surroundings.callback(Attributes(modules).restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             surroundings.enter_context(hooks(later))

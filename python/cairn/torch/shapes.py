@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from .blocks import resolve
-from .errors import InfeasibleBudget, PlanMismatch, TorchError
+from .errors import InfeasibleBudget, PlanMismatch, TorchError, Unsupported
 from .stage_measure import OptionMeasure, StageMeasure
 from .stages import StageRef
 from .tree import tensors_in
@@ -110,9 +110,24 @@ def _order(shape: Shape) -> Any:
     return _kind(shape), shape[1]
 
 
+_FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def _widened(actual: Sequence[str], expected: Sequence[str]) -> list[str]:
+    """The actual tensors, those of a narrower floating type than their counterparts' in the type of these: a wrapper
+    may cast what the model is called with.
+    """
+    widened = []
+    for ours, theirs in zip(actual, expected, strict=True):
+        (dtype, _, sizes), wider = ours.partition("["), theirs.partition("[")[0]
+        is_narrower = dtype in _FLOATS and wider in _FLOATS and _FLOATS[dtype] < _FLOATS[wider]
+        widened.append(f"{wider}[{sizes}" if is_narrower else ours)
+    return widened
+
+
 def is_covered(actual: Sequence[str], expected: Sequence[str]) -> bool:
     """Whether no tensor is larger anywhere than its counterpart."""
-    pairs = _paired(actual, expected)
+    pairs = _paired(actual if len(actual) != len(expected) else _widened(actual, expected), expected)
     return pairs is not None and all(a <= b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
 

@@ -433,6 +433,17 @@ def test_digest_does_not_depend_on_sizes() -> None:
     assert other.graph.digest() != small.graph.digest()
 
 
+def test_digest_does_not_depend_on_arguments_that_are_not_used() -> None:
+    """Trainers pass a count of tokens down to every layer."""
+    x, y = leaf(8, 8), leaf(8, 8)
+    alone = Recorded(lambda a, b: gelu(a) * b.tanh(), x, y).graph.digest()
+    assert (
+        Recorded(lambda count, a, spare, b: gelu(a) * b.tanh(), torch.tensor(3), x, leaf(2), y).graph.digest() == alone
+    )
+    assert Recorded(lambda a, b: gelu(a) * a.tanh(), x, y).graph.digest() != alone
+    assert Recorded(lambda a, b: gelu(b) * a.tanh(), x, y).graph.digest() == alone  # as if they had changed names
+
+
 # -- comparing a few bytes -----------------------------------------------------------------------------------
 
 _VIEWS: dict[str, Any] = {

@@ -758,7 +758,40 @@ def test_the_callback_of_a_trainer() -> None:
         callback.on_train_begin(both, None, None, **given)
 
 
-@pytest.mark.parametrize("how", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
+def test_data_that_can_be_iterated_once_are_not_begun() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return rows
+
+    step = torch_models.made("gpt2")
+    rows = iter([{name: tensor[0] for name, tensor in step.kwargs.items()}] * 4)
+    callback = ct.trainer_callback(UNLIMITED)
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=2)
+    with pytest.raises(ct.Unsupported, match="Stream can be iterated only once"):
+        callback.on_train_begin(_Arguments(), None, None, model=step.model, train_dataloader=loader)
+    assert len(list(rows)) == 4
+
+
+def test_layers_that_are_passed_a_count_of_tokens_keep_their_parts() -> None:
+    """As the Trainer of transformers does, of which the sample has none."""
+    step = torch_models.made("llama")
+    profile = profiled(step)
+    top = ct.plan(profile, UNLIMITED)
+    plan = ct.plan(profile, (top.least_budget_bytes + top.plain_peak_bytes) // 2)
+    plain = copy.deepcopy(step.model)
+    assert plan.inside
+    with ct.apply(step.model, plan) as handle:
+        for model in (step.model, plain):
+            torch.manual_seed(0)
+            model(**step.kwargs, num_items_in_batch=torch.tensor(40)).loss.backward()
+        assert not handle.executor.notes
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(step.model.parameters(), plain.parameters(), strict=True))
+
+
+_WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+
+
+@pytest.mark.parametrize("how", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}, _WORKERS], ids=str)
 def test_a_trainer_trains_to_the_same_bits_and_leaves_its_report(how: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")

@@ -130,12 +130,28 @@ class BlockGraph:
         return _is_dense(self.values[value])
 
     def digest(self) -> str:
-        """Equal for runs that do the same on tensors of whatever size."""
-        lines = [str(pack.use.value if pack.use else None) for pack in self.packs]
+        """Equal for runs that do the same on tensors of whatever size, whatever else they are passed and do not use."""
+        met: list[int] = []  # the values that are used
+        places: dict[int, int] = {}
+
+        def number(value: int) -> int:
+            if value < 0 or value in places:
+                return places.get(value, value)
+            places[value] = len(met)
+            met.append(value)
+            return places[value]
+
+        lines = [str(number(pack.use.value) if pack.use else None) for pack in self.packs]
         for op in self.operations:
-            operands = [use.value for use in op.operands]
-            lines.append(f"{op.name} {operands} {op.made} {op.written} {op.packs_before} {bool(op.reason)}")
-        lines += [f"{v.root} {v.operation} {v.before}" for v in self.values]
+            operands = [number(use.value) for use in op.operands]
+            made, written = ({k: number(v) for k, v in of.items()} for of in (op.made, op.written))
+            lines.append(f"{op.name} {operands} {made} {written} {op.packs_before} {bool(op.reason)}")
+        arguments: dict[Root, int] = {}
+        for value in map(self.values.__getitem__, met):  # to which the next line adds
+            root = value.root
+            if root is not None and root[0] == ARGUMENT:
+                root = ARGUMENT, arguments.setdefault(root, len(arguments))
+            lines.append(f"{root} {value.operation} {number(value.before)}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from .errors import Unsupported
 from .front import check_checkpoint, checkpoint
@@ -62,15 +63,32 @@ def _begin(args: Any, model: nn.Module, batches: Any, optimizer: Any, budget: An
             "and the budget decides which layers are recomputed"
         )
     device = next(model.parameters()).device
-    state = RandomState(device)
     batch = {
         key: value.to(device) if isinstance(value, torch.Tensor) else value
-        for key, value in next(iter(batches)).items()
+        for key, value in _first_of(batches, device).items()
     }
-    state.restore()  # the data that training sees is as without this
     model.train()
     with _precision(args, device):
         checkpoint(model, (), batch, budget=budget, optimizer=_plain(optimizer), **options)
+
+
+def _first_of(batches: Any, device: torch.device) -> Any:
+    """The first batch; the data that training sees is as without this."""
+    data = batches
+    while (inner := getattr(data, "dataset", None)) is not None:
+        data = inner
+    if isinstance(data, IterableDataset) and iter(data) is iter(data):
+        raise Unsupported(
+            f"{type(data).__name__} can be iterated only once, so the batch that a plan is made for would be missing "
+            "in training: call cairn.torch.checkpoint with a sample of your own before training"
+        )
+    state = RandomState(device)
+    first = next(iter(batches))
+    for loader in (batches, getattr(batches, "base_dataloader", None)):
+        if loader is not None and getattr(loader, "_iterator", None) is not None:
+            loader._iterator = None  # workers that persist would begin training with another seed
+    state.restore()
+    return first
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer | None:

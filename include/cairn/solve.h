@@ -121,8 +121,9 @@ typedef struct cairn_info {
     int64_t least_lower_bytes; /**< proved lower bound on what any schedule needs */
     int64_t store_all_bytes, store_all_ns;
     int64_t solve_ns,
-        solver_peak_bytes;    /**< what the call took; of several budgets, the first counts for all it shares */
-    int64_t objective_bytes;  /**< of the selection solvers */
+        solver_peak_bytes;   /**< what the call took; of several budgets, the first counts for all it shares */
+    int64_t objective_bytes; /**< of the selection solvers */
+    int64_t iterations; /**< of a search that work limits: so many at most (option iterations, or chosen by size) */
     int32_t checkpoint_count; /**< of the selection solvers; -1 when it does not apply */
     int32_t *checkpoints;     /**< ascending; freed by cairn_info_clear */
     bool stopped_early;       /**< by the time limit or by poll: the best answer so far */

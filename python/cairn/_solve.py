@@ -59,6 +59,7 @@ class Solution:
         solver_peak_bytes: memory that the solver took, bytes.
         checkpoints: indices of the layers that a selection solver keeps.
         objective_bytes: what a selection solver minimized, bytes.
+        iterations: of a search that work limits, so many at most.
         stopped_early: ended by the time limit or by the progress callback, with the best answer so far.
         problem: what was solved.
         schedule: the answer's schedule; None when the outcome is infeasible or unknown.
@@ -85,6 +86,7 @@ class Solution:
     solver_peak_bytes: int | None
     checkpoints: tuple[int, ...] | None
     objective_bytes: int | None
+    iterations: int | None
     stopped_early: bool
     problem: Problem = field(repr=False)
     schedule: Schedule | None = field(repr=False)
@@ -154,6 +156,7 @@ _NUMBERS = (
     "solve_ns",
     "solver_peak_bytes",
     "objective_bytes",
+    "iterations",
 )
 _JSON_FIELDS = (
     "outcome",

@@ -292,6 +292,7 @@ class Info(Structure):
         ("solve_ns", c_int64),
         ("solver_peak_bytes", c_int64),
         ("objective_bytes", c_int64),
+        ("iterations", c_int64),
         ("checkpoint_count", c_int32),
         ("checkpoints", POINTER(c_int32)),
         ("stopped_early", c_bool),

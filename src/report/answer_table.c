@@ -99,11 +99,14 @@ static void least_rows(crn_textbuf *out, const cairn_info *info)
 
 static void solve_rows(crn_textbuf *out, const cairn_info *info)
 {
-    char bytes[VALUE_MAX], note[64] = "", reason[CAIRN_REASON_MAX + 8];
+    char bytes[VALUE_MAX], count[VALUE_MAX], note[64] = "", reason[CAIRN_REASON_MAX + 8];
     if (info->solver_peak_bytes != CAIRN_NONE)
         snprintf(note, sizeof(note), "with %s of memory",
                  cairn_format_bytes(info->solver_peak_bytes, bytes, sizeof(bytes)));
     ns_row(out, "solved in", info->solve_ns, note);
+    snprintf(count, sizeof(count), "%" PRId64, info->iterations);
+    if (info->iterations > 0)
+        row(out, "iterations", count, "at most; --iterations sets another limit");
     if (info->reason[0])
         row(out, "reason", crn_printable(info->reason, reason, sizeof(reason)), NULL);
 }

@@ -259,6 +259,7 @@ void crn_info_reset(cairn_info *info)
                          .solve_ns = CAIRN_NONE,
                          .solver_peak_bytes = CAIRN_NONE,
                          .objective_bytes = CAIRN_NONE,
+                         .iterations = CAIRN_NONE,
                          .checkpoint_count = -1};
 }
 
@@ -394,6 +395,7 @@ static cairn_status fill_info(crn_session *session, const crn_answer *answer, ca
     info->store_all_bytes = session->store_all_bytes;
     info->store_all_ns = session->store_all_ns;
     info->stopped_early = answer->stopped_early;
+    info->iterations = answer->iterations > 0 ? answer->iterations : CAIRN_NONE;
     if (answer->found)
         CRN_TRY(judge(session, answer, info, error));
     CRN_TRY(fill_bound(session, answer, info, error));

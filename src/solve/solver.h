@@ -75,6 +75,7 @@ typedef struct crn_answer {
     int64_t objective_bytes;  /* of the selection solvers; CAIRN_NONE */
     int32_t *checkpoints;     /* of the selection solvers, from task->env's allocator, owned by the answer */
     int32_t checkpoint_count; /* -1 when it does not apply */
+    int64_t iterations;       /* of its search, at most; 0 = it has no such limit: crn_work_limit */
     const char *solver;       /* of auto: whom it chose; NULL = itself */
     char reason[CAIRN_REASON_MAX];
 } crn_answer;
@@ -159,6 +160,11 @@ int64_t crn_work_ns(const cairn_problem *problem);
 
 /** The task with a deadline after one part in so many of the time that is left; the task itself without a deadline. */
 crn_task crn_task_part(const crn_task *task, int64_t parts);
+/** What an answer says of its search's limit: nothing where the clock is the limit. */
+static inline int64_t crn_work_limit(const crn_task *task, int64_t iterations)
+{
+    return task->settings->iterations < 0 && task->deadline_ns != CAIRN_NONE ? 0 : iterations;
+}
 /** The task of which schedules transfer nothing. */
 crn_task crn_task_without_machine(const crn_task *task);
 

@@ -81,6 +81,17 @@ def test_graphs_are_solved(cairn):
     assert cairn.json("simulate", problem, "s")["makespan_ns"] == 1100
 
 
+def test_searches_say_how_much_they_may_look_at(cairn):
+    cairn.file("p", {**GRAPH, "nodes": [{"cost_ns": 2, "bytes": 5, "deps": [v - 1] if v else []} for v in range(20)]})
+    chosen, asked = (
+        re.search(r"^iterations +(\d+) ", cairn("solve", "p", "--solver", "graph-search", *flags).out, re.MULTILINE)
+        for flags in (["--budget", "15"], ["--budget", "15", "--iterations", "7"])
+    )
+    assert int(chosen[1]) > 1000 and asked[1] == "7"
+    for flags in (["--budget", "15", "--time-limit", "1s"], ["--budget", "15", "--solver", "store-all"]):
+        assert "\niterations" not in cairn("solve", "p", *flags).out
+
+
 def test_same_input_same_bytes(cairn):
     problem = cairn.file("p", chain(*[stage(7 + i, time=3 + i) for i in range(12)]))
     budget = cairn.json("limits", problem)["store_all_bytes"] - 1

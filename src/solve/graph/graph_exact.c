@@ -539,6 +539,7 @@ static cairn_status exact_solve(const crn_task *task, void *session, int64_t bud
     int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX / 2 : budget_bytes;
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     CRN_TRY(ask_search(task, s, budget_bytes, answer, error));
+    answer->iterations = crn_work_limit(task, moves_of(task) / MOVES_EACH);
     if (!answer->found)
         CRN_TRY(answer_smallest(task, s, budget, answer, error));
     return answer->found && !task->machine ? improve_answer(task, s, budget, answer, error) : CAIRN_OK;

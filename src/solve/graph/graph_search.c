@@ -391,6 +391,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
         return solve_tiny(task, budget_bytes, answer, error);
+    answer->iterations = crn_work_limit(task, rounds_of(task, s));
     const crn_sequence *best = improve(task, s, budget, answer->lower_bound_ns, answer);
     if (!best)
         best = &s->start[0];

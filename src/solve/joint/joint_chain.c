@@ -360,6 +360,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
         CRN_TRY(offer_alone(s, search, budget_bytes, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_priced_lists(s, search, error));
+    answer->iterations = crn_work_limit(search->task, rounds_of(search->task));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);
 }
 

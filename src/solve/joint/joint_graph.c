@@ -136,6 +136,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
         CRN_TRY(offer_lists(s, search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask_alone(search, NULL, NULL, 0, error));
+    answer->iterations = crn_work_limit(search->task, rounds_of(search->task));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);
 }
 

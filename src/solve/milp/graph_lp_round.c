@@ -45,6 +45,7 @@ typedef struct attempt {
     const crn_program_goal *goal;
     crn_frontier_best *best;
     bool stopped_early;
+    int64_t iterations; /* at most; 0 = there was nothing to relax */
 } attempt;
 
 static int64_t iterations_of(const crn_task *task, const crn_linear_program *linear)
@@ -66,6 +67,7 @@ static cairn_status relax(attempt *a, crn_frontier_program *program, cairn_error
         return crn_no_memory(error);
     CRN_TRY(crn_highs_solve(a->task, &question, &reply, error));
     a->stopped_early = reply.stopped_early;
+    a->iterations = question.iterations_max;
     if (!reply.found)
         return CAIRN_OK;
     return crn_frontier_best_round(a->task, program, reply.values, a->goal, &a->rounding->plan, a->best, error);
@@ -152,6 +154,7 @@ static cairn_status find_best(const crn_task *task, rounding *r, int64_t budget_
         attempt a = {.task = task, .rounding = r, .goal = &goal, .best = best};
         CRN_TRY(attempt_goal(&a, error));
         answer->stopped_early = a.stopped_early;
+        answer->iterations = crn_max(answer->iterations, crn_work_limit(task, a.iterations / ITERATIONS_EACH));
     }
     return CAIRN_OK;
 }

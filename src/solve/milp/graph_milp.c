@@ -114,7 +114,8 @@ static cairn_status ask_first(const crn_task *task, milp *s, int64_t budget_byte
 typedef struct proof {
     bool closed;
     bool stopped_early, out_of_memory;
-    int64_t bound; /* ns of recomputation, or bytes without the fixed ones; CAIRN_NONE */
+    int64_t bound;      /* ns of recomputation, or bytes without the fixed ones; CAIRN_NONE */
+    int64_t iterations; /* at most; 0 = there was nothing to search for */
 } proof;
 
 typedef struct attempt {
@@ -218,6 +219,7 @@ static void conclude(const attempt *a, proof *proved)
     proved->stopped_early = a->reply.stopped_early;
     proved->bound = crn_frontier_program_bound(a->program, a->reply.bound);
     proved->closed = is_closed(a);
+    proved->iterations = a->question.iterations_max;
 }
 
 static cairn_status solve_program(attempt *a, proof *proved, cairn_error *error)
@@ -340,6 +342,7 @@ static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget
         proved = (proof){.stopped_early = true, .bound = CAIRN_NONE};
     else if (best->replay.makespan_ns > answer->lower_bound_ns)
         CRN_TRY(try_to_improve(task, s, &goal, answer->lower_bound_ns, best, &proved, error));
+    answer->iterations = crn_work_limit(task, proved.iterations / ITERATIONS_EACH);
     answer->optimal_in_class = proved.closed;
     answer->stopped_early = proved.stopped_early;
     if (!proved.closed)

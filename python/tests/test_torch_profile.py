@@ -677,6 +677,30 @@ def test_modules_with_parts_are_not_merged_although_nothing_saves_what_lies_betw
         assert block_names(ct.profile(model, torch.randn(32, 64), loss_fn=torch.sum, passes=1)) == ["0", "1", "2", "3"]
 
 
+def test_arguments_that_a_block_hands_on_are_not_its_output() -> None:
+    class HandingOn(nn.Linear):
+        def forward(self, packed: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.tanh(super().forward(packed[0])), packed[1]
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.blocks = nn.ModuleList(HandingOn(64, 64) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x, lengths = self.blocks[0]((self.enter(x), torch.ones(256, 64)))
+            x, lengths = self.blocks[1]((x.exp(), lengths))
+            return (self.leave(x) * lengths).sum()
+
+    model, x = Packed(), torch.randn(256, 64)
+    profile = ct.profile(model, x, loss_fn=lambda loss: loss, passes=1, blocks=model.blocks)
+    size = 256 * 64 * 4
+    assert [stage.output_bytes for stage in profile.stages if stage.kind == "block"] == [size, size]
+    for point in ct.sweep(profile, 4):
+        assert ct.verify(model, ct.plan(profile, point.budget_bytes), x, loss_fn=lambda loss: loss).ok
+
+
 def test_losses_in_a_list_that_the_loop_empties() -> None:
     class Lists(nn.Linear):
         def __init__(self, losses: list[torch.Tensor]) -> None:

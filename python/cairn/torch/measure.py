@@ -80,6 +80,7 @@ class _Run:
     chained_to: bool = False  # so does the next block of this one
     is_held: bool = False  # what runs after it, outside of blocks, may hold its output
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
+    made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
@@ -95,7 +96,7 @@ class _Run:
         """The outputs that no block keeps: what runs next, outside of blocks, reads them, and may hold them."""
         if self.chained_to:
             return set()
-        return {ref.key for ref in self.outputs} - self.pinned - self.saved_outputs
+        return {ref.key for ref in self.outputs if ref.key in self.made} - self.pinned - self.saved_outputs
 
     def returned(self, tensor: torch.Tensor) -> bool:
         """True for a tensor that this run returned and nobody changed."""
@@ -254,7 +255,8 @@ class MemoryPass:
     def _remember_outputs(self, run: _Run, output: Any, arguments: isolate.Arguments) -> None:
         read = set(memory.storages(arguments.tensors))
         returned = memory.storages(tensors_in(output))
-        run.stage.output_bytes = sum(size for key, size in returned.items() if key not in self._static | read)
+        run.made = returned.keys() - self._static - read
+        run.stage.output_bytes = sum(size for key, size in returned.items() if key in run.made)
         run.saved_outputs = run.alone.saved_outputs(output)
         fresh = [t for t in tensors_in(output) if memory.has_storage(t)]
         refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
@@ -406,7 +408,7 @@ class MemoryPass:
         held = sum(size for key, size in run.alive.items() if key not in pinned)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart, left = run.pinned | run.unread, run.left_outside  # not the chain's to keep
+        apart, left = (run.pinned | run.unread) & run.made, run.left_outside  # not the chain's to keep
         if apart or (run.is_held and run.saved_outputs):
             stage.travel_bytes, stage.output_travels = 0, False
         elif run.is_held:  # the rest can travel
@@ -421,7 +423,7 @@ class MemoryPass:
         stage.accumulated_backward_rise_bytes += not_saved
         after = self._segments[index + 1].end
         if not run.chained_to and after is not None:
-            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & after.outputs.keys()) - run.pinned)
+            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & after.outputs.keys()) - run.pinned)
         if run.chained_to:
             following = self._runs[index + 1]
             mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))

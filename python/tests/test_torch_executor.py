@@ -10,6 +10,7 @@ import inspect
 import io
 import pickle
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,15 @@ def test_a_forward_that_is_replaced_meanwhile_survives_removal() -> None:
     executor.detach()
     assert not differing(train(plain, loss_of), train(model, loss_of))
     assert executor.trace == []
+
+
+def test_a_forward_that_is_bound_once_more() -> None:
+    """As accelerate's unwrap_model does with the forward that it finds in a model."""
+    model, plain = net(), net()
+    with planned(model, STAGES, from_input(STAGES)) as executor:
+        model.forward = types.MethodType(model.forward, model)
+        assert not differing(train(plain, loss_of), train(model, loss_of))
+        assert executor.trace == expected_runs(STAGES, from_input(STAGES))
 
 
 def test_signature_is_the_models() -> None:

@@ -45,6 +45,8 @@ class Takeover:
                 "a planned model cannot be compiled as a whole: its schedule is carried out by hooks, which "
                 "torch.compile does not see; compile its blocks instead, before planning"
             )
+        if args and args[0] is self._module():
+            args = args[1:]  # as a method, this was bound to the module once more: accelerate's unwrap_model does that
         forward = self.original()
         if self._handler is None:
             return forward(*args, **kwargs)

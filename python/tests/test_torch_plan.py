@@ -1074,6 +1074,24 @@ def test_a_cache_that_went_through_a_training_step_is_not_continued() -> None:
     ct.handle(step.model).remove()
 
 
+def test_a_cache_with_gradients_is_refused() -> None:
+    """Prefix tuning trains the keys and values that layers find in their cache."""
+    transformers = pytest.importorskip("transformers")
+    step = torch_models.made("llama")
+    config = step.model.config
+    cache = transformers.DynamicCache()
+    for layer in range(config.num_hidden_layers):
+        shape = (
+            len(step.kwargs["input_ids"]),
+            config.num_key_value_heads,
+            3,
+            config.hidden_size // config.num_attention_heads,
+        )
+        cache.update(torch.randn(shape, requires_grad=True), torch.randn(shape, requires_grad=True), layer)
+    with pytest.raises(ct.Unsupported, match="past_key_values, as in prefix tuning"):
+        ct.profile(step.model, kwargs={**step.kwargs, "past_key_values": cache}, passes=1)
+
+
 def test_layers_that_the_sample_skipped_leave_nothing_in_the_cache_of_the_others() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.OPTConfig(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .errors import Unsupported
-from .tree import children
+from .tree import children, tensors_inside
 
 _MODULE = "transformers.cache_utils"
 
@@ -58,6 +58,17 @@ def refuse_noted_caches(values: Iterable[Any]) -> None:
             "leaves nothing in it, so these tokens would not see those of that step: pass them all in one call, or "
             "remove the plan"
         )
+
+
+def refuse_learned_caches(name: str, values: Iterable[Any]) -> None:
+    """Raises Unsupported if the block of this name is passed a cache with keys and values that have gradients."""
+    for cache in _caches_in(values):
+        if any(tensor.requires_grad for _, tensor in tensors_inside(cache)):
+            raise Unsupported(
+                f"'{name}' is passed a cache of keys and values that have gradients (past_key_values, as in prefix "
+                "tuning), and cannot be run again from that: pass what they are made of among the inputs (as prompt "
+                "tuning does), or train this without a plan"
+            )
 
 
 def _caches_in(values: Iterable[Any]) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from torch import nn
 from . import _compat, isolate, memory
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
+from .caches import refuse_learned_caches
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .stages import shown
@@ -173,6 +174,7 @@ class MemoryPass:
         self._segments[-1].end = self._moment()
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
+        refuse_learned_caches(block.name, (*args, *kwargs.values()))
         arguments = isolate.Arguments(args, kwargs)
         stage = StageMeasure(block.name, "block", block.class_name, call)
         run = _Run(

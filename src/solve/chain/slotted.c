@@ -4,6 +4,8 @@
  */
 #include "solve/chain/slotted.h"
 
+#include <stdatomic.h>
+
 #include "solve/chain/slot_scale.h"
 #include "solve/chain/slotted_rows.h"
 
@@ -244,9 +246,20 @@ static void finish_row(const program *p, int32_t s, int32_t t, int32_t last_s, i
 typedef struct wave {
     const program *program;
     int32_t distance; /* of the tile of t from that of s */
+    const crn_task *task;
+    cairn_progress progress;
+    atomic_bool stopped;
 } wave;
 
 enum { PARTS = TILE / PART };
+
+/* A wave of a long chain takes long: the caller's own thread asks within it. */
+static bool is_stopped(wave *w, int worker)
+{
+    if (worker == 0 && !atomic_load(&w->stopped) && crn_should_stop(w->task, &w->progress))
+        atomic_store(&w->stopped, true);
+    return atomic_load(&w->stopped);
+}
 
 /*
  * A part of a tile with the splits in the tiles between, in small blocks as in a product of matrices: what a block uses
@@ -254,12 +267,13 @@ enum { PARTS = TILE / PART };
  */
 static void relax_part(void *context, int64_t i, int worker)
 {
-    const wave *w = context;
+    wave *w = context;
     const program *p = w->program;
     int32_t tile = (int32_t)i / (PARTS * PARTS), part = (int32_t)i % (PARTS * PARTS);
     span of_s = part_of(span_of(p, tile), part / PARTS);
     span of_t = part_of(span_of(p, tile + w->distance), part % PARTS);
-    (void)worker;
+    if (is_stopped(w, worker))
+        return;
     for (int32_t s = of_s.first; s <= of_s.last; s++)
         for (int32_t t = larger(s, of_t.first); t <= of_t.last; t++)
             p->width->clear(p->values, row_of(p, s, t));
@@ -270,10 +284,11 @@ static void relax_part(void *context, int64_t i, int worker)
 
 static void finish_tile(void *context, int64_t i, int worker)
 {
-    const wave *w = context;
+    wave *w = context;
     const program *p = w->program;
     span of_s = span_of(p, (int32_t)i), of_t = span_of(p, (int32_t)i + w->distance);
-    (void)worker;
+    if (is_stopped(w, worker))
+        return;
     for (int32_t t = of_t.first; t <= of_t.last; t++)
         for (int32_t s = smaller(of_s.last, t); s >= of_s.first; s--)
             finish_row(p, s, t, of_s.last, of_t.first);
@@ -283,11 +298,10 @@ static cairn_status fill_rows(program *p, const crn_task *task, cairn_error *err
 {
     int32_t tiles = (p->n + TILE - 1) / TILE;
     for (int32_t distance = 0; distance < tiles; distance++) {
-        wave w = {p, distance};
-        cairn_progress progress = {"filling rows", distance, tiles, CAIRN_NONE, CAIRN_NONE};
+        wave w = {p, distance, task, {"filling rows", distance, tiles, CAIRN_NONE, CAIRN_NONE}, false};
         crn_team_run(task->team, (int64_t)(tiles - distance) * PARTS * PARTS, relax_part, &w);
         crn_team_run(task->team, tiles - distance, finish_tile, &w);
-        if (crn_should_stop(task, &progress))
+        if (is_stopped(&w, 0))
             return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d waves", distance + 1, tiles);
     }
     return CAIRN_OK;

@@ -54,12 +54,12 @@ static cli_exit take_size(const cli_call *call, const char *text, size_t length,
 static cli_exit take_list(const cli_call *call, budgets *out)
 {
     const char *text = call->budgets;
-    cli_exit result = CLI_FOUND;
-    while (result == CLI_FOUND && *text) {
+    cli_exit result;
+    do {
         size_t length = strcspn(text, ",");
         result = take_size(call, text, length, out);
         text += length + (text[length] == ',');
-    }
+    } while (result == CLI_FOUND && *text);
     return result;
 }
 

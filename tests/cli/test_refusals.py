@@ -58,6 +58,7 @@ def expect_refusal(cairn, *words, **more):
         (["compare", "p", "--budgets", "0"], "1 to"),
         (["compare", "p", "--budgets", "x"], "x"),
         (["compare", "p", "--budgets", "1,,2"], "size"),
+        (["compare", "p", "--budgets", ""], "size"),
     ],
 )
 def test_wrong_usage_teaches_the_right_one(cairn, words, hint):

@@ -30,7 +30,7 @@ cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *lea
     const crn_joint *s = session;
     (void)task;
     (void)error;
-    least->bytes = s->least_bytes;
+    least->bytes = s->least_bytes == INT64_MAX ? CAIRN_NONE : s->least_bytes;
     return CAIRN_OK;
 }
 

@@ -218,7 +218,7 @@ static cairn_status store_all_fits(hunt *h, int64_t batch, bool *fits, cairn_err
 static cairn_status raise_by_store_all(hunt *h, int64_t high, cairn_error *error)
 {
     int64_t low = 0;
-    while (high - low > 1) {
+    while (high - low > 1 && (low == 0 || !is_over(h))) {
         bool fits;
         int64_t middle = low + (high - low) / 2;
         CRN_TRY(store_all_fits(h, middle, &fits, error));

@@ -297,6 +297,63 @@ def test_blocks_that_write_buffers_of_others_are_kept() -> None:
     assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
 
 
+class _Teaching(nn.Module):
+    """Its forward moves a teacher after the student, in one of three ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.student = nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(4))
+        )
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        for p in self.teacher.parameters():
+            p.data.mul_(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for p, q in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                if self.how == "in place":
+                    q.mul_(0.9).add_(p, alpha=0.1)
+                elif self.how == "past autograd":
+                    q.data.lerp_(p, 0.1)
+                else:
+                    q.data = 0.9 * q + 0.1 * p
+            wanted = self.teacher(x)
+        return (self.student(x) - wanted).square().mean()
+
+
+@pytest.mark.parametrize("how", ["in place", "past autograd", "replaced"])
+def test_parameters_that_a_forward_writes_are_left_as_they_were(how: str) -> None:
+    model, x = _Teaching(how), torch.randn(64, 32)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    profile = ct.profile(model, x, passes=1, blocks="student.*")
+    plan = ct.plan(profile, ct.plan(profile, 2**30).least_budget_bytes)
+    assert not plan.is_plain and ct.verify(model, plan, x).ok
+    ct.sweep(profile, 2, model=model, args=x, rounds=1, beside=[])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class _Normalises(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = nn.functional.normalize(self.weight.data, dim=1)
+        return super().forward(x)
+
+
+class _Clamps(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [_Normalises, _Clamps])
+def test_blocks_that_write_parameters_are_kept(kind: type[nn.Module]) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), layer(64, 64)) for layer in (nn.Linear, kind, nn.Linear)))
+    profile = ct.profile(model, torch.randn(64, 64), loss_fn=torch.sum, passes=1, blocks=list(model))
+    kept = {stage.name: stage.keep_reason for stage in profile.stages if stage.kind == "block" and stage.keep_reason}
+    assert kept == {"1": "writes parameters"}
+
+
 class _Graph(nn.Module):
     """Layers that gather along the edges of a graph."""
 

@@ -26,7 +26,7 @@ from .profiler import STATE
 from .report import Measured
 from .sample import Sample, backward_of
 from .tree import tensors_in
-from .untouched import Buffers, RandomState, untouched
+from .untouched import Buffers, Parameters, RandomState, untouched
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8
@@ -125,8 +125,9 @@ def verify(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
-    with set_aside(model), untouched(model, device):
-        runs = _Runs(sample, plan, device)
+    with set_aside(model), untouched(model, device) as parameters:
+        runs = _Runs(sample, plan, device, parameters)
+        sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
             plain = runs.step(existing=False, keeps=True) if compare else None
             with apply(model, plan):
@@ -169,8 +170,8 @@ class _Outcome:
 class _Runs:
     """Steps from one state, under one meter."""
 
-    def __init__(self, sample: Sample, plan: Plan, device: torch.device) -> None:
-        self._sample, self._plan, self._device = sample, plan, device
+    def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
+        self._sample, self._plan, self._device, self._parameters = sample, plan, device, parameters
         self._start, self._buffers = RandomState(device), Buffers(sample.model)
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device, taken=True)
@@ -181,6 +182,7 @@ class _Runs:
         model, meter = self._sample.model, self.meter
         self._start.restore()
         self._buffers.restore()
+        self._parameters.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
         gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules())

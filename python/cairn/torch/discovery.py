@@ -21,6 +21,7 @@ from . import _compat, memory
 from .blocks import Block
 from .errors import Unsupported
 from .tree import tensors_in
+from .untouched import Parameters
 
 
 @dataclasses.dataclass
@@ -34,6 +35,7 @@ class Call:
     returns: frozenset[int] = frozenset()
     saves: set[int] = dataclasses.field(default_factory=set)  # storages that autograd saves while it runs
     wrote_input: bool = False
+    wrote_parameters: bool = False  # of the model, while it ran
     has_hooks: bool = False  # saved-tensor hooks of the model's own are in force around it
     output_requires_grad: bool = False
 
@@ -63,15 +65,16 @@ class Trace:
         return list(dict.fromkeys(found))
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
-    """Runs a forward and records its module calls; saves nothing for the backward."""
+def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> Trace:
+    """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched."""
     recorder = _Recorder()
     handles = []
     for name, module in _seen(model):
         handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
-        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward):
+        watching = parameters.watching(recorder.note_written)
+        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward), watching:
             run()
     finally:
         for handle in handles:
@@ -90,7 +93,7 @@ class _Recorder:
         self.calls: list[Call] = []
         self.storages: list[_compat.StorageRef] = []
         self._known: set[int] = set()
-        self._open: list[tuple[Call, list[tuple[torch.Tensor, int]]]] = []
+        self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
     def enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -98,29 +101,38 @@ class _Recorder:
             call = Call(name, module, len(self._open), self._keys(inputs))
             call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
             self.calls.append(call)
-            self._open.append((call, [(t, t._version) for t in inputs if not t.is_inference()]))
+            versions = [(t, t._version) for t in inputs if not t.is_inference()]
+            self._open.append((call, versions, _parameter_storages(module)))
 
         return hook
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._open:
             return
-        call, versions = self._open.pop()
+        call, versions, storages = self._open.pop()
+        if any(a != b and a and b for a, b in zip(_parameter_storages(module), storages, strict=False)):
+            call.wrote_parameters = True
+            self.note_written()
         outputs = [t for t in tensors_in(output) if memory.has_storage(t)]
         call.returns = self._keys(outputs)
         call.wrote_input = any(t._version != version for t, version in versions)
         call.output_requires_grad = any(t.requires_grad for t in outputs)
 
+    def note_written(self) -> None:
+        """A parameter is written."""
+        for call, _, _ in self._open:
+            call.wrote_parameters = True
+
     def note_saved(self, tensor: torch.Tensor) -> None:
         """Called with each tensor that autograd would save."""
         if memory.has_storage(tensor):
             saved = self._keys([tensor])
-            for call, _ in self._open:
+            for call, _, _ in self._open:
                 call.saves |= saved
 
     def refuse_backward(self, packed: Any) -> torch.Tensor:
         """Called when autograd wants a saved tensor, although the forward has not ended."""
-        where = next((f"'{call.name}' takes" for call, _ in reversed(self._open) if call.name), "the model takes")
+        where = next((f"'{call.name}' takes" for call, _, _ in reversed(self._open) if call.name), "the model takes")
         raise Unsupported(
             f"{where} gradients (autograd.grad or backward) inside the model's forward, so the step is no forward with "
             "a backward behind it; plan the parts of the model that do not, each by itself"
@@ -133,6 +145,10 @@ class _Recorder:
                 self._known.add(ref.key)
                 self.storages.append(ref)
         return frozenset(ref.key for ref in refs)
+
+
+def _parameter_storages(module: nn.Module) -> list[int]:
+    return [_compat.storage_key(p) for p in module._parameters.values() if p is not None]
 
 
 def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:

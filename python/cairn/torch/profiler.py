@@ -31,7 +31,7 @@ from .stages import BLOCK, StageRef, shown, told
 from .state import SMALL_BUFFER_BYTES
 from .switches import refuse_chosen_kernels
 from .tree import tensors_in
-from .untouched import untouched
+from .untouched import Parameters, untouched
 
 PROFILE_VERSION = 1
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
@@ -264,10 +264,10 @@ def profile(
     _check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
-    with tells as sample.teller, set_aside(model), untouched(model, device):
+    with tells as sample.teller, set_aside(model), untouched(model, device) as parameters:
         sample.teller.begin("finding blocks")
         workspaces = memory.library_bytes(device)
-        observed = _trace(sample)
+        observed = _trace(sample, parameters)
         found = discovery.find_blocks(model, observed, blocks)
         refuse_chosen_kernels(part for block in found for part in block.parts())
         refuse_sharded_parts(found)
@@ -275,6 +275,7 @@ def profile(
         sample.replaced = Replaced(model, replaced)
         measured, found = _measure(sample, found, observed, device)
         _keep_named(model, measured, keep)
+        _keep_writing(measured, found, observed)
         _count_copies_of_buffers(model, measured.blocks)
         sample.teller.begin("taking times", passes * len(measured.blocks))
         timing.TimePasses(sample, found, measured, device).run(passes)
@@ -371,16 +372,16 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def _trace(sample: Sample) -> discovery.Trace:
+def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
     """The calls of a step. Where layers are skipped at random, a step in which as few as possible are is looked for."""
     first = sample.random
-    best = discovery.trace(sample.model, sample.forward)
+    best = discovery.trace(sample.model, sample.forward, parameters)
     if not discovery.skipped_layers(sample.model, best) or not sample.draws():
         return best
     begin = first
     for seed in range(OTHER_SEEDS):
         sample.begin_with_seed(seed)
-        state, other = sample.random, discovery.trace(sample.model, sample.forward)
+        state, other = sample.random, discovery.trace(sample.model, sample.forward, parameters)
         if len(other.calls) > len(best.calls):
             best, begin = other, state
     sample.begin_with(begin)
@@ -437,6 +438,14 @@ def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> N
     for stage in measured.blocks:
         if any(id(module) in kept for module in resolve(model, stage.name).modules):
             stage.keep_reason = stage.keep_reason or "is listed in keep="
+
+
+def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: discovery.Trace) -> None:
+    """A block that writes parameters would write them again in each run."""
+    writing = {b.name for b in blocks if any(c.wrote_parameters for m in b.modules for c in observed.calls_of(m))}
+    for stage in measured.blocks:
+        if stage.name in writing:
+            stage.keep_reason = "writes parameters"
 
 
 def _resident(

@@ -15,7 +15,7 @@ from .attributes import Attributes
 from .outside import Outside, Replaced
 from .progress import Teller
 from .tree import Tree, tensors_in
-from .untouched import RandomState
+from .untouched import Parameters, RandomState
 
 
 class Sample:
@@ -58,6 +58,13 @@ class Sample:
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)
+
+    def watch(self, parameters: Parameters) -> None:
+        """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
+        attributes = Attributes(self.model.modules())
+        with isolate.saving_nothing(), parameters.watching():
+            self.output()
+        attributes.restore()
 
     @property
     def random(self) -> RandomState:

@@ -6,13 +6,16 @@ import contextlib
 import gc
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _compat
 from .attributes import Attributes
+from .tree import tensors_in
 
 
 class RandomState:
@@ -81,10 +84,67 @@ def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tens
     return current is not buffer or not torch.equal(buffer, value)
 
 
+class Parameters:
+    """The parameters of a model, of which its own forward may write some: those of a teacher that follows its student.
+
+    To copy all of them would take too much memory, so a forward is watched, and each is copied before it is written.
+    One that gets another storage gets the old one back.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._is_compiled = any(_compat.compiled_inside(module) is not None for module in model.modules())
+        self._kept = [(p, p.detach()) for p in model.parameters() if _compat.storage_key(p)]
+        self._lying: dict[int, list[torch.Tensor]] = {}  # by storage
+        for _, old in self._kept:
+            self._lying.setdefault(_compat.storage_key(old), []).append(old)
+        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by storage, with what it is a copy of
+
+    def watching(self, told: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[Any]:
+        """Copies what the body writes, and tells of each write."""
+        return contextlib.nullcontext() if self._is_compiled else _Writes(self, told)
+
+    def keep(self, written: torch.Tensor) -> bool:
+        """Copies the parameters that lie where a tensor is about to be written; whether there are any."""
+        key = _compat.storage_key(written)
+        there = self._lying.get(key, ())
+        if there and key not in self._copies:
+            self._copies[key] = [(old, old.clone()) for old in there]
+        return bool(there)
+
+    def restore(self) -> None:
+        """Makes all be as it was."""
+        for parameter, old in self._kept:
+            if parameter.data_ptr() != old.data_ptr():
+                parameter.data = old
+        for old, copy in (pair for pairs in self._copies.values() for pair in pairs):
+            old.data.copy_(copy)
+
+
+class _Writes(TorchDispatchMode):
+    """Sees which parameters are written."""
+
+    def __init__(self, parameters: Parameters, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._parameters, self._told = parameters, told
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(function, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            given = dict(zip((argument.name for argument in schema.arguments), args, strict=False), **(kwargs or {}))
+            names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+            written = [self._parameters.keep(t) for name in names for t in tensors_in(given.get(name))]
+            if any(written):
+                self._told()
+        return function(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
-def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back."""
+def untouched(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
+    """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
+    parameters, what was written while the body had them watched.
+    """
     state, buffers, attributes = RandomState(device), Buffers(model), Attributes(model.modules())
+    parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]
     hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]
     collecting = gc.isenabled()
@@ -95,7 +155,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
             p.grad = None
         for found, _ in hooks:
             found.clear()  # an optimizer that steps in the backward, for example
-        yield
+        yield parameters
     finally:
         for p, grad in grads:
             p.grad = grad
@@ -103,6 +163,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
             found.clear()
             found.update(kept)
         buffers.restore()
+        parameters.restore()
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()

@@ -441,6 +441,7 @@ def test_a_linear_chain_is_measured_to_the_byte() -> None:
 def test_identical_blocks_measure_alike() -> None:
     stages = [stage for stage in profiled(torch_models.made("gpt2")).stages if stage.kind == "block"]
     assert len({stage.signature() for stage in stages}) == 1
+    assert [stage.left_bytes for stage in stages] == [0, 0, stages[0].output_bytes]  # it stays behind the last block
     assert len({(stage.forward_ns, stage.backward_ns) for stage in stages}) == 1
     assert all(stage.random and stage.forward_ns > 0 and stage.backward_ns > 0 for stage in stages)
 

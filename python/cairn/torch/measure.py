@@ -419,6 +419,7 @@ class MemoryPass:
         elif left:
             stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - _bytes_of(run, left)), False
         stage.output_bytes -= _bytes_of(run, apart | left)
+        stage.left_bytes = _bytes_of(run, left - apart)
         not_saved = _bytes_of(run, (apart | left) - run.saved_outputs)  # gone before the backward that was measured
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved

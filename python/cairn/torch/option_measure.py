@@ -178,7 +178,7 @@ class _Opening:
     def __init__(
         self, run: _BlockRuns, stage: StageMeasure, graph: BlockGraph, waiting: Sequence[torch.nn.Parameter]
     ) -> None:
-        self._run, self._waiting = run, waiting
+        self._run, self._stage, self._waiting = run, stage, waiting
         self.asked: list[int] = []
         self.options: list[OptionMeasure] = []
         self.digest = graph.digest()
@@ -191,7 +191,7 @@ class _Opening:
         stage.closed = self.reason
         if not self.reason:
             stage.digest, stage.asked, stage.draws = self.digest, list(self.asked), list(self.draws)
-            stage.options = list(self.options)
+            stage.options = [_moved(option, self._stage, stage) for option in self.options]
 
     def _find(self, stage: StageMeasure) -> str:
         graph = self._run.recorded(saving=True, asked=self.asked)
@@ -240,6 +240,20 @@ def _option(
         if min(stage.travel_bytes, found.travel_bytes, base.travel_bytes) > 0
         else 0,
         rebuilds=_described(program),
+    )
+
+
+def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
+    """An option of a stage that was measured, for one of the same signature."""
+    travels = min(option.travel_bytes, stage.travel_bytes) > 0
+    accumulated = stage.accumulated_backward_rise_bytes - measured.accumulated_backward_rise_bytes
+    return dataclasses.replace(
+        option,
+        saved_bytes=max(option.saved_bytes + stage.saved_bytes - measured.saved_bytes, stage.output_bytes),
+        forward_rise_bytes=option.forward_rise_bytes + stage.forward_rise_bytes - measured.forward_rise_bytes,
+        backward_rise_bytes=option.backward_rise_bytes + stage.backward_rise_bytes - measured.backward_rise_bytes,
+        accumulated_backward_rise_bytes=option.accumulated_backward_rise_bytes + accumulated,
+        travel_bytes=max(0, option.travel_bytes + stage.travel_bytes - measured.travel_bytes) if travels else 0,
     )
 
 

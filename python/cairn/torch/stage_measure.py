@@ -49,6 +49,7 @@ class StageMeasure:
     travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
     output_travels: bool = False  # the output by itself can
     also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
+    left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
@@ -87,15 +88,15 @@ class StageMeasure:
         return cls(**{**data, "options": [OptionMeasure(**option) for option in data.get("options", ())]})
 
     def signature(self) -> tuple[Any, ...]:
-        """Equal for blocks that need not be timed apart."""
+        """Equal for blocks that need not be timed apart: that differ in nothing but who keeps their output."""
         sizes = (
             self.input_bytes,
-            self.output_bytes,
-            self.saved_bytes,
+            self.output_bytes + self.left_bytes,
+            self.saved_bytes + self.left_bytes,
             self.saved_count,
             self.forward_rise_bytes,
             self.forward_only_rise_bytes,
-            self.backward_rise_bytes,
+            self.backward_rise_bytes - self.left_bytes,
             self.weight_grad_bytes,
         )
         return (self.kind, self.class_name, sizes, self.random, tuple(self.writes_buffers), bool(self.keep_reason))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _compat
 from .attributes import Attributes
@@ -120,7 +119,7 @@ class Parameters:
             old.data.copy_(copy)
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(_compat.DispatchMode):
     """Sees which parameters are written."""
 
     def __init__(self, parameters: Parameters, told: Callable[[], None]) -> None:

@@ -31,6 +31,7 @@ X = torch.randn(1, 2, 8, 8)
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters seem to be on CUDA."""
     monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "stand-in")
 
 
 @pytest.fixture

@@ -327,11 +327,13 @@ static void the_objective_that_a_solver_has_can_be_given(void **state)
         cairn_options *own, *options = test_options(cases[i][0], -1, "minimize=memory");
         assert_int_equal(cairn_options_set(options, "objective", cases[i][1], NULL), CAIRN_OK);
         assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+        cairn_info_clear(&info);
         assert_int_equal(cairn_options_set(options, "objective", cases[i][2], NULL), CAIRN_OK);
         assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_UNSUPPORTED);
         assert_non_null(strstr(error.message, cases[i][3]));
         assert_int_equal(cairn_options_for(NULL, options, cases[i][0], &own, NULL), CAIRN_OK);
         assert_int_equal(cairn_solve(NULL, problem, own, NULL, &info, NULL), CAIRN_OK);
+        cairn_info_clear(&info);
         cairn_options_free(own);
         cairn_options_free(options);
     }

@@ -212,20 +212,34 @@ static void raise_peak(crn_meter *meter, long long used)
         ;
 }
 
+/* Counts bytes as used where they keep to the limit; what is refused is at no time counted, for other threads read it. */
+static bool take_bytes(crn_meter *meter, long long bytes, long long *used)
+{
+    long long before = atomic_load(&meter->used_bytes);
+    do {
+        if (meter->limit_bytes != CAIRN_NONE && bytes > meter->limit_bytes - before)
+            return false;
+        *used = before + bytes;
+    } while (!atomic_compare_exchange_weak(&meter->used_bytes, &before, *used));
+    return true;
+}
+
 static void *meter_resize(void *context, void *block, size_t old_size, size_t new_size)
 {
     crn_meter *meter = context;
-    long long change = (long long)new_size - (long long)old_size;
-    long long used = atomic_fetch_add(&meter->used_bytes, change) + change;
-    bool refused = change > 0 && meter->limit_bytes != CAIRN_NONE && used > meter->limit_bytes;
-    void *moved = refused ? NULL : meter->inner.resize(meter->inner.context, block, old_size, new_size);
-    if (!moved && new_size > 0) {
-        atomic_fetch_sub(&meter->used_bytes, change);
-        if (refused)
-            atomic_store(&meter->refused, true);
+    long long change = (long long)new_size - (long long)old_size, used = 0;
+    if (change > 0 && !take_bytes(meter, change, &used)) {
+        atomic_store(&meter->refused, true);
         return NULL;
     }
-    raise_peak(meter, used);
+    void *moved = meter->inner.resize(meter->inner.context, block, old_size, new_size);
+    bool failed = !moved && new_size > 0;
+    if (failed && change > 0)
+        atomic_fetch_sub(&meter->used_bytes, change);
+    else if (!failed && change > 0)
+        raise_peak(meter, used);
+    else if (!failed)
+        atomic_fetch_add(&meter->used_bytes, change);
     return moved;
 }
 

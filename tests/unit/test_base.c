@@ -150,6 +150,41 @@ static void a_meter_refuses_what_passes_its_limit(void **state)
 }
 
 /* The processor's instructions, where it has them, and the portable text make the same of any blocks. */
+/* In turn small blocks that fit together, and one that never does. */
+typedef struct crowd {
+    cairn_allocator allocator;
+    atomic_int wrong;
+} crowd;
+
+enum { CROWD_MEMBERS = 4, CROWD_BYTES = 16, CROWD_ROUNDS = 200000 };
+
+static void join_crowd(void *context, int64_t i, int worker)
+{
+    crowd *c = context;
+    (void)worker;
+    for (int round = 0; round < CROWD_ROUNDS; round++) {
+        void *block = crn_alloc(&c->allocator, 1, i % 2 == 0 ? CROWD_BYTES : (size_t)1 << 40);
+        atomic_fetch_add(&c->wrong, (block != NULL) != (i % 2 == 0));
+        crn_free(&c->allocator, block, 1, CROWD_BYTES);
+    }
+}
+
+static void what_a_meter_refuses_is_not_counted(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    cairn_allocator plain = crn_allocator(NULL);
+    crn_team *team = crn_team_new(&plain, CROWD_MEMBERS);
+    crn_meter_init(&meter, plain, (int64_t)CROWD_MEMBERS * CROWD_BYTES);
+    crowd c = {.allocator = crn_meter_allocator(&meter)};
+    assert_non_null(team);
+    crn_team_run(team, CROWD_MEMBERS, join_crowd, &c);
+    crn_team_free(team);
+    assert_int_equal(atomic_load(&c.wrong), 0);
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+    assert_true(atomic_load(&meter.peak_bytes) <= meter.limit_bytes);
+}
+
 static void sha256_is_the_same_on_every_processor(void **state)
 {
     enum { BLOCKS = 5 };
@@ -332,6 +367,7 @@ int main(void)
         cmocka_unit_test(a_large_arena_wastes_little),
         cmocka_unit_test(an_arena_may_lie_in_its_own_memory),
         cmocka_unit_test(a_meter_refuses_what_passes_its_limit),
+        cmocka_unit_test(what_a_meter_refuses_is_not_counted),
         cmocka_unit_test(sha256_is_the_same_on_every_processor),
         cmocka_unit_test(sha256_matches_published_digests),
         cmocka_unit_test(text_grows_escapes_and_is_handed_over),

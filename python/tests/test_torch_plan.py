@@ -308,9 +308,43 @@ def test_gradients_that_a_step_creates_are_no_activations() -> None:
     ct.handle(model).remove()
 
 
-def test_what_this_version_cannot_do_is_refused(resnet_profile: ct.Profile) -> None:
-    with pytest.raises(ValueError, match="offload"):
-        ct.plan(resnet_profile, UNLIMITED, allow=("recompute", "offload"))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"allow": ("recompute", "offload")}, "how much slower memory there is, by host_budget="),
+        ({"allow": ("recompute",), "host_budget": "1MiB"}, "add 'offload', or leave host_budget= out"),
+        ({"allow": ("recompute", "ofload")}, "did you mean 'offload'"),
+        ({"allow": ("offload",), "host_budget": "1MiB"}, "contains 'recompute' always"),
+        ({"allow": 3}, "it is a tuple of names, of 'recompute', 'inside', 'offload'"),
+        ({"allow": iter(("recompute",))}, "it is a tuple of names"),
+        ({"solver": "joint-chain"}, "how much slower memory there is, by host_budget="),
+        ({"solver": "chain-weak", "host_budget": "1MiB"}, "'chain-weak' offloads nothing: leave host_budget= out"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_allowed_is_refused(
+    resnet_profile: ct.Profile, given: dict[str, Any], message: str, never_run: nn.Module
+) -> None:
+    for call in (functools.partial(ct.plan, resnet_profile), functools.partial(ct.sweep, resnet_profile)):
+        with pytest.raises(ValueError, match=message):
+            call(**given)
+    with pytest.raises(ValueError, match=message):
+        ct.checkpoint(never_run, torch.randn(2, 4), **given)
+    if "host_budget" in given:
+        budget = ct.Budget(UNLIMITED, host=given["host_budget"])
+        with pytest.raises(ValueError, match=message):
+            ct.plan(resnet_profile, budget, **{name: value for name, value in given.items() if name != "host_budget"})
+
+
+def test_offloading_is_allowed_and_forbidden_by_name(resnet_profile: ct.Profile) -> None:
+    plain = ct.plan(resnet_profile, UNLIMITED)
+    budget = (plain.least_budget_bytes + plain.plain_peak_bytes) // 2
+    where = {"host_budget": "64MiB", "link": "100GB/s"}
+    assert ct.plan(resnet_profile, budget, **where).offloads
+    without_parts = ct.plan(resnet_profile, budget, allow=("recompute", "offload"), **where)
+    assert without_parts.offloads and not without_parts.inside
+    assert not ct.plan(resnet_profile, budget, allow=("recompute", "inside")).offloads
+    assert ct.sweep(resnet_profile, [budget], allow=["recompute", "offload"], **where)[0].step_ns is not None
 
 
 # -- plans are data ------------------------------------------------------------------------------------------
@@ -899,7 +933,7 @@ def never_run() -> nn.Module:
         ({"gradients": "create"}, ValueError, "did you mean 'created'"),
         ({"on_shape_change": "eror"}, ValueError, "did you mean 'error'"),
         ({"determinism_check": "all"}, ValueError, "determinism_check must be"),
-        ({"allow": ("recompte",)}, ValueError, "recompte"),
+        ({"allow": ("recompte",)}, ValueError, "did you mean 'recompute'"),
         ({"allow": "recompute"}, ValueError, "allow='recompute': it is a tuple"),
         ({"kwargs": "12MiB"}, TypeError, "budget is given by name"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn must be a function"),

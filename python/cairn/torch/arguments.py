@@ -20,7 +20,7 @@ from .shapes import POLICIES
 
 ACCUMULATED, CREATED = "accumulated", "created"
 SCOPES = ("step", "activations")
-ALLOWED = ("recompute", "inside")
+ALLOWED = ("recompute", "inside", "offload")
 
 PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside", "progress")
 PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients")
@@ -54,13 +54,56 @@ def check_budget(budget: Any) -> None:
 def check_plan_options(options: Mapping[str, Any]) -> None:
     """Raises for values that `plan` does not take, and for names that neither it nor a solver has."""
     check_names(options, [*PLAN_OPTIONS, *solver_options()], "a plan")
-    allow = options.get("allow", ALLOWED)
-    if isinstance(allow, str) or set(allow) - set(ALLOWED) or "recompute" not in allow:
-        raise ValueError(f"allow={allow!r}: it is a tuple that contains 'recompute', and may contain 'inside'")
+    _check_offloading(allowed(options.get("allow"), options.get("host_budget")), options)
     _check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
     _check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
     chains = [info.name for info in cairn.solvers() if info.takes_chains]
     _check_choice("solver", options.get("solver", "auto"), chains)
+
+
+def allowed(allow: Any, host_budget: Any) -> tuple[str, ...]:
+    """The names in `allow`; by default all, "offload" only where there is a host_budget."""
+    if allow is None:
+        return tuple(name for name in ALLOWED if name != "offload" or host_budget is not None)
+    if not isinstance(allow, (tuple, list, set, frozenset)):
+        raise ValueError(f"allow={allow!r}: it is a tuple of names, of {', '.join(map(repr, ALLOWED))}")
+    for name in allow:
+        _check_choice("a name in allow=", name, ALLOWED)
+    if "recompute" not in allow:
+        raise ValueError(
+            f"allow={allow!r}: it contains 'recompute' always; what shall never run again is named by keep= of profile"
+        )
+    return tuple(name for name in ALLOWED if name in allow)
+
+
+def host_budget_of(budget: Any, host_budget: Any) -> Any:
+    """A cairn.Budget may say it, too; its "auto" leaves it out."""
+    if host_budget is None and isinstance(budget, Budget) and budget.host != "auto":
+        return budget.host
+    return host_budget
+
+
+def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raises where options say that values travel, and others that they cannot."""
+    offloads, host_budget, solver = "offload" in allow, options.get("host_budget"), options.get("solver", "auto")
+    if offloads and host_budget is None:
+        raise ValueError(
+            "allow= contains 'offload': say how much slower memory there is, by host_budget='8GiB' or 'auto'"
+        )
+    if host_budget is not None and not offloads:
+        raise ValueError(
+            f"host_budget={host_budget!r} is for values that travel, and allow={options['allow']!r} forbids it: "
+            "add 'offload', or leave host_budget= out"
+        )
+    travelling = [info.name for info in cairn.solvers() if info.takes_chains and info.needs_machine]
+    if offloads and solver not in ("auto", *travelling):
+        raise ValueError(
+            f"solver {solver!r} offloads nothing: leave host_budget= out, or solver=; there are {', '.join(travelling)}"
+        )
+    if solver in travelling and not offloads:
+        raise ValueError(
+            f"solver {solver!r} offloads: say how much slower memory there is, by host_budget='8GiB' or 'auto'"
+        )
 
 
 def check_apply_options(options: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from .arguments import (
     check_call,
     check_names,
     check_plan_options,
+    host_budget_of,
     solver_options,
 )
 from .check import Watch
@@ -107,7 +108,7 @@ def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
     check_names(options, known, "checkpoint")
     check_budget(budget)
     _, to_plan, left = _sorted_options(options)
-    check_plan_options(to_plan)
+    check_plan_options({**to_plan, "host_budget": host_budget_of(budget, to_plan.get("host_budget"))})
     check_apply_options(left)
 
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from .._budget import Budget
 from . import arguments, budgets
-from .arguments import ACCUMULATED, ALLOWED, CREATED
+from .arguments import ACCUMULATED, CREATED
 from .composition import Moment, first_over, grouped, peak_moment
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
 from .held_outside import Answer, Chains
@@ -241,7 +241,7 @@ def plan(
     host_budget: Any = None,
     tier: str = "host",
     link: Any = None,
-    allow: Iterable[str] = ALLOWED,
+    allow: Collection[str] | None = None,
     solver: str = "auto",
     scope: str = "step",
     gradients: str = ACCUMULATED,
@@ -260,17 +260,19 @@ def plan(
     tier: which slower memory: "host", or "file:PATH" (beside that path, or in that folder).
     link: how fast the way there is: measured if None; a `Link`, a cairn.Machine, or a rate such as "8GB/s".
     allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they
-        save and rebuild the rest.
+        save and rebuild the rest; "offload" lets values travel, and takes a host_budget. By default all that can be.
     solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
         a model has hundreds of blocks that are all unlike each other. One that is named, and would need more memory
         than it may use (memory_limit=), raises cairn.MemoryLimit.
 
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
-    check_request(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    host_budget = arguments.host_budget_of(budget, host_budget)
+    asked = {"allow": allow, "host_budget": host_budget, "scope": scope, "gradients": gradients, "solver": solver}
+    check_request(profile, {**asked, **options})
     arguments.check_budget(budget)
-    profile = profile if "inside" in allow else profile.without_options()
-    to = destination(_host_budget(budget, host_budget), tier, link, torch.device(profile.device))
+    profile = profile if "inside" in arguments.allowed(allow, host_budget) else profile.without_options()
+    to = destination(host_budget, tier, link, torch.device(profile.device))
     [made] = Task(profile, scope, gradients, solver, options, to).plans([budget])
     if isinstance(made, InfeasibleBudget):
         raise made
@@ -279,13 +281,6 @@ def plan(
 
 def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
     return cairn.Chain.from_json(json.dumps(problem))
-
-
-def _host_budget(budget: Any, host_budget: Any) -> Any:
-    """A cairn.Budget may say it, too; its "auto" leaves it out."""
-    if host_budget is None and isinstance(budget, Budget) and budget.host != "auto":
-        return budget.host
-    return host_budget
 
 
 def check_request(profile: Profile, options: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from . import memory, sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
-from .arguments import ACCUMULATED, ALLOWED, check_call
+from .arguments import ACCUMULATED, allowed, check_call
 from .comparison import Comparison, Steps, Turn
 from .errors import InfeasibleBudget
 from .handle import Recalled, set_aside
@@ -143,7 +143,7 @@ def sweep(
     host_budget: Any = None,
     tier: str = "host",
     link: Any = None,
-    allow: Iterable[str] = ALLOWED,
+    allow: Collection[str] | None = None,
     solver: str = "auto",
     scope: str = "step",
     gradients: str = ACCUMULATED,
@@ -164,9 +164,10 @@ def sweep(
     rounds: so many steps of each are timed, in turns.
     The others are as for `plan`.
     """
-    check_request(profile, {"allow": allow, "scope": scope, "gradients": gradients, "solver": solver, **options})
+    asked = {"allow": allow, "host_budget": host_budget, "scope": scope, "gradients": gradients, "solver": solver}
+    check_request(profile, {**asked, **options})
     _check(budgets_or_count, beside, rounds)
-    profile = profile if "inside" in allow else profile.without_options()
+    profile = profile if "inside" in allowed(allow, host_budget) else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
 
     def planned(profiled: Profile, wanted: int | Sequence[Any]) -> _Curve:

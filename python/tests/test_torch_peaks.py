@@ -9,12 +9,14 @@ one that adds to them. More seeds: CAIRN_SEEDS=50 python -m pytest python/tests/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -87,8 +89,16 @@ def chosen_by_nobody(profile: ct.Profile, seed: int) -> ct.Plan:
     return task._plan_of(planning._Room(peak + reserve, reserve), found)
 
 
-def measured(made: torch_models.Step, plan: ct.Plan, prints: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
-    """Measured and predicted peaks of a first step and of later ones under a plan; each leaves what `prints` says."""
+def measured(
+    made: torch_models.Step,
+    plan: ct.Plan,
+    prints: dict[str, list[int]],
+    region: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Iterator[tuple[int, int]]:
+    """Measured and predicted peaks of a first step and of later ones under a plan; each leaves what `prints` says.
+
+    Forward and loss run within a region.
+    """
     opened._recorded.clear()
     model, meter, found = made.model, memory.CpuMeter(), []
     with meter, ct.apply(model, plan):
@@ -98,8 +108,9 @@ def measured(made: torch_models.Step, plan: ct.Plan, prints: dict[str, list[int]
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
                 there = check.resident_of(plan, check.gradient_bytes_of(model))
                 begin = meter.mark()
-                output = model(*made.args, **made.kwargs)
-                loss = output.loss if made.loss_fn is None else made.loss_fn(output)
+                with region():
+                    output = model(*made.args, **made.kwargs)
+                    loss = output.loss if made.loss_fn is None else made.loss_fn(output)
                 loss.backward()
                 found.append((begin, meter.mark(), gradients, there))
                 grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -125,6 +136,20 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
         plan = chosen_by_nobody(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "resnet"])
+def test_plans_for_autocast_keep_to_their_budget(name: str) -> None:
+    region = functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    sample = torch_models.made(name)
+    with region():
+        profile = ct.profile(sample.model, **sample.sample, passes=1)
+    top = ct.plan(profile, UNLIMITED)
+    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
+    prints: dict[str, list[int]] = {}
+    for budget in (high, (low + high) // 2, low):
+        plan = ct.plan(profile, budget)
+        assert all(peak <= predicted + plan.reserve_bytes for peak, predicted in measured(sample, plan, prints, region))
 
 
 @pytest.mark.parametrize("name", torch_models.TANGLED)

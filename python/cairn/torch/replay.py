@@ -701,11 +701,12 @@ class Run:
                     f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
                     "modified in place after the forward"
                 )
+        casting = any(enabled for _, enabled, _ in block.modes.autocast)
         leaves = []
         for index, argument in enumerate(block.arguments):
             tensor = self.find(stage, block, index)
             if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
-                tensor = tensor.detach().requires_grad_(argument.requires_grad)
+                tensor = _fresh(tensor, argument.requires_grad, casting)
             leaves.append(tensor)
         return block.tree.build(leaves)
 
@@ -741,6 +742,12 @@ class Run:
     def _outputs_there(self, stage: int) -> Outputs | None:
         """The same without what is on its way back."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
+
+
+def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Tensor:
+    """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
+    fresh = tensor.detach().requires_grad_(requires_grad)
+    return fresh.view_as(fresh) if casting and requires_grad else fresh
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

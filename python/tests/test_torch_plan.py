@@ -336,6 +336,25 @@ def test_what_cannot_be_allowed_is_refused(
             ct.plan(resnet_profile, budget, **{name: value for name, value in given.items() if name != "host_budget"})
 
 
+def test_a_sweep_takes_the_budgets_that_a_plan_takes(resnet_profile: ct.Profile) -> None:
+    size, text = ct.plan(resnet_profile, UNLIMITED).plain_peak_bytes, "1000GiB"
+    np = pytest.importorskip("numpy")
+    wanted = iter([size, np.int64(size), str(size), text, ct.Budget(size, reserve=0)])
+    points = ct.sweep(resnet_profile, budgets=wanted)
+    assert [point.budget_bytes for point in points] == [size, size, size, 1000 * 2**30, size]
+    for wrong, error, message in (
+        ("1000 GiB", cairn.BadInput, r'budgets\[1\]: "1000 GiB" is not a size'),
+        ("99999999TiB", cairn.BadInput, r"budgets\[1\]"),
+        ("0%", ValueError, r"budgets\[1\] '0%'"),
+        (0.5, TypeError, r"budgets\[1\]=0.5: .* write '50%'"),
+        (None, TypeError, r"budgets\[1\] must be bytes or a size such as '8GiB', not NoneType"),
+        (-1, ValueError, r"budgets\[1\] must be positive"),
+        (ct.Budget("1GiB", host="1GiB"), ValueError, r"budgets\[1\]: the curve has one host_budget="),
+    ):
+        with pytest.raises(error, match=message):
+            ct.sweep(resnet_profile, budgets=[size, wrong])
+
+
 def test_offloading_is_allowed_and_forbidden_by_name(resnet_profile: ct.Profile) -> None:
     plain = ct.plan(resnet_profile, UNLIMITED)
     budget = (plain.least_budget_bytes + plain.plain_peak_bytes) // 2
@@ -1004,7 +1023,8 @@ def test_losses_that_are_none_and_optimizers_of_others() -> None:
     other = torch.optim.SGD(copy.deepcopy(step.model).parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="none of the model's parameters"):
         profile = ct.profile(step.model, passes=1, optimizer=other, **step.sample)
-    for wanted, error in ((0, ValueError), (-1, ValueError), ("14MiB", TypeError), (2.5, TypeError)):
+    counts = ((0, ValueError), (-1, ValueError), ("14MiB", TypeError), (2.5, TypeError), (True, TypeError))
+    for wanted, error in (*counts, (b"14MiB", TypeError), ([], ValueError)):
         with pytest.raises(error, match="sweep"):
             ct.sweep(profile, wanted)
     plan = ct.plan(profile, UNLIMITED, slots=100)

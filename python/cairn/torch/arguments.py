@@ -44,9 +44,9 @@ def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
             raise TypeError(f"{call} has no option {name!r}{hint}")
 
 
-def check_budget(budget: Any) -> None:
+def check_budget(budget: Any, name: str = "budget") -> None:
     """Raises TypeError or ValueError for what is no budget on any device."""
-    budgets.resolve(budget, torch.device("cpu"))
+    budgets.resolve(budget, torch.device("cpu"), name=name)
     if isinstance(budget, Budget) and budget.reserve is not None and budget.reserve != 0:
         budgets.size_bytes(budget.reserve, "reserve")
 

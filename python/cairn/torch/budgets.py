@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import os
 import re
 import resource
@@ -25,30 +26,43 @@ _RATIO_HINT = (
 )
 
 
-def resolve(budget: Any, device: torch.device, resident_bytes: int = 0) -> int:
+def resolve(budget: Any, device: torch.device, resident_bytes: int = 0, name: str = "budget") -> int:
     """The total in bytes. `resident_bytes` of "auto" are what the step already has on the device.
 
     Raises TypeError for what is not a size, ValueError for a size that makes no sense.
     """
     value = budget.total if isinstance(budget, Budget) else budget
     if isinstance(value, str):
-        return _from_text(value, device, resident_bytes)
-    return size_bytes(value, "budget")
+        return _from_text(value, device, resident_bytes, name)
+    return size_bytes(value, name)
 
 
 def size_bytes(value: Any, name: str) -> int:
     """Bytes from an int or a size such as "8GiB"."""
-    if isinstance(value, str):
-        value = cairn.parse_size(value)
-    elif isinstance(value, float):
+    if isinstance(value, float):
         return _from_float(value, name)
-    elif isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be bytes or a size such as '8GiB', not {type(value).__name__}")
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, not {value}")
-    if value > MOST_BYTES:
-        raise ValueError(f"{name}={value} is more than any device has: sizes end at 2**63 - 1 bytes")
-    return int(value)
+    size = _parsed(value, name) if isinstance(value, str) else _whole(value, name)
+    if size <= 0:
+        raise ValueError(f"{name} must be positive, not {size}")
+    if size > MOST_BYTES:
+        raise ValueError(f"{name}={size} is more than any device has: sizes end at 2**63 - 1 bytes")
+    return size
+
+
+def _parsed(text: str, name: str) -> int:
+    try:
+        return cairn.parse_size(text)
+    except cairn.Error as error:
+        error.path = name
+        raise
+
+
+def _whole(value: Any, name: str) -> int:
+    """An int, or what is one, as NumPy's are."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    raise TypeError(f"{name} must be bytes or a size such as '8GiB', not {type(value).__name__}")
 
 
 def _from_float(value: float, name: str) -> int:
@@ -61,18 +75,18 @@ def _from_float(value: float, name: str) -> int:
     return size_bytes(int(value), name)
 
 
-def _from_text(text: str, device: torch.device, resident_bytes: int) -> int:
+def _from_text(text: str, device: torch.device, resident_bytes: int, name: str) -> int:
     if text == "auto":
         free = free_bytes(device)
         return int(free * (1 - AUTO_RESERVE)) + resident_bytes
     if text.endswith("%"):
         if not re.fullmatch(r"\d+(\.\d*)?%", text):
-            raise ValueError(f"budget {text!r} is no share of the device's memory, such as '80%'")
+            raise ValueError(f"{name} {text!r} is no share of the device's memory, such as '80%'")
         share = float(text[:-1])
         if not 0 < share <= 100:
-            raise ValueError(f"budget {text!r}: a share of the device's memory lies above 0% and up to 100%")
+            raise ValueError(f"{name} {text!r}: a share of the device's memory lies above 0% and up to 100%")
         return int(total_bytes(device) * share / 100)
-    return size_bytes(text, "budget")
+    return size_bytes(text, name)
 
 
 # -- what a device has ---------------------------------------------------------------------------------------

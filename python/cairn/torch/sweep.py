@@ -14,7 +14,7 @@ from torch import nn
 
 from . import memory, sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
-from .arguments import ACCUMULATED, allowed, check_call
+from .arguments import ACCUMULATED, allowed, check_budget, check_call, host_budget_of
 from .comparison import Comparison, Steps, Turn
 from .errors import InfeasibleBudget
 from .handle import Recalled, set_aside
@@ -131,7 +131,7 @@ class Sweep(Sequence[Point]):
 
 def sweep(
     profile: Profile,
-    budgets_or_count: int | Sequence[Any] = 10,
+    budgets: int | Iterable[Any] = 10,
     *,
     plot: str | Path | None = None,
     model: nn.Module | None = None,
@@ -154,6 +154,7 @@ def sweep(
     Many budgets take little more time than one: the solver's tables serve all of them. With a model, steps are run and
     measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and what PyTorch offers.
 
+    budgets: a list of what `plan` takes as one ("6MiB", bytes, "80%", a cairn.Budget), or how many there shall be.
     plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
         beside it, and with all that is measured.
     model, args, kwargs, loss_fn: what was profiled. It is left as it was; a plan at work on it is set aside meanwhile.
@@ -166,14 +167,15 @@ def sweep(
     """
     asked = {"allow": allow, "host_budget": host_budget, "scope": scope, "gradients": gradients, "solver": solver}
     check_request(profile, {**asked, **options})
-    _check(budgets_or_count, beside, rounds)
+    wanted = _wanted(budgets)
+    _check(beside, rounds)
     profile = profile if "inside" in allowed(allow, host_budget) else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
 
     def planned(profiled: Profile, wanted: int | Sequence[Any]) -> _Curve:
         return _Curve.of(Task(profiled, scope, gradients, solver, options, to), wanted)
 
-    found = [planned(profile, budgets_or_count)]
+    found = [planned(profile, wanted)]
     if (plot is not None or model is not None) and any(stage.options for stage in profile.stages):
         found.append(planned(profile.without_options(), found[0].budgets))
     whole_blocks = found[1].points if len(found) > 1 else ()
@@ -188,11 +190,25 @@ def sweep(
     return made
 
 
-def _check(budgets_or_count: Any, beside: Any, rounds: Any) -> None:
-    if isinstance(budgets_or_count, str) or not isinstance(budgets_or_count, (int, Iterable)):
-        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets_or_count!r}")
-    if isinstance(budgets_or_count, int) and budgets_or_count < 1:
-        raise ValueError(f"a sweep has at least one point, not {budgets_or_count}")
+def _wanted(budgets: Any) -> int | list[Any]:
+    """The budgets, or how many there shall be. Raises TypeError or ValueError for what is neither."""
+    if isinstance(budgets, int) and not isinstance(budgets, bool):
+        if budgets < 1:
+            raise ValueError(f"a sweep has at least one point, not {budgets}")
+        return budgets
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
+        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets!r}")
+    wanted = list(budgets)
+    if not wanted:
+        raise ValueError("sweep takes a list of budgets, or how many there shall be; the list is empty")
+    for number, budget in enumerate(wanted):
+        check_budget(budget, f"budgets[{number}]")
+        if host_budget_of(budget, None) is not None:
+            raise ValueError(f"budgets[{number}]: the curve has one host_budget=, for all of its budgets")
+    return wanted
+
+
+def _check(beside: Any, rounds: Any) -> None:
     unknown = [beside] if isinstance(beside, str) else [name for name in beside if name not in ALTERNATIVES]
     if unknown:
         raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}; {unknown[0]!r} is none")
@@ -214,7 +230,7 @@ class _Curve:
     @classmethod
     def of(cls, task: Task, wanted: int | Sequence[Any]) -> _Curve:
         """For budgets, or for so many of them."""
-        wanted = task.even_budgets(wanted) if isinstance(wanted, int) else list(wanted)
+        wanted = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
         return cls(task, wanted, task.plans(wanted))
 
     @property

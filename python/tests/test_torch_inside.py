@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import enum
 import functools
 import gc
 import itertools
@@ -13,7 +14,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import cairn.torch as ct
 import pytest
@@ -767,6 +768,34 @@ class Sloped:
     slope: float = 1.0
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Has no attributes but those that are declared."""
+
+    slope: float = 1.0
+
+
+class Bare:
+    """The same, and is no dataclass, so that it is passed on as it is."""
+
+    __slots__ = ("slope",)
+
+    def __init__(self, slope: float = 1.0) -> None:
+        self.slope = slope
+
+
+class Pair(NamedTuple):
+    slope: Any
+
+
+class Steepness(enum.Enum):
+    FLAT, STEEP = 0.5, 1.0
+
+    @property
+    def slope(self) -> float:
+        return float(self.value)
+
+
 class Config:
     """What a layer may have its constants from."""
 
@@ -788,7 +817,7 @@ def _slope_of(how: Any) -> float:
     if callable(how):
         return float(how())
     if isinstance(how, (dict, list, tuple)):
-        return float(how["slope"] if isinstance(how, dict) else how[0])
+        return _slope_of(how["slope"] if isinstance(how, dict) else how[0])
     if isinstance(how, (int, float)):
         return {bool: 3.0, int: 2.0}.get(type(how), float(how))
     return float(how.start if isinstance(how, slice) else how.slope)
@@ -1035,6 +1064,12 @@ _WAYS: dict[str, Callable[[float], Any]] = {
     "a dict": lambda value: {"slope": value},
     "a dict of another class": lambda value: collections.OrderedDict(slope=value),
     "a tuple": lambda value: (value, value),
+    "an object with slots": Bare,
+    "a dataclass with slots": Slotted,
+    "an object with slots in a list": lambda value: [Bare(value), 0.0],
+    "an object with slots in a named tuple": lambda value: Pair(Bare(value)),
+    "a member of an enumeration": Steepness,
+    "a method of a dict": lambda value: functools.partial({"slope": value}.get, "slope"),
 }
 
 
@@ -1054,7 +1089,9 @@ def test_what_a_call_says_is_noticed_however_it_says_it(what: str, monkeypatch: 
 
 
 @pytest.mark.usefixtures("unsampled")
-@pytest.mark.parametrize("what", ["an object", "a dataclass", "a dict of another class"])
+@pytest.mark.parametrize(
+    "what", ["an object", "a dataclass", "a dict of another class", "an object with slots", "a dataclass with slots"]
+)
 def test_what_changes_in_something_passed_is_noticed(what: str) -> None:
     plain, other = net(Configured), net(Configured)
     how = _WAYS[what](1.0)

@@ -18,6 +18,7 @@ from torch import nn
 from . import takeover
 from .attributes import OF_EVERY_MODULE, has_attributes
 from .elsewhere import Elsewhere, call, first_difference, getter, is_comparable, is_constant, names_of
+from .frozen import OBJECT_DEPTH
 
 
 class Constants:
@@ -105,9 +106,6 @@ def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
         owners = [v for owner in owners for v in vars(owner).values() if _is_plain_object(v) and id(v) not in found]
         found.update((id(value), value) for value in owners)
     return list(found.values())
-
-
-OBJECT_DEPTH = 2
 
 
 def _is_compared(name: str, value: Any) -> bool:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import operator
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,15 +25,15 @@ from torch import nn
 
 from . import _compat
 from .ambient import Modes, RandomState
-from .attributes import has_attributes
 from .block_graph import BlockGraph, Recorder
 from .block_options import KEEP, MASK
-from .constants import OBJECT_DEPTH, Constants
+from .constants import Constants
+from .frozen import frozen
 from .holders import FirstRun, LaterRun
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program, mask_of
 from .state import Before, BlockState
-from .tree import Slot, Tree, children
+from .tree import Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ class OpenedBlock:
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
         grads, leaves = _parameters_key(before.parameters), _leaves_key(tree.leaves)
-        found = _frozen(tree.shape), modes, switches, grads, leaves
+        found = frozen(tree.shape), modes, switches, grads, leaves
         last = self._last  # another thread may replace it
         if last is None or found != last[0]:
             last = self._last = found, _Key((*found[:3], tuple(grads), tuple(leaves)))
@@ -301,51 +299,6 @@ class _Recording(Saving):
 
 
 # -- what a forward is passed --------------------------------------------------------------------------------
-
-
-def _frozen(shape: Any, depth: int = OBJECT_DEPTH) -> Any:
-    """A tree without its tensors, to compare and to hash: equal only where a forward finds the same.
-
-    It keeps no object alive that may hold a tensor.
-    """
-    cls = type(shape)
-    if cls in _AS_THEY_ARE:
-        return shape
-    if cls is tuple or cls is list:
-        return cls, tuple([item if type(item) in _AS_THEY_ARE else _frozen(item, depth) for item in shape])
-    if cls is dict:
-        return cls, tuple([(key, _frozen(item, depth)) for key, item in shape.items()]) if shape else ()
-    if isinstance(shape, (bool, int, float, complex, str, bytes)):
-        return cls, repr(shape)  # 1, 1.0 and True are equal, 0.0 and -0.0 too
-    if cls is slice:
-        return cls, _frozen((shape.start, shape.stop, shape.step))
-    if isinstance(shape, (torch.Tensor, torch.Generator)) or depth == 0:
-        return cls
-    if isinstance(shape, nn.Module):
-        return cls, id(shape)
-    return cls, _frozen_parts(shape, depth - 1)
-
-
-_AS_THEY_ARE = frozenset(
-    (Slot, type(None), str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
-)
-
-
-def _frozen_parts(value: Any, depth: int) -> Any:
-    """What is in a container, and what a function or another object refers to."""
-    items = children(value)
-    if items is not None:
-        return tuple([(key, _frozen(item, depth)) for key, item in items])
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        return value.__code__, _frozen((value.__defaults__, value.__kwdefaults__, cells), depth)
-    if isinstance(value, types.MethodType):
-        return _frozen((value.__func__, value.__self__), depth)
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__module__, value.__qualname__
-    if isinstance(value, functools.partial):
-        return _frozen((value.func, value.args, value.keywords), depth)
-    return _frozen(vars(value), depth) if has_attributes(value) else None
 
 
 def _parameters_key(parameters: Sequence[torch.Tensor | None]) -> list[Any]:

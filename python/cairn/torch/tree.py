@@ -216,5 +216,16 @@ def _search(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple
         for key, item in items:
             yield from _search(item, f"{name}[{key!r}]", seen, depth - 1)
     else:
-        for key, item in list(getattr(value, "__dict__", {}).items()):
+        for key, item in [*getattr(value, "__dict__", {}).items(), *fields_in_slots(value)]:
             yield from _search(item, f"{name}.{key}", seen, depth - 1)
+
+
+def fields_in_slots(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object has in the places that `__slots__` gave it, by their names."""
+    for cls in type(value).__mro__:
+        for name, place in vars(cls).items() if "__slots__" in vars(cls) else ():
+            if isinstance(place, types.MemberDescriptorType):
+                try:
+                    yield name, place.__get__(value)
+                except AttributeError:  # nothing is in it
+                    continue

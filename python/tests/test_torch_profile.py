@@ -716,6 +716,46 @@ def test_blocks_in_checkpoints_of_the_models_own_are_refused() -> None:
     assert ct.verify(model, plan, torch.randn(8, 16), loss_fn=torch.sum).ok
 
 
+def test_blocks_in_reentrant_checkpoints_of_the_models_own_are_refused() -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return x
+
+    model = nn.Sequential(nn.Linear(16, 16), Checkpointed(*(Leaves(16, 16) for _ in range(3))), nn.Tanh())
+    x = torch.randn(8, 16)
+    for blocks in ("1.*", Leaves):
+        with pytest.raises(ct.Unsupported, match=r"calls '1\.0' within .* use_reentrant=True: take it out"):
+            ct.profile(model, x, loss_fn=torch.sum, blocks=blocks)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, blocks=model), "1GiB")
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
+class CheckpointInside(torch_models.Residual):
+    reentrant = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_inside_blocks_are_part_of_them(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CheckpointInside, "reentrant", reentrant)
+    model, x = nn.Sequential(*(CheckpointInside(32) for _ in range(4))), torch.randn(64, 32, requires_grad=True)
+    profile = ct.profile(model, x, loss_fn=torch.sum)
+    least = ct.plan(profile, 2**40).least_budget_bytes
+    plan = ct.plan(profile, least)
+    assert not plan.is_plain and ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
+def test_outputs_without_gradients_are_refused_with_what_may_take_them() -> None:
+    model = nn.Sequential(*(CheckpointInside(32) for _ in range(2)))
+    for loss_fn in (None, torch.sum):
+        with pytest.raises(ValueError, match=r"output does not require gradients.* use_reentrant=False does"):
+            ct.profile(model, torch.randn(8, 32), loss_fn=loss_fn)
+
+
 def test_what_a_backward_cannot_rebuild_is_no_option_even_if_the_memory_looks_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.nn.utils.parametrize
 import torch.utils._python_dispatch
+from torch.utils.checkpoint import CheckpointFunction
 
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -352,6 +354,16 @@ def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = N
         return mine is None and _hooks_take_what_is_saved()
     found = top(True)
     return found is not None and found[0] != mine
+
+
+def is_in_reentrant_checkpoint() -> bool:
+    """Whether this runs in the forward of a torch.utils.checkpoint with use_reentrant=True, which records no graph."""
+    if torch.is_grad_enabled():
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _hooks_take_what_is_saved() -> bool:

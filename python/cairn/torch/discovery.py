@@ -37,6 +37,7 @@ class Call:
     wrote_input: bool = False
     wrote_parameters: bool = False  # of the model, while it ran
     has_hooks: bool = False  # saved-tensor hooks of the model's own are in force around it
+    is_reentrant: bool = False  # it runs in a torch.utils.checkpoint with use_reentrant=True
     output_requires_grad: bool = False
 
 
@@ -100,6 +101,7 @@ class _Recorder:
             inputs = [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
             call = Call(name, module, len(self._open), self._keys(inputs))
             call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
+            call.is_reentrant = _compat.is_in_reentrant_checkpoint()
             self.calls.append(call)
             versions = [(t, t._version) for t in inputs if not t.is_inference()]
             self._open.append((call, versions, _parameter_storages(module)))
@@ -313,10 +315,21 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
         block = dataclasses.replace(block, borrowed=tuple(observed.run_by(block.modules)))
         seen.update(id(m) for m in block.modules)
+        _refuse_checkpoints(observed, block)
         if _can_be_stage(observed, block):
             _refuse_hooks(observed, block)
             blocks.append(block)
     return blocks
+
+
+def _refuse_checkpoints(observed: Trace, block: Block) -> None:
+    """Where one with use_reentrant=True is around a block, the forward records no graph for it."""
+    first = block.modules[0]
+    if any(call.is_reentrant for call in observed.calls_of(first)) and any(p.requires_grad for p in first.parameters()):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within torch.utils.checkpoint with use_reentrant=True: take it "
+            "out, and the budget decides which blocks are run again; or name the modules around it with blocks="
+        )
 
 
 def _refuse_hooks(observed: Trace, block: Block) -> None:

@@ -14,7 +14,7 @@ import torch
 from cairn import ProgressCallback, format_bytes, format_ns
 from torch import nn
 
-from . import _compat, discovery, measure, memory, option_measure, shapes, timing
+from . import _compat, discovery, isolate, measure, memory, option_measure, shapes, timing
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer
 from .blocks import Block, resolve
 from .errors import Unsupported
@@ -375,7 +375,7 @@ def check_model(model: nn.Module) -> None:
 def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
     """The calls of a step. Where layers are skipped at random, a step in which as few as possible are is looked for."""
     first = sample.random
-    best = discovery.trace(sample.model, sample.forward, parameters)
+    best = discovery.trace(sample.model, lambda: _check_differentiable(sample), parameters)
     if not discovery.skipped_layers(sample.model, best) or not sample.draws():
         return best
     begin = first
@@ -386,6 +386,17 @@ def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
             best, begin = other, state
     sample.begin_with(begin)
     return best
+
+
+def _check_differentiable(sample: Sample) -> None:
+    """Runs a forward; raises ValueError if no backward can follow it."""
+    output, loss = sample.forward()
+    if not isolate.differentiable(output if loss is None else loss):
+        raise ValueError(
+            "the model's output does not require gradients, so there is no backward: is there a detach() or no_grad() "
+            "in its forward, or a torch.utils.checkpoint with use_reentrant=True? That one gives parameters no "
+            "gradients where none of its inputs requires them; use_reentrant=False does"
+        )
 
 
 def _measure(

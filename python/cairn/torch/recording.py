@@ -143,7 +143,8 @@ def _prove(program: Program, prints: dict[str, int], after: RandomState, device:
         if fingerprint(tensor) != prints[name]:
             raise Unsupported(
                 f"the recorded operations give another result than the step did ({name} differs): the step does "
-                "something that its operators do not show, such as setting the random state or calling foreign code"
+                "something that its operators do not show, such as calling foreign code or setting the random state, "
+                "as torch.utils.checkpoint does"
             )
     if after.torch_differs(RandomState(device)):
         raise Unsupported("the recorded operations draw other random numbers than the step did")

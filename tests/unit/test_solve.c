@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "solve/solver.h"
+#include "solve/session.h"
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
@@ -263,6 +263,57 @@ static int polls_of(int64_t interval_ns)
     return polls;
 }
 
+/* Every call of a session has a task of its own: solvers ask solvers with tasks that end with the call. */
+static void check_that_no_task_is_kept(const crn_solver *solver, const crn_session *session, const int64_t budgets[2])
+{
+    crn_task opening = session->task, asking = session->task;
+    crn_least least = {CAIRN_NONE, false, CAIRN_NONE};
+    void *state;
+    if (crn_solver_accepts(solver, &opening, NULL) != CAIRN_OK)
+        return;
+    assert_int_equal(crn_solver_open(solver, &opening, &state, NULL), CAIRN_OK);
+    memset(&opening, 0x5a, sizeof(opening));
+    for (int i = 0; i < 2; i++) {
+        crn_answer answer = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
+        asking = session->task;
+        assert_int_equal(cairn_builder_new(asking.env, asking.problem, &answer.builder, NULL), CAIRN_OK);
+        assert_int_equal(solver->solve(&asking, state, budgets[i], &answer, NULL), CAIRN_OK);
+        cairn_builder_free(answer.builder);
+        if (answer.checkpoints) {
+            cairn_allocator allocator = crn_allocator(asking.env);
+            crn_free(&allocator, answer.checkpoints, (size_t)answer.checkpoint_count, sizeof(*answer.checkpoints));
+        }
+        memset(&asking, 0x5a, sizeof(asking));
+    }
+    asking = session->task;
+    if (solver->least)
+        assert_int_equal(solver->least(&asking, state, &least, NULL), CAIRN_OK);
+    crn_solver_close(solver, &asking, state);
+}
+
+static void sessions_keep_no_task(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        test_random random = test_random_seeded(seed);
+        test_chain_shape chain = {.stages_min = 5, .stages_max = 5, .machine = seed % 2 == 0};
+        test_graph_shape graph = {.nodes_min = 10, .nodes_max = 10, .training = true, .machine = seed % 2 == 0};
+        cairn_problem *problem =
+            seed % 3 == 2 ? test_random_graph(&random, &graph) : test_random_chain(&random, &chain);
+        cairn_options *options = options_of("auto", "none");
+        crn_session session;
+        assert_int_equal(cairn_options_set(options, "iterations", "20", NULL), CAIRN_OK);
+        assert_int_equal(crn_session_begin(&session, NULL, problem, options, CAIRN_NONE, NULL), CAIRN_OK);
+        const int64_t budgets[2] = {session.store_all_bytes - 1,
+                                    (session.least.lower_bytes + session.store_all_bytes) / 2};
+        for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
+            check_that_no_task_is_kept(*solver, &session, budgets);
+        crn_session_end(&session);
+        cairn_options_free(options);
+        cairn_problem_free(problem);
+    }
+}
+
 static void polling_waits_for_its_interval(void **state)
 {
     (void)state;
@@ -324,12 +375,19 @@ static void failing_allocations_leave_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_answer_is_complete),          cmocka_unit_test(infeasible_is_an_outcome),
-        cmocka_unit_test(what_is_asked_must_make_sense),  cmocka_unit_test(an_overridden_machine_is_recorded),
-        cmocka_unit_test(a_curve_equals_its_points),      cmocka_unit_test(limits_and_bounds),
-        cmocka_unit_test(solvers_say_what_they_take),     cmocka_unit_test(cancelling_before_anything_is_found),
-        cmocka_unit_test(polling_waits_for_its_interval), cmocka_unit_test(an_answer_is_logged),
-        cmocka_unit_test(memory_limits_are_kept),         cmocka_unit_test(failing_allocations_leave_nothing),
+        cmocka_unit_test(an_answer_is_complete),
+        cmocka_unit_test(infeasible_is_an_outcome),
+        cmocka_unit_test(what_is_asked_must_make_sense),
+        cmocka_unit_test(an_overridden_machine_is_recorded),
+        cmocka_unit_test(a_curve_equals_its_points),
+        cmocka_unit_test(limits_and_bounds),
+        cmocka_unit_test(solvers_say_what_they_take),
+        cmocka_unit_test(cancelling_before_anything_is_found),
+        cmocka_unit_test(sessions_keep_no_task),
+        cmocka_unit_test(polling_waits_for_its_interval),
+        cmocka_unit_test(an_answer_is_logged),
+        cmocka_unit_test(memory_limits_are_kept),
+        cmocka_unit_test(failing_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,6 @@ typedef struct typical {
 
 typedef struct session {
     cairn_problem *problem; /* the chain of typical stages */
-    crn_task task;          /* the caller's, but of that problem */
     void *exact;
 } session;
 
@@ -201,11 +200,21 @@ static cairn_status chain_alike_accepts(const crn_task *task, cairn_error *error
 
 /* ---- a session ---- */
 
+/* The caller's task, but of the chain of typical stages. */
+static crn_task task_of(const session *p, const crn_task *task)
+{
+    crn_task inner = *task;
+    inner.problem = p->problem;
+    inner.bounds = NULL;
+    return inner;
+}
+
 static void chain_alike_close(const crn_task *task, void *state)
 {
     session *p = state;
     cairn_allocator allocator = crn_allocator(task->env);
-    crn_solver_close(&crn_chain_exact_solver, &p->task, p->exact);
+    const crn_task inner = task_of(p, task);
+    crn_solver_close(&crn_chain_exact_solver, &inner, p->exact);
     cairn_problem_free(p->problem);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
@@ -213,10 +222,8 @@ static void chain_alike_close(const crn_task *task, void *state)
 static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
 {
     CRN_TRY(make_problem(task, &p->problem, error));
-    p->task = *task;
-    p->task.problem = p->problem;
-    p->task.bounds = NULL;
-    return crn_solver_open(&crn_chain_exact_solver, &p->task, &p->exact, error);
+    const crn_task inner = task_of(p, task);
+    return crn_solver_open(&crn_chain_exact_solver, &inner, &p->exact, error);
 }
 
 static cairn_status chain_alike_open(const crn_task *task, void **state, cairn_error *error)
@@ -232,16 +239,16 @@ static cairn_status chain_alike_open(const crn_task *task, void **state, cairn_e
 static cairn_status chain_alike_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
 {
     session *p = state;
-    (void)task;
-    return crn_chain_exact_solver.least(&p->task, p->exact, least, error);
+    const crn_task inner = task_of(p, task);
+    return crn_chain_exact_solver.least(&inner, p->exact, least, error);
 }
 
 static cairn_status chain_alike_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                       cairn_error *error)
 {
     session *p = state;
-    (void)task;
-    cairn_status status = crn_chain_exact_solver.solve(&p->task, p->exact, budget_bytes, answer, error);
+    const crn_task inner = task_of(p, task);
+    cairn_status status = crn_chain_exact_solver.solve(&inner, p->exact, budget_bytes, answer, error);
     answer->optimal_in_class = false; /* for typical times only */
     return status;
 }

@@ -44,7 +44,7 @@ typedef struct trace {
 } trace;
 
 typedef struct program {
-    const crn_task *task;
+    const crn_task *task; /* of the call under way */
     const cairn_chain *chain;
     const cairn_machine *machine;
     int32_t n, states_max;
@@ -271,8 +271,7 @@ static cairn_status program_init(program *p, const crn_task *task, cairn_error *
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     int32_t states = states_of(chain), options = most_options(chain);
-    *p = (program){.task = task,
-                   .chain = chain,
+    *p = (program){.chain = chain,
                    .machine = task->machine,
                    .n = chain->stage_count,
                    .states_max = states,
@@ -451,7 +450,7 @@ static cairn_status dp_solve(const crn_task *task, void *session, int64_t budget
     int64_t budget = crn_offload_budget(budget_bytes);
     crn_offload_best best = {.makespan_ns = INT64_MAX, .goes = s->best};
     crn_offload_plan *owned = NULL;
-    (void)task;
+    s->program.task = task;
     if (budget < s->least.need_bytes)
         return CAIRN_OK;
     cairn_status status = try_finals(s, budget, &owned, &best, error);

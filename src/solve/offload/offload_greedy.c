@@ -53,7 +53,7 @@ static int32_t fewest(const greedy *s, int profile, int64_t budget_bytes)
 
 static int32_t most_that_fit(const crn_offload_plan *plan)
 {
-    int64_t left = plan->task->machine->host_bytes;
+    int64_t left = plan->task.machine->host_bytes;
     int32_t l = 0;
     while (l < plan->n && (!crn_offload_may_go(plan, l + 1) || crn_offload_bytes(plan, l + 1) <= left)) {
         l++;

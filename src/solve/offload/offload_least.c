@@ -125,7 +125,7 @@ static int32_t pack_stage(const crn_offload_plan *plan, int32_t l, const packing
         for (int go = 0; go <= crn_offload_may_go(plan, l); go++) {
             int64_t host_bytes = from[i].host_bytes + (go ? crn_offload_bytes(plan, l) : 0);
             int64_t need_bytes = crn_max(from[i].need_bytes, need_after(plan, l, host_bytes));
-            if (host_bytes <= plan->task->machine->host_bytes)
+            if (host_bytes <= plan->task.machine->host_bytes)
                 to[made++] = (packing){host_bytes, need_bytes, i, go};
         }
     return prune(to, made);
@@ -133,7 +133,7 @@ static int32_t pack_stage(const crn_offload_plan *plan, int32_t l, const packing
 
 static cairn_status pack(const crn_offload_plan *plan, bool *goes, cairn_error *error)
 {
-    cairn_allocator allocator = crn_allocator(plan->task->env);
+    cairn_allocator allocator = crn_allocator(plan->task.env);
     size_t room = ((size_t)plan->n + 1) * 2 * STATES;
     packing *all = crn_alloc(&allocator, room, sizeof(*all));
     int32_t count = 1;
@@ -141,7 +141,7 @@ static cairn_status pack(const crn_offload_plan *plan, bool *goes, cairn_error *
         return crn_no_memory(error);
     all[0] = (packing){0, need_before(plan), -1, false};
     for (int32_t l = 1; l <= plan->n - 2; l++) {
-        if (l % POLL_EVERY == 0 && crn_should_stop(plan->task, NULL)) {
+        if (l % POLL_EVERY == 0 && crn_should_stop(&plan->task, NULL)) {
             crn_free(&allocator, all, room, sizeof(*all));
             return crn_fail(error, CAIRN_CANCELLED, "stopped while finding the least memory");
         }

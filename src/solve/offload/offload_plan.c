@@ -20,11 +20,11 @@ static cairn_status add_all(const crn_offload_plan *plan, cairn_builder *builder
 static cairn_status make_travel(crn_offload_plan *plan, cairn_error *error)
 {
     cairn_builder *builder;
-    CRN_TRY(cairn_builder_new(plan->task->env, plan->task->problem, &builder, error));
+    CRN_TRY(cairn_builder_new(plan->task.env, plan->task.problem, &builder, error));
     cairn_status status = add_all(plan, builder, error);
     if (status == CAIRN_OK)
         status =
-            crn_travel_new(plan->task, cairn_builder_ops(builder), cairn_builder_count(builder), &plan->travel, error);
+            crn_travel_new(&plan->task, cairn_builder_ops(builder), cairn_builder_count(builder), &plan->travel, error);
     cairn_builder_free(builder);
     return status;
 }
@@ -58,7 +58,7 @@ cairn_status crn_offload_plan_new(const crn_task *task, const int32_t *option, c
     if (!made)
         return crn_no_memory(error);
     made->arena = arena;
-    made->task = task;
+    made->task = *task;
     made->n = cairn_problem_chain(task->problem)->stage_count;
     cairn_status status = fill(made, option, error);
     if (status != CAIRN_OK) {
@@ -147,7 +147,7 @@ bool crn_offload_may_go(const crn_offload_plan *plan, int32_t l)
 
 int64_t crn_offload_bytes(const crn_offload_plan *plan, int32_t l)
 {
-    return cairn_problem_chain(plan->task->problem)->stages[l - 1].options[plan->option[l]].saved_bytes;
+    return cairn_problem_chain(plan->task.problem)->stages[l - 1].options[plan->option[l]].saved_bytes;
 }
 
 static void set_travels(const crn_offload_plan *plan, const bool *goes)
@@ -163,7 +163,7 @@ int64_t crn_offload_need(const crn_offload_plan *plan, const bool *goes)
     set_travels(plan, goes);
     for (int32_t l = 1; l <= plan->n; l++)
         host_bytes += goes[l] && crn_offload_may_go(plan, l) ? crn_offload_bytes(plan, l) : 0;
-    if (host_bytes > plan->task->machine->host_bytes)
+    if (host_bytes > plan->task.machine->host_bytes)
         return INT64_MAX;
     crn_travel_levels(plan->travel, plan->travels, plan->levels);
     for (int32_t e = 0; e < plan->travel->event_count; e++)
@@ -196,7 +196,7 @@ cairn_status crn_offload_answer(const crn_offload_best *best, int64_t budget_byt
         return CAIRN_OK;
     set_travels(best->plan, best->goes);
     answer->found = true;
-    crn_offload_explain(best->plan->task, budget_bytes, answer);
+    crn_offload_explain(&best->plan->task, budget_bytes, answer);
     return crn_travel_schedule(best->plan->travel, best->plan->travels, budget_bytes, best->patient, answer->builder,
                                &makespan_ns, error);
 }

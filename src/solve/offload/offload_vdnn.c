@@ -56,7 +56,7 @@ static int compare_candidates(const void *left, const void *right)
 static void rank_stages(vdnn *s, int profile)
 {
     const crn_offload_plan *plan = s->plans[profile];
-    const cairn_chain *chain = cairn_problem_chain(plan->task->problem);
+    const cairn_chain *chain = cairn_problem_chain(plan->task.problem);
     for (int32_t l = 1; l <= plan->n; l++)
         if (crn_offload_may_go(plan, l))
             s->by_ratio[profile][s->count[profile]++] =
@@ -88,7 +88,7 @@ static void every_other(const vdnn *s, int32_t n)
 typedef cairn_status (*visit)(vdnn *s, const crn_offload_plan *plan, void *context, cairn_error *error);
 
 /* Calls visit with every set in s->goes. */
-static cairn_status for_each_set(vdnn *s, visit body, void *context, cairn_error *error)
+static cairn_status for_each_set(const crn_task *task, vdnn *s, visit body, void *context, cairn_error *error)
 {
     for (int profile = 0; profile < CRN_OFFLOAD_PROFILES; profile++) {
         const crn_offload_plan *plan = s->plans[profile];
@@ -99,7 +99,7 @@ static cairn_status for_each_set(vdnn *s, visit body, void *context, cairn_error
             s->all[l] = s->goes[l] = false;
         CRN_TRY(body(s, plan, context, error));
         while (at < s->count[profile]) {
-            if (crn_should_stop(plan->task, NULL))
+            if (crn_should_stop(task, NULL))
                 return crn_fail(error, CAIRN_CANCELLED, "stopped");
             for (int32_t to = next_threshold(s, profile, at, step); at < to; at++)
                 s->all[s->by_ratio[profile][at].stage] = true;
@@ -162,7 +162,7 @@ static cairn_status vdnn_open(const crn_task *task, void **session, cairn_error 
     for (int i = 0; i < CRN_OFFLOAD_PROFILES; i++)
         if (s->plans[i])
             rank_stages(s, i);
-    return for_each_set(s, lower_least, NULL, error);
+    return for_each_set(task, s, lower_least, NULL, error);
 }
 
 static cairn_status vdnn_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
@@ -179,8 +179,7 @@ static cairn_status vdnn_solve(const crn_task *task, void *session, int64_t budg
 {
     vdnn *s = session;
     trial t = {crn_offload_budget(budget_bytes), {.makespan_ns = INT64_MAX, .goes = s->best}};
-    (void)task;
-    cairn_status status = for_each_set(s, try_set, &t, error);
+    cairn_status status = for_each_set(task, s, try_set, &t, error);
     if (status == CAIRN_CANCELLED && t.best.makespan_ns < INT64_MAX)
         answer->stopped_early = true;
     else

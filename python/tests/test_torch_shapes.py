@@ -267,6 +267,30 @@ class Scaled(nn.Module):
         return x if scale is None else x * scale
 
 
+def test_each_plan_reports_its_own_measurements() -> None:
+    model, x = chain(), torch.randn(64, 64)
+    ct.checkpoint(model, x, loss_fn=total, budget="1GiB", passes=1)
+    assert ct.report(model).measured is None
+    trained(model, x)
+    small = ct.report(model)
+    trained(model, torch.randn(192, 64))
+    large = ct.report(model)
+    assert large.plan is not small.plan
+    assert large.measured.peak_bytes > small.measured.peak_bytes
+    trained(model, x)
+    again = ct.report(model)
+    assert again.plan is small.plan and again.measured.peak_bytes == small.measured.peak_bytes
+    assert again.measured.peak_bytes <= again.predicted_peak_bytes
+    handle = ct.handle(model)
+    ct.checkpoint(model, x, loss_fn=total, budget="1GiB", passes=1)  # takes the old plan's place
+    assert ct.report(model).measured is None
+    with pytest.raises(ValueError, match="no longer applied"):
+        handle.report()
+    ct.handle(model).remove()
+    with pytest.raises(ValueError, match="no plan is applied"):
+        ct.report(model)
+
+
 def test_single_numbers_change_no_plan() -> None:
     model, x = Scaled(), torch.randn(64, 64)
     plain = copy.deepcopy(model)

@@ -299,6 +299,20 @@ def _block_of(parameter: str, plan: Plan) -> str:
 # -- the first steps of training -----------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class _Found:
+    """How many steps with a plan were measured, and the worst of them."""
+
+    plan: Plan  # held, so that no other one gets its id
+    steps: int = 0
+    worst: Measured | None = None
+
+    def add(self, step: Measured) -> None:
+        self.steps += 1
+        if self.worst is None or step.peak_bytes >= self.worst.peak_bytes:
+            self.worst = step
+
+
 class Watch:
     """Measures the first training steps that follow each plan of a model, where nothing else is measuring.
 
@@ -314,8 +328,7 @@ class Watch:
         self._steps, self._strict = steps, strict
         self._on_miss = on_miss  # called with the plan and what was missed, in bytes, once no forward is running
         self._miss: tuple[Plan, int] | None = None
-        self._counts: dict[int, tuple[Plan, int]] = {}  # by id of a plan: the plan, and its measured steps
-        self._worst: Measured | None = None
+        self._found: dict[int, _Found] = {}  # by id of a plan
         self._lock = threading.RLock()
         self._meter: memory.Meter | None = None
         self._thread: threading.Thread | None = None  # that the meter belongs to
@@ -333,12 +346,14 @@ class Watch:
 
         self._hook = register_optimizer_step_pre_hook(judge)
 
-    @property
-    def measured(self) -> Measured | None:
-        """The worst step so far."""
+    def measured(self, plan: Plan) -> Measured | None:
+        """The worst step so far of those that followed this plan."""
         if self._is_mine():
             self._finish()
-        return self._worst
+        return self._of(plan).worst
+
+    def _of(self, plan: Plan) -> _Found:
+        return self._found.setdefault(id(plan), _Found(plan))
 
     def remove(self) -> None:
         """Stops watching."""
@@ -355,8 +370,7 @@ class Watch:
             if self._joins() or _compat.backward_id() >= 0:  # a backward runs in a state of its own
                 return
             self._finish()
-            _, count = self._counts.get(id(plan), (plan, 0))
-            if count < self._steps and not _compat.profiler_is_active():
+            if self._of(plan).steps < self._steps and not _compat.profiler_is_active():
                 self._start(module, plan)
 
     def _is_mine(self) -> bool:
@@ -423,9 +437,7 @@ class Watch:
             return
         plan = self._plan
         peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
-        if self._worst is None or peak >= self._worst.peak_bytes:
-            self._worst = Measured(peak, self._took, self._existed)
-        self._counts[id(plan)] = plan, self._counts.get(id(plan), (plan, 0))[1] + 1
+        self._of(plan).add(Measured(peak, self._took, self._existed))
         self._judge(plan, peak)
 
     def _correct(self) -> None:

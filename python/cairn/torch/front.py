@@ -126,7 +126,7 @@ def report(model: nn.Module) -> Report:
     if applied is None:
         raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
     watch = applied.shapes.watched_by
-    return explain(applied.plan, None if watch is None else watch.measured, applied.plans)
+    return explain(applied.plan, None if watch is None else watch.measured(applied.plan), applied.plans)
 
 
 @contextlib.contextmanager

@@ -570,6 +570,42 @@ def test_checkpoint_leaves_an_infeasible_model_alone() -> None:
     assert all("forward" not in vars(module) for module in step.model.modules())
 
 
+@pytest.mark.parametrize("planned_with", [None, torch.optim.SGD])
+def test_state_that_an_optimizer_creates_later_is_told(planned_with: type[torch.optim.Optimizer] | None) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(8)))
+    x = torch.randn(256, 64)
+    other = None if planned_with is None else planned_with(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"loss_fn": torch.sum, "passes": 1, "gradients": "created"}
+    plain = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED, gradients="created")
+    state = 2 * memory.unique_bytes(model.parameters())
+    budget = plain.plain_peak_bytes + state // 2
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimizer = torch.optim.Adam(model.parameters())
+    ct.checkpoint(model, x, budget=budget, optimizer=other, **options)
+    with pytest.warns(UserWarning, match="next step will take .* over its budget .* optimizer keeps .*optimizer="):
+        step(optimizer)
+    with warnings.catch_warnings():  # planned again, with room for the state
+        warnings.simplefilter("error")
+        for _ in range(3):
+            step(optimizer)
+    report = ct.report(model)
+    assert report.measured is not None and state < report.measured.peak_bytes <= budget
+    ct.checkpoint(model, x, budget=budget, optimizer=other, strict=True, **options)
+    with pytest.raises(ct.BudgetExceeded, match="optimizer keeps"):
+        step(torch.optim.Adam(model.parameters()))
+    model.zero_grad()
+    options["optimizer"] = optimizer
+    ct.checkpoint(model, x, budget=budget, strict=True, **options)  # the one that is used
+    for _ in range(3):
+        step(optimizer)
+    ct.handle(model).remove()
+
+
 def test_a_step_over_its_budget_is_told() -> None:
     """What the caller holds beside the profiled step counts, and is noticed."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(8)))

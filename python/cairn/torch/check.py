@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from cairn import format_bytes
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _compat, memory
 from .arguments import ACCUMULATED, check_call, check_plan
 from .attributes import Attributes
 from .errors import BudgetExceeded, VerificationFailed
 from .handle import apply, set_aside
+from .optimizer import KeptStates
 from .plan import Plan
-from .profiler import STATE
+from .profiler import OPTIMIZER_STATE, STATE
 from .report import Measured
 from .sample import Sample, backward_of
 from .tree import tensors_in
@@ -306,11 +307,12 @@ class _Found:
     plan: Plan  # held, so that no other one gets its id
     steps: int = 0
     worst: Measured | None = None
+    unforeseen_bytes: int = 0  # state of optimizers that the worst step had, and the plan does not count
 
-    def add(self, step: Measured) -> None:
+    def add(self, step: Measured, unforeseen_bytes: int) -> None:
         self.steps += 1
         if self.worst is None or step.peak_bytes >= self.worst.peak_bytes:
-            self.worst = step
+            self.worst, self.unforeseen_bytes = step, unforeseen_bytes
 
 
 class Watch:
@@ -318,7 +320,8 @@ class Watch:
 
     A step begins with the model's forward and ends with the backward; it is judged when the optimizer steps or the next
     forward begins. Forwards whose backwards are still to come belong to one step, for all that they keep is there at
-    once. A peak over the budget warns, or raises BudgetExceeded if strict.
+    once. A peak over the budget warns, or raises BudgetExceeded if strict. So does state that an optimizer creates, and
+    the plan does not count, if with it the next step would take more than the budget.
 
     Only one thread is measured at a time, for a meter belongs to the thread that entered it. A step during which
     another thread begins one does not count.
@@ -336,6 +339,8 @@ class Watch:
         self._last: int | None = None  # mark of the backward's end
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
+        self._current: tuple[weakref.ref[nn.Module], Plan] | None = None  # of the latest step
+        self._states = KeptStates()
         watch = weakref.ref(self)
 
         def judge(*_: Any) -> None:
@@ -344,7 +349,12 @@ class Watch:
                 watching._finish()
                 watching._correct()
 
-        self._hook = register_optimizer_step_pre_hook(judge)
+        def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            watching = watch()
+            if watching is not None and watching._is_mine() and _compat.backward_id() < 0:
+                watching._look_at(optimizer)
+
+        self._hooks = [register_optimizer_step_pre_hook(judge), register_optimizer_step_post_hook(look)]
 
     def measured(self, plan: Plan) -> Measured | None:
         """The worst step so far of those that followed this plan."""
@@ -357,7 +367,8 @@ class Watch:
 
     def remove(self) -> None:
         """Stops watching."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         if self._is_mine():
             self._stop()
 
@@ -370,6 +381,7 @@ class Watch:
             if self._joins() or _compat.backward_id() >= 0:  # a backward runs in a state of its own
                 return
             self._finish()
+            self._current = weakref.ref(module), plan
             if self._of(plan).steps < self._steps and not _compat.profiler_is_active():
                 self._start(module, plan)
 
@@ -390,7 +402,9 @@ class Watch:
         self._plan, self._thread, self._disturbed = plan, threading.current_thread(), False
         self._module, self._gradient_bytes = weakref.ref(module), gradient_bytes_of(module)
         self._existed = self._gradient_bytes > 0
-        self._resident, self._forwards, self._together = resident_of(plan, self._gradient_bytes), [], 1
+        self._unforeseen = self._unforeseen_bytes(plan)
+        self._resident = resident_of(plan, self._gradient_bytes) + self._unforeseen
+        self._forwards, self._together = [], 1
         self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -437,21 +451,39 @@ class Watch:
             return
         plan = self._plan
         peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
-        self._of(plan).add(Measured(peak, self._took, self._existed))
+        self._of(plan).add(Measured(peak, self._took, self._existed), self._unforeseen)
         self._judge(plan, peak)
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Judges by what an optimizer has created in the step that it has just taken."""
+        module, plan = (None, None) if self._current is None else (self._current[0](), self._current[1])
+        if module is None or plan is None or not self._states.note(optimizer, module):
+            return
+        found, unforeseen = self._of(plan), self._unforeseen_bytes(plan)
+        if unforeseen > max(plan.reserve_bytes, found.unforeseen_bytes):
+            for each in self._found.values():  # what follows is measured again
+                each.steps = 0
+        if found.worst is not None and unforeseen > found.unforeseen_bytes:
+            self._existed = found.worst.gradients_existed
+            self._judge(plan, found.worst.peak_bytes + unforeseen - found.unforeseen_bytes, "the next step will take")
+            self._correct()
+
+    def _unforeseen_bytes(self, plan: Plan) -> int:
+        """State of optimizers that exists, and that the plan does not count."""
+        return max(0, self._states.bytes - plan.resident.get(OPTIMIZER_STATE, 0)) if plan.scope == "step" else 0
 
     def _correct(self) -> None:
         miss, self._miss = self._miss, None
         if miss is not None and self._on_miss is not None:
             self._on_miss(*miss)
 
-    def _judge(self, plan: Plan, peak: int) -> None:
+    def _judge(self, plan: Plan, peak: int, taken: str = "the step took") -> None:
         if peak <= plan.budget_bytes:
             return
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
         text = (
-            f"the step took {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
-            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {self._supposed_cause()}"
+            f"{taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
+            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {self._supposed_cause(plan)}"
         )
         if self._strict:
             raise BudgetExceeded(text)
@@ -459,8 +491,14 @@ class Watch:
         if self._on_miss is not None:
             self._miss = (plan, peak - predicted)
 
-    def _supposed_cause(self) -> str:
+    def _supposed_cause(self, plan: Plan) -> str:
         """Why a step may have taken too much, and what to do."""
+        unforeseen = self._unforeseen_bytes(plan)
+        if unforeseen > plan.reserve_bytes:
+            return (
+                f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan again, "
+                "with optimizer= the one that is used, as it is set in training"
+            )
         if self._together > 1:
             return (
                 f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "

@@ -2,12 +2,14 @@
 
 The optimizer itself is never stepped. A copy of it, with a clone of the largest parameter of each group, takes two
 steps under a meter; what they take is scaled to all parameters (state is taken to be proportional to the parameters).
+In training, what optimizers have really created is looked at after their steps.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections import OrderedDict, defaultdict
 from typing import Any
 
@@ -23,6 +25,34 @@ class OptimizerMemory:
 
     state_bytes: int = 0
     step_bytes: int = 0
+
+
+class KeptStates:
+    """What the optimizers of a model keep, as their steps create it."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+    def note(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
+        """Looks at an optimizer that has stepped; whether it keeps more or less than was known."""
+        entries, size = self._found.get(optimizer, (0, 0))
+        if len(optimizer.state) == entries:
+            return False
+        kept = _state_of(optimizer, model)
+        self._found[optimizer] = len(optimizer.state), kept
+        return kept != size
+
+    @property
+    def bytes(self) -> int:
+        """Of all that exist."""
+        return sum(size for _, size in self._found.values())
+
+
+def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
+    """Bytes on the model's device that an optimizer keeps for the model's parameters."""
+    device = memory.device_of(model)
+    entries = [optimizer.state[p] for p in model.parameters() if p in optimizer.state]
+    return memory.unique_bytes(t for t in tensors_in(entries) if t.device == device)
 
 
 def measure_optimizer(optimizer: torch.optim.Optimizer | None) -> OptimizerMemory:

@@ -155,7 +155,8 @@ class Profile:
         return cls(**{**fields, "notes": tuple(fields["notes"]), "outside": outside})
 
 
-STATE = ("parameters", "buffers", "optimizer state", "workspaces of libraries")
+OPTIMIZER_STATE = "optimizer state"
+STATE = ("parameters", "buffers", OPTIMIZER_STATE, "workspaces of libraries")
 
 
 def _held_apart(stages: Sequence[StageMeasure], apart: Collection[int]) -> Sequence[StageMeasure]:
@@ -471,7 +472,7 @@ def _resident(
     named = {
         "parameters": sum(parameters.values()),
         "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
-        "optimizer state": optimizer.state_bytes,
+        OPTIMIZER_STATE: optimizer.state_bytes,
         "workspaces of libraries": workspaces,
         "random states and buffers to replay": replayed,
         **measured.pinned,

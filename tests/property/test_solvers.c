@@ -504,7 +504,7 @@ static void threads_change_nothing(void **state)
 
 /* ---- the ends of the range ---- */
 
-static void check_extremes(const question *given, void *context)
+static void check_answers_at_extremes(const question *given, void *context)
 {
     question q = *given;
     const cairn_limits *limits = context;
@@ -515,7 +515,12 @@ static void check_extremes(const question *given, void *context)
         check_answer(&q, &r);
         done(&r);
     }
-    check_least(&q, NULL);
+}
+
+static void check_extremes(const question *q, void *context)
+{
+    check_answers_at_extremes(q, context);
+    check_least(q, NULL);
 }
 
 static void check_all_extremes(const cairn_problem *problem, uint64_t seed)
@@ -539,6 +544,39 @@ static void sizes_near_the_end_of_the_range(void **state)
                                   .positive = true};
         cairn_problem *problem = test_random_chain(&random, &shape);
         check_all_extremes(problem, seed);
+        cairn_problem_free(problem);
+    }
+}
+
+/* The same problem with sizes and times about as large as the sum of all sizes, or of all times, allows. */
+static cairn_problem *grown_to_the_end(cairn_problem *problem)
+{
+    cairn_problem *grown;
+    int64_t factor = INT64_MAX;
+    while (cairn_problem_scale(NULL, problem, factor, 1, &grown, NULL) == CAIRN_OVERFLOW)
+        factor -= factor / 64;
+    assert_non_null(grown);
+    cairn_problem_free(problem);
+    return grown;
+}
+
+/* What is computed twice, or travels, may take more than 2^63 - 1 ns: then it is no answer, and others are. */
+static void sums_near_the_end_of_the_range(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(120); seed++) {
+        test_random random = test_random_seeded(seed + 70000);
+        test_chain_shape chain = test_chain_of_everything(5);
+        test_graph_shape graph = test_graph_of_everything(seed % 5 == 4 ? 14 : 7);
+        chain.machine = graph.machine = seed % 3 == 0;
+        chain.bytes_max = graph.bytes_max = seed % 4 < 2 ? 3 : 12;
+        chain.ns_max = graph.ns_max = seed % 4 < 2 ? 12 : 3;
+        graph.training = seed % 7 > 2;
+        cairn_problem *problem =
+            grown_to_the_end(seed % 2 == 0 ? test_random_graph(&random, &graph) : test_random_chain(&random, &chain));
+        question q = {problem, "store-all", seed, -1, 500, NULL};
+        cairn_limits limits = limits_of(&q);
+        for_each_solver(q, check_answers_at_extremes, &limits);
         cairn_problem_free(problem);
     }
 }
@@ -664,6 +702,7 @@ int main(void)
         cmocka_unit_test(scaling_sizes_or_times_changes_nothing_else),
         cmocka_unit_test(threads_change_nothing),
         cmocka_unit_test(sizes_near_the_end_of_the_range),
+        cmocka_unit_test(sums_near_the_end_of_the_range),
         cmocka_unit_test(sizes_and_times_of_zero),
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
         cmocka_unit_test(memory_limits_hold),

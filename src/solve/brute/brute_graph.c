@@ -191,12 +191,13 @@ static void reach(brute_search *b, brute_key key, int64_t value, int32_t parent,
         return;
     }
     size_t at = slot_of(b, key);
-    if (b->table[at] < 0) {
+    bool is_new = b->table[at] < 0;
+    if (is_new) {
         b->states[b->count] = (brute_state){.key = key, .reached = INT64_MAX};
         b->table[at] = b->count++;
     }
     brute_state *state = &b->states[b->table[at]];
-    if (value >= state->reached)
+    if (!is_new && value >= state->reached)
         return;
     state->reached = value;
     state->parent = parent;
@@ -228,8 +229,9 @@ static void try_compute(brute_search *b, int32_t from, int32_t v)
     int64_t needed = resident_bytes(b, key) + node->bytes + crn_max(0, node->workspace_bytes);
     if (b->budget_bytes != CAIRN_NONE && needed > b->budget_bytes)
         return;
-    int64_t value = b->budget_bytes != CAIRN_NONE ? b->states[from].reached + node->cost_ns
-                                                  : crn_max(b->states[from].reached, needed);
+    int64_t value = crn_max(b->states[from].reached, needed);
+    if (b->budget_bytes != CAIRN_NONE && !crn_add(b->states[from].reached, node->cost_ns, &value))
+        return; /* no schedule takes so long */
     /* an alias takes the label of its base, a base one that is free: labels in use go up to NODES_MAX */
     brute_key next = with_label(key, v, node->alias_of >= 0 ? label_of(key, node->alias_of) : NODES_MAX + 1);
     if (v == computed_of(key))

@@ -195,6 +195,9 @@ typedef struct cut {
 
 #define PRICE_BYTES_ALONE (-1.0) /* rents are bytes, and computing again is free: the least bytes that must be kept */
 
+/* Flows of larger costs would pass 2^63: years, about which nothing is said. */
+#define COSTS_MAX (INT64_C(1) << 57)
+
 static int64_t rent_of(const crn_graph_bounder *b, int32_t k, double price)
 {
     int64_t bytes = b->model->bytes[b->storage[k]], dear = (b->model->total_cost + 1) << b->shift;
@@ -399,6 +402,8 @@ int64_t crn_graph_bound_makespan(crn_graph_bounder *b, int64_t budget_bytes)
 {
     b->budget_bytes = budget_bytes;
     b->windows.count = 0;
+    if (b->model->total_cost > COSTS_MAX)
+        return b->model->total_cost;
     memset(b->to_end, 0, (size_t)b->model->node_count * sizeof(*b->to_end));
     int64_t again = largest(b, window_to_end);
     if (again > 0 && again < INT64_MAX)

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "schedule/schedule.h"
 #include "solve/graph/exact_states.h"
 #include "solve/graph/graph_suffix.h"
 
@@ -404,27 +405,37 @@ static ending run_search(run *r)
     return how;
 }
 
+static cairn_status check_valid(const cairn_replay *replay, cairn_error *error)
+{
+    if (replay->valid)
+        return CAIRN_OK;
+    return crn_fail_at(error, CAIRN_INTERNAL, replay->violation.op, NULL, "an exact search made no schedule: %s",
+                       replay->violation.message);
+}
+
 /* Peak and makespan of a schedule. */
 static cairn_status judge(const crn_task *task, const cairn_builder *builder, cairn_replay *replay, cairn_error *error)
 {
     CRN_TRY(crn_replay(task, cairn_builder_ops(builder), cairn_builder_count(builder), CAIRN_NONE, replay, error));
-    if (!replay->valid)
-        return crn_fail_at(error, CAIRN_INTERNAL, replay->violation.op, NULL, "an exact search made no schedule: %s",
-                           replay->violation.message);
-    return CAIRN_OK;
+    return check_valid(replay, error);
 }
 
 /* ---- least memory ---- */
 
-/* The schedule of a run, which has a smaller peak than any before. */
-static cairn_status take_smaller(const run *r, exact *s, cairn_error *error)
+/* The schedule of a run that did not look at times. One that takes more than 2^63 - 1 ns is none, and ends the looking. */
+static cairn_status take_smaller(const run *r, exact *s, cairn_builder *builder, ending *how, cairn_error *error)
 {
     cairn_replay replay;
-    cairn_builder_truncate(s->smallest, 0);
-    CRN_TRY(emit(r, s->smallest, error));
-    CRN_TRY(judge(r->task, s->smallest, &replay, error));
+    CRN_TRY(emit(r, builder, error));
+    CRN_TRY(crn_replay(r->task, cairn_builder_ops(builder), cairn_builder_count(builder), CAIRN_NONE, &replay, error));
+    if (replay.violation.code == CAIRN_VIOLATION_OVERFLOW) {
+        *how = LIMITED;
+        return CAIRN_OK;
+    }
+    CRN_TRY(check_valid(&replay, error));
     s->least.bytes = replay.peak_bytes;
-    return CAIRN_OK;
+    cairn_builder_truncate(s->smallest, 0);
+    return crn_builder_add_all(s->smallest, cairn_builder_ops(builder), cairn_builder_count(builder), error);
 }
 
 /* Looks for a schedule with a smaller peak than the least. */
@@ -432,8 +443,11 @@ static cairn_status shrink(const crn_task *task, exact *s, ending *how, cairn_er
 {
     run r = {
         .task = task, .session = s, .budget_bytes = s->least.bytes - 1 - s->model->fixed_bytes, .below_ns = INT64_MAX};
+    cairn_builder *builder;
+    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     *how = run_search(&r);
-    cairn_status status = *how == FOUND ? take_smaller(&r, s, error) : CAIRN_OK;
+    cairn_status status = *how == FOUND ? take_smaller(&r, s, builder, how, error) : CAIRN_OK;
+    cairn_builder_free(builder);
     crn_exact_states_free(&r.states);
     return status;
 }

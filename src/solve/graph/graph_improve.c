@@ -462,13 +462,13 @@ static void round_once(crn_improver *im)
         kick(im);
     else
         ruin(im);
-    if (!repair(im, im->current_cost + im->current_cost / 16 + 1))
+    if (!repair(im, crn_add_saturating(im->current_cost, im->current_cost / 16 + 1)))
         return;
     fill(im);
     if (im->eval.peak > im->budget_bytes) /* as above */
         return;
-    int64_t allowed = random_below(im, 8) == 0 ? im->current_cost + slack : im->current_cost;
-    if (im->eval.cost <= allowed && im->eval.cost <= im->best_cost + far)
+    int64_t allowed = random_below(im, 8) == 0 ? crn_add_saturating(im->current_cost, slack) : im->current_cost;
+    if (im->eval.cost <= allowed && im->eval.cost <= crn_add_saturating(im->best_cost, far))
         take_current(im);
 }
 

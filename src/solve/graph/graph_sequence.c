@@ -66,6 +66,14 @@ static void put_compute(emission *out, int32_t node, int32_t root)
     out->handles[root] = node;
 }
 
+static void add_cost(crn_sequence_eval *eval, int32_t node)
+{
+    if (crn_add(eval->cost, eval->model->cost[node], &eval->cost))
+        return;
+    eval->cost = INT64_MAX;
+    eval->too_long = true;
+}
+
 /*
  * Event e reads node d: its instance lives on to e, and a handle that the instance lacks is computed first, from the
  * alias below it, which may be lacking too. Returns the largest extra memory of what was computed.
@@ -93,7 +101,7 @@ static int64_t read_node(crn_sequence_eval *eval, int32_t d, int32_t e, emission
         }
         depth--;
         eval->handle[v] = eval->instance[model->root[v]];
-        eval->cost += model->cost[v];
+        add_cost(eval, v);
         extra = crn_max(extra, model->extra[v]);
         put_compute(out, v, model->root[v]);
     }
@@ -117,7 +125,7 @@ static int64_t play(crn_sequence_eval *eval, int32_t v, int32_t e, emission *out
         eval->last[e] = -1;
     }
     eval->handle[v] = eval->instance[root];
-    eval->cost += model->cost[v];
+    add_cost(eval, v);
     put_compute(out, v, root);
     return extra;
 }
@@ -128,6 +136,7 @@ static void begin(crn_sequence_eval *eval)
     memset(eval->instance, 0xff, n * sizeof(*eval->instance));
     memset(eval->handle, 0xff, n * sizeof(*eval->handle));
     eval->cost = 0;
+    eval->too_long = false;
 }
 
 /* Outputs live to the end: their storage's newest instance, once the first node to be kept exists. */
@@ -157,6 +166,8 @@ static void sum_levels(crn_sequence_eval *eval, const crn_sequence *sequence)
         eval->level[e] += resident;
         eval->peak = crn_max(eval->peak, eval->level[e]);
     }
+    if (eval->too_long)
+        eval->peak = INT64_MAX;
 }
 
 void crn_sequence_judge(crn_sequence_eval *eval, const crn_sequence *sequence)

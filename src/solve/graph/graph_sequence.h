@@ -30,8 +30,9 @@ void crn_sequence_store_all(const crn_graph_model *model, crn_sequence *sequence
 typedef struct crn_sequence_eval {
     const crn_graph_model *model;
     int32_t capacity;
-    int64_t cost;      /* of all events and implied aliases */
-    int64_t peak;      /* fixed bytes included */
+    int64_t cost;      /* of all events and implied aliases; INT64_MAX where it passes that */
+    bool too_long;     /* it does: no schedule */
+    int64_t peak;      /* fixed bytes included; INT64_MAX where it is too long, for then it fits no budget */
     int64_t *level;    /* memory while the event runs */
     int32_t *last;     /* last event that reads the instance made here; -1 for events that make none */
     int32_t *previous; /* event of the storage's instance before this one, -1 = first computation */

@@ -32,6 +32,9 @@ cairn_status crn_frontier_best_judge(const crn_task *task, int64_t budget_bytes,
     cairn_replay replay;
     cairn_builder *tried = best->scratch;
     CRN_TRY(crn_replay(task, cairn_builder_ops(tried), cairn_builder_count(tried), CAIRN_NONE, &replay, error));
+    *trial = CRN_TRIAL_IMPOSSIBLE;
+    if (replay.violation.code == CAIRN_VIOLATION_OVERFLOW)
+        return CAIRN_OK;
     if (!replay.valid)
         return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "a frontier plan is not a schedule: %s",
                            replay.violation.message);

@@ -12,7 +12,7 @@ typedef struct crn_frontier_best {
 } crn_frontier_best;
 
 typedef enum crn_frontier_trial {
-    CRN_TRIAL_IMPOSSIBLE, /* it would compute twice what must run once */
+    CRN_TRIAL_IMPOSSIBLE, /* it would compute twice what must run once, or take more than 2^63 - 1 ns */
     CRN_TRIAL_TOO_LARGE,  /* it does not fit */
     CRN_TRIAL_FITS        /* it does, and is the best now unless that was better */
 } crn_frontier_trial;

@@ -76,7 +76,7 @@ static int64_t resident_bytes(const brute_search *b, brute_key key)
     int64_t bytes = b->fixed_bytes;
     for (int32_t v = 0; v < b->graph->node_count; v++)
         if (label_of(key, v) == v + 1)
-            bytes += b->graph->nodes[crn_graph_root(b->graph, v)].bytes;
+            bytes = crn_add_saturating(bytes, b->graph->nodes[crn_graph_root(b->graph, v)].bytes);
     return bytes;
 }
 
@@ -226,7 +226,9 @@ static void try_compute(brute_search *b, int32_t from, int32_t v)
     brute_key key = b->states[from].key;
     if (!may_compute(b, key, v))
         return;
-    int64_t needed = resident_bytes(b, key) + node->bytes + crn_max(0, node->workspace_bytes);
+    int64_t needed;
+    if (!crn_add(resident_bytes(b, key), node->bytes + crn_max(0, node->workspace_bytes), &needed))
+        return; /* a storage may be there twice, once for an alias */
     if (b->budget_bytes != CAIRN_NONE && needed > b->budget_bytes)
         return;
     int64_t value = crn_max(b->states[from].reached, needed);

@@ -97,7 +97,7 @@ static cairn_status try_cuts(attempt *a, cairn_error *error)
     CRN_TRY(emit_cuts(a, error));
     CRN_TRY(crn_replay(a->task, cairn_builder_ops(a->builder), cairn_builder_count(a->builder), CAIRN_NONE, &a->replay,
                        error));
-    if (!a->replay.valid)
+    if (!a->replay.valid && a->replay.violation.code != CAIRN_VIOLATION_OVERFLOW)
         return crn_fail_at(error, CAIRN_INTERNAL, a->replay.violation.op, NULL, "segments are not valid: %s",
                            a->replay.violation.message);
     return CAIRN_OK;
@@ -194,8 +194,9 @@ static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, int
     *peak_bytes = INT64_MAX;
     for (int32_t step = 0; cut(a, rule, &step);) {
         CRN_TRY(try_cuts(a, error));
-        *peak_bytes = crn_min(*peak_bytes, a->replay.peak_bytes);
-        bool fits = budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes;
+        bool fits = a->replay.valid && (budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes);
+        if (a->replay.valid) /* not so where it would take more than 2^63 - 1 ns */
+            *peak_bytes = crn_min(*peak_bytes, a->replay.peak_bytes);
         if (fits && a->replay.makespan_ns < fastest_ns) {
             fastest_ns = a->replay.makespan_ns;
             *step_found = step;
@@ -217,6 +218,7 @@ static cairn_status least_of(const crn_task *task, cut_rule rule, crn_least *lea
     cairn_status status = attempt_begin(task, builder, &a, error);
     if (status == CAIRN_OK) {
         status = try_all(&a, rule, CAIRN_NONE, &step, &least->bytes, error);
+        least->bytes = least->bytes == INT64_MAX ? CAIRN_NONE : least->bytes;
         attempt_end(&a);
     }
     cairn_builder_free(builder);

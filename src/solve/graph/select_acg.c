@@ -86,7 +86,7 @@ typedef struct acg {
     int32_t *frontier_count;
     acg_part *parts; /* of the whole, as siblings */
     int64_t pairs;
-    int64_t objective_bytes, peak_bytes;
+    int64_t objective_bytes, peak_bytes; /* INT64_MAX: it would take more than 2^63 - 1 ns, so there is no schedule */
     bool stopped_early;
 } acg;
 
@@ -518,8 +518,10 @@ static cairn_status measure(const crn_task *task, acg *a, cairn_error *error)
     cairn_builder_free(builder);
     if (status != CAIRN_OK)
         return status;
-    a->peak_bytes = replay.peak_bytes;
-    return replay.valid ? CAIRN_OK : crn_fail(error, CAIRN_INTERNAL, "select-acg: %s", replay.violation.message);
+    a->peak_bytes = replay.valid ? replay.peak_bytes : INT64_MAX;
+    return replay.valid || replay.violation.code == CAIRN_VIOLATION_OVERFLOW
+               ? CAIRN_OK
+               : crn_fail(error, CAIRN_INTERNAL, "select-acg: %s", replay.violation.message);
 }
 
 static cairn_status fill(const crn_task *task, acg *a, cairn_error *error)
@@ -564,7 +566,7 @@ static cairn_status select_acg_least(const crn_task *task, void *session, crn_le
     const acg *a = session;
     (void)task;
     (void)error;
-    least->bytes = a->peak_bytes;
+    least->bytes = a->peak_bytes == INT64_MAX ? CAIRN_NONE : a->peak_bytes;
     return CAIRN_OK;
 }
 
@@ -589,7 +591,7 @@ static cairn_status select_acg_solve(const crn_task *task, void *session, int64_
 {
     acg *a = session;
     answer->stopped_early = a->stopped_early;
-    if (budget_bytes != CAIRN_NONE && a->peak_bytes > budget_bytes)
+    if (a->peak_bytes == INT64_MAX || (budget_bytes != CAIRN_NONE && a->peak_bytes > budget_bytes))
         return CAIRN_OK;
     CRN_TRY(list_checkpoints(task, a, answer, error));
     answer->objective_bytes = a->objective_bytes;

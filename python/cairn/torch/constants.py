@@ -6,119 +6,138 @@ parts, functions and hooks ran. It is followed only where all of these are as th
 
 from __future__ import annotations
 
-import copy
+import itertools
 import operator
-import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as all_modules
 
-from . import takeover
 from .attributes import OF_EVERY_MODULE, has_attributes
-from .elsewhere import Elsewhere, call, first_difference, getter, is_comparable, is_constant, names_of
+from .elsewhere import Elsewhere, described, is_of_library, names_of
 from .frozen import OBJECT_DEPTH
+from .noted import Noted, call, is_comparable, is_noted, is_referred_to, items_of
+from .state import attributes_of
 
 
 class Constants:
-    """The attributes of modules, and of plain objects among them, that a forward may read: numbers, names, lists and
-    dicts of these, parts, hooks; and what of that it finds elsewhere.
+    """The attributes of modules, and of plain objects among them, that a forward may read, their classes, parts and
+    hooks; and what of constants and functions it finds elsewhere.
 
-    Parts, functions and plain objects are compared by identity. That of one which is gone may be given to another, so
-    it is noted when one goes. All are referred to weakly, so that a model is freed as ever. `flags` are the modules'
-    training flags.
+    Parts and plain objects are referred to weakly, so that a model is freed as ever. `flags` are the modules' training
+    flags.
     """
 
-    __slots__ = ("_compared", "_counts", "_elsewhere", "_gone", "_hooks", "_ids", "_objects", "_owners", "_references",
-                 "_referring", "_values", "_values_of", "_with_parts", "flags")  # fmt: skip
+    __slots__ = ("_counts", "_elsewhere", "_gone", "_hooks", "_ids", "_kinds", "_noted", "_objects", "_parts",
+                 "_with_parts", "flags")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
-        owners = [*modules, *objects]
+        attributes = list(map(attributes_of, modules))
         self.flags = [module.training for module in modules]
-        self._objects = [weakref.ref(value) for value in objects]
-        attributes = [vars(owner) for owner in owners]
-        self._counts = list(map(len, attributes))
-        self._hooks = _hooks_of(attributes[: len(modules)])
-        self._owners = [type(owner).__name__ for owner in owners]
-        self._compared = [[n for n, v in names.items() if _is_compared(n, v)] for names in attributes]
-        self._values_of = list(map(getter, self._compared))
-        self._values = copy.deepcopy(list(map(call, self._values_of, attributes)))
-        referred = [[n for n, v in vars(owner).items() if _is_referred_to(v)] for owner in owners]
-        self._referring = [(index, getter(names)) for index, names in enumerate(referred) if names]
+        self._kinds = list(map(type, [*modules, *objects]))
         self._with_parts = [index for index, module in enumerate(modules) if module._modules]
-        found = self._referred(attributes)
         self._gone: list[weakref.ref[Any]] = []
-        self._references = [weakref.ref(value, self._gone.append) for value in found if value is not None]
-        self._ids = list(map(id, found))
+        self._parts = [weakref.ref(module, self._gone.append) for module in modules]
+        self._objects = [weakref.ref(value) for value in objects]
+        self._ids, self._hooks = self._part_ids(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
+        owned = [*attributes, *names_of(objects)]
+        self._counts = list(map(len, owned))
+        names = [[n for n, v in each.items() if _is_noted(n, v)] for each in owned]
+        self._noted = Noted(self._namespaces(owned), [*names, *self._elsewhere.constants.names], self._is_exact)
 
-    def hold(self, modules: Sequence[dict[str, Any]]) -> bool:
-        """Whether all are as they were, in what are the attributes of the modules now."""
-        if self._gone:
-            return False
+    def _is_exact(self, index: int, name: Any) -> bool:
+        """Numbers that no code names can be read, but hardly be asked for their types."""
+        if index >= len(self._kinds):
+            return True
+        is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
+        return is_opaque or name in self._elsewhere.read
+
+    def hold(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
+        """Whether all are as they were, in these modules with these attributes."""
         try:
-            attributes = [*modules, *names_of(map(call, self._objects))]
+            objects = list(map(call, self._objects))
+            owned = [*attributes, *names_of(objects)]
             return (
-                list(map(len, attributes)) == self._counts
-                and _hooks_of(modules) == self._hooks
-                and list(map(call, self._values_of, attributes)) == self._values
-                and list(map(id, self._referred(attributes))) == self._ids
-                and self._elsewhere.is_as_it_was()
+                not self._gone
+                and list(map(type, itertools.chain(modules, objects))) == self._kinds
+                and list(map(len, owned)) == self._counts
+                and _hooks_of(attributes) == self._hooks
+                and self._part_ids(attributes) == self._ids
+                and self._noted.hold(self._namespaces(owned))
+                and self._elsewhere.definitions.hold()
             )
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False  # one is gone, or has become a tensor or an array
 
-    def difference(self, modules: Sequence[dict[str, Any]]) -> str:
+    def difference(self, modules: Sequence[nn.Module]) -> str:
         """Where they do not hold: what is another than it was, for people."""
-        objects = [vars(owner) for reference in self._objects if (owner := reference()) is not None]
-        attributes = [*modules, *objects]
-        for owner, names, now, before in zip(self._owners, self._compared, attributes, self._values, strict=False):
-            name = first_difference(names, now, before)
-            if name is not None:
-                return f"the attribute '{name}' of {owner}"
-        return self._elsewhere.difference() or "a hook, a function, an object or a part"
+        try:
+            return self._difference(modules) or "a function, an object or a part"
+        except (AttributeError, IndexError, TypeError, ValueError):
+            return "an object or a part, which is gone,"
 
-    def _referred(self, attributes: Sequence[dict[str, Any]]) -> list[Any]:
-        """The functions, plain objects and parts that modules and plain objects refer to, in a fixed order."""
-        found: list[Any] = []
-        for index, objects_of in self._referring:
-            found += objects_of(attributes[index])
-        for index in self._with_parts:
-            found += attributes[index]["_modules"].values()
-        return found
+    def _difference(self, modules: Sequence[nn.Module]) -> str | None:
+        objects, attributes = list(map(call, self._objects)), list(map(attributes_of, modules))
+        kinds = [kind.__name__ for kind in self._kinds]
+        for owner, kind in zip([*modules, *objects], self._kinds, strict=False):
+            if type(owner) is not kind:
+                return f"the class of a {kind.__name__}, now {type(owner).__name__},"
+        if len(modules) != len(self.flags) or self._part_ids(attributes) != self._ids:
+            return "a part"
+        owned = [*attributes, *names_of(objects)]
+        place = self._noted.difference(self._namespaces(owned))
+        if place is not None:
+            return f"the attribute '{place[1]}' of {kinds[place[0]]}" if place[0] < len(owned) else described(place)
+        if _hooks_of(attributes) != self._hooks:
+            return "a hook"
+        counts = zip(kinds, owned, self._counts, strict=True)
+        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if len(now) != before]
+        return changed[0] if changed else self._elsewhere.definitions.difference()
+
+    def _part_ids(self, attributes: Sequence[dict[str, Any]]) -> list[int]:
+        parts = map(_values_of, map(_modules_of, map(attributes.__getitem__, self._with_parts)))
+        return list(map(id, itertools.chain.from_iterable(parts)))
+
+    def _namespaces(self, owned: Sequence[dict[str, Any]]) -> list[Any]:
+        return [*owned, *self._elsewhere.constants.namespaces()]
 
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """The numbers of the hooks that run in the modules' calls; torch gives none of them twice."""
-    return [*map(tuple, map(_pre_hooks, modules)), *map(tuple, map(_forward_hooks, modules))]
+    """The numbers of the hooks that run in the modules' calls, where there are any; torch gives none of them twice."""
+    registries = itertools.chain(map(_pre_hooks, modules), map(_forward_hooks, modules), _HOOKS_OF_ALL)
+    return list(map(tuple, filter(None, registries)))
 
 
 _pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
+_HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forward_hooks
+_modules_of, _values_of = operator.itemgetter("_modules"), operator.methodcaller("values")
 
 
 def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
-    """The plain objects that modules refer to, and those that these refer to."""
-    found: dict[int, Any] = {}
+    """The plain objects that modules refer to, also by containers, and those that these refer to; and modules that are
+    no parts.
+    """
+    known, found = set(map(id, modules)), []
     owners: Sequence[Any] = modules
     for _ in range(OBJECT_DEPTH):
-        owners = [v for owner in owners for v in vars(owner).values() if _is_plain_object(v) and id(v) not in found]
-        found.update((id(value), value) for value in owners)
-    return list(found.values())
+        owners = list({id(item): item for owner in owners for item in _objects_of(owner)}.values())
+        owners = [item for item in owners if id(item) not in known]
+        known.update(map(id, owners))
+        found += owners
+    return found
 
 
-def _is_compared(name: str, value: Any) -> bool:
-    """Whether an attribute is compared by its value."""
-    return is_constant(value) or (name not in OF_EVERY_MODULE and is_comparable(value))
+def _objects_of(owner: Any) -> Iterator[Any]:
+    for name, value in vars(owner).items():
+        if name not in OF_EVERY_MODULE:
+            for item in items_of(value):
+                if isinstance(item, nn.Module) or (has_attributes(item) and is_referred_to(item)):
+                    yield item
 
 
-def _is_referred_to(value: Any) -> bool:
-    if isinstance(value, types.FunctionType):
-        return value.__module__ != takeover.__name__
-    return _is_plain_object(value)
-
-
-def _is_plain_object(value: Any) -> bool:
-    """Something with attributes of its own that can be referred to weakly."""
-    return has_attributes(value) and hasattr(type(value), "__weakref__")
+def _is_noted(name: str, value: Any) -> bool:
+    return is_comparable(value) if name in OF_EVERY_MODULE else is_noted(value)

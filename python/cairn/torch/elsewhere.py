@@ -1,75 +1,40 @@
-"""Constants that a block's forward reads past its modules: globals, attributes of classes, variables of closures.
+"""What a block's forward reads past its modules: globals, attributes of classes, variables of closures.
 
-A recorded run holds only for the constants that it found, and a change to one need not show in the few bytes that are
-compared. What code reads beside its arguments is in its names: `LOAD_GLOBAL` and attribute access take theirs from
-`co_names`, closures from cells. So the search begins at the functions that a block runs for sure (the forwards of its
-modules, functions among their attributes, hooks) and follows what their names stand for: functions and classes of the
-same global namespace, methods of the block's own classes and objects, functions in cells. What it finds that is a
-constant, or a list or dict of these, is noted, with the place to look it up again.
+A recorded run holds only for the constants that it found and the functions that it called, and a change to one need not
+show in the few bytes that are compared. What code reads beside its arguments is in its names: `LOAD_GLOBAL` and
+attribute access take theirs from `co_names`, closures from cells. So the search begins at the functions that a block
+runs for sure (the forwards of its modules, functions among their attributes, hooks) and follows what their names stand
+for: functions and classes of the same global namespace, methods of the block's own classes and objects, functions in
+cells. What it finds is noted, with the place to look it up again. Constants are compared in every run, functions,
+classes and objects once in a step.
 
 A name may stand for something else than what is found, so too much can be noted, which costs a recording where it
-changes. What is called through a table, or in libraries of Python, PyTorch and NumPy, is not followed.
+changes. What is called through a table, or by libraries of Python, PyTorch and NumPy, is not followed.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .attributes import has_attributes
+from .noted import Noted, Place, call, is_constant, is_noted
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
 
-#: Calls a function, without a function of Python in between where there is one for it.
-call: Callable[..., Any] = getattr(operator, "call", lambda function, *arguments: function(*arguments))
-
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_ITEMS_COMPARED = 100
 _FUNCTIONS_FOLLOWED = 500
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", __package__.partition(".")[0])) - {"__main__"}
 _get_contents = operator.attrgetter("cell_contents")
-
-
-def is_comparable(value: Any) -> bool:
-    """Whether a value can be noted and compared: constants, and what is filled with them."""
-    return is_constant(value) or _is_filled(value)
-
-
-def is_constant(value: Any) -> bool:
-    """A number, a name and the like, or a tuple of them."""
-    return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
-
-
-def _is_filled(value: Any) -> bool:
-    """Whether it is a list or a dict of constants, and no vocabulary, which would take long to compare. What is empty
-    may be filled by runs, with whatever they make.
-    """
-    if not isinstance(value, (list, dict)) or not 0 < len(value) <= _ITEMS_COMPARED:
-        return False
-    items = [*value, *value.values()] if isinstance(value, dict) else value
-    return all(is_comparable(item) for item in items)
-
-
-def getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the items of these names, as a tuple."""
-    if len(names) == 1:
-        names = [*names, *names]  # of one, it would be no tuple
-    return operator.itemgetter(*names) if names else _nothing
-
-
-def _nothing(_: Any) -> tuple[()]:
-    return ()
 
 
 def names_of(owners: Iterable[Any]) -> Iterator[Any]:
@@ -80,59 +45,128 @@ def names_of(owners: Iterable[Any]) -> Iterator[Any]:
     return map(object.__getattribute__, owners, itertools.repeat("__dict__"))
 
 
-def first_difference(names: Sequence[str], now: Mapping[str, Any], before: Sequence[Any]) -> str | None:
-    """The first of the names that stands for something else than it did."""
-    for name, value in zip(names, before, strict=False):  # as `getter` gives them
-        if name not in now or not _is_same(now[name], value):
-            return name
-    return None
+def begin_step() -> None:
+    """Definitions are compared anew from now on."""
+    global _step
+    _step += 1
 
 
-def _is_same(value: Any, before: Any) -> bool:
-    try:
-        return value is before or bool(value == before)
-    except (RuntimeError, TypeError, ValueError):  # it has become a tensor or an array
-        return False
+_step = 0
+
+
+class Definitions:
+    """The functions, classes and objects that names in the code of blocks stand for; compared once in a step.
+
+    Blocks that run the same code share them.
+    """
+
+    __slots__ = ("__weakref__", "_classes", "_compared_in", "_counts", "_forwards", "_hold", "_noted", "_places")
+
+    def __init__(self, places: _Places, kinds: Sequence[type], bases: Iterable[type]) -> None:
+        self._places, self._forwards = places, kinds
+        self._classes = list(map(_reference_to, bases))
+        self._counts = self._counted()
+        self._noted = Noted(self._namespaces(), [*places.names, range(len(kinds))])
+        self._compared_in, self._hold = _step, True
+
+    @classmethod
+    def shared(cls, places: _Places, kinds: Sequence[type], bases: Iterable[type]) -> Definitions:
+        """New ones, or those of other blocks."""
+        key = places.key(), tuple(kinds)
+        found = _shared.get(key)
+        if found is None or not found.are_as_they_were():
+            found = _shared[key] = cls(places, kinds, bases)
+        return found
+
+    def hold(self) -> bool:
+        """Whether they were as they had been when they were first compared in this step."""
+        if self._compared_in != _step:
+            self._hold, self._compared_in = self.are_as_they_were(), _step
+        return self._hold
+
+    def are_as_they_were(self) -> bool:
+        """Whether the names stand for the same, and no attribute was added to a class."""
+        try:
+            return self._counted() == self._counts and self._noted.hold(self._namespaces())
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return False  # one is gone
+
+    def difference(self) -> str | None:
+        """What is another than it was, for people."""
+        place = self._noted.difference(self._namespaces())
+        if place is None:
+            return None if self._counted() == self._counts else "the number of attributes of a class"
+        if place[0] == len(self._places.names):
+            return f"the forward of {self._forwards[place[1]].__name__}"
+        return described(place)
+
+    def _counted(self) -> list[int]:
+        return list(map(len, names_of(map(call, self._classes))))
+
+    def _namespaces(self) -> list[Any]:
+        return [*self._places.namespaces(), list(map(_forward_of, self._forwards))]
+
+
+_shared: weakref.WeakValueDictionary[Any, Definitions] = weakref.WeakValueDictionary()
+_forward_of = operator.attrgetter("forward")
 
 
 class Elsewhere:
-    """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to."""
+    """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to.
 
-    __slots__ = ("_cells", "_contents", "_getters", "_names", "_namespaces", "_owners", "_values")
+    Attributes:
+        read: all names of attributes and globals in the code.
+        constants: where numbers and the like are.
+        definitions: all else.
+    """
+
+    __slots__ = ("constants", "definitions", "read")
 
     def __init__(self, modules: Sequence[nn.Module], objects: Sequence[Any]) -> None:
         search = _Search()
         for owner in (*modules, *objects):
             search.add_class(type(owner))
+        bases = search.classes()
         search.run(_roots(modules))
-        self._cells = list(search.cells.values())
-        self._contents = copy.deepcopy(list(map(_get_contents, self._cells)))
-        self._namespaces = [namespace for namespace, _ in search.globals.values()]
-        self._owners = [owner for owner, _ in search.attributes.values()]
-        noted = (*search.globals.values(), *search.attributes.values())
-        self._names = [list(names) for _, names in noted]
-        self._getters = list(map(getter, self._names))
-        self._values = copy.deepcopy(self._current())
+        self.read = frozenset(search.names)
+        self.constants = _Places(search, is_constant)
+        others = _Places(search, lambda value: not is_constant(value))
+        self.definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), bases)
 
-    def is_as_it_was(self) -> bool:
-        """Whether all of it has the same values.
 
-        AttributeError, KeyError, TypeError or ValueError: something is gone.
+class _Places:
+    """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures."""
+
+    __slots__ = ("_cells", "_globals", "_owners", "names")
+
+    def __init__(self, search: _Search, is_wanted: Callable[[Any], bool]) -> None:
+        def wanted(names: Iterable[str], namespace: Any) -> list[str]:
+            return [name for name in names if is_wanted(namespace[name])]
+
+        found = [(space, wanted(names, space)) for space, names in search.globals.values()]
+        owned = [(owner, wanted(names, vars(owner()))) for owner, names in search.attributes.values()]
+        self._globals = [namespace for namespace, names in found if names]
+        self._owners = [owner for owner, names in owned if names]
+        self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
+        self.names: list[Any] = [names for _, names in (*found, *owned) if names]
+        self.names.append(range(len(self._cells)))
+
+    def key(self) -> Any:
+        """The same for the same names in the same namespaces, as long as these are there."""
+        owners = [id(owner()) for owner in self._owners]
+        return tuple(map(id, self._globals)), tuple(owners), tuple(map(id, self._cells)), tuple(map(tuple, self.names))
+
+    def namespaces(self) -> list[Any]:
+        """Where the names are looked up; those of the variables are indices.
+
+        AttributeError or ValueError: one is gone.
         """
-        return list(map(_get_contents, self._cells)) == self._contents and self._current() == self._values
+        return [*self._globals, *names_of(map(call, self._owners)), list(map(_get_contents, self._cells))]
 
-    def difference(self) -> str | None:
-        """What is another than it was, for people."""
-        owners = (getattr(owner(), "__dict__", {}) for owner in self._owners)
-        namespaces = (*self._namespaces, *owners)
-        for names, namespace, before in zip(self._names, namespaces, self._values, strict=True):
-            name = first_difference(names, namespace, before)
-            if name is not None:
-                return f"'{name}', which its code reads,"
-        return "a variable of a closure" if list(map(_get_contents, self._cells)) != self._contents else None
 
-    def _current(self) -> list[Any]:
-        return list(map(call, self._getters, (*self._namespaces, *names_of(map(call, self._owners)))))
+def described(place: Place) -> str:
+    """What is at such a place, in words."""
+    return f"'{place[1]}', which its code reads," if type(place[1]) is str else "a variable of a closure"
 
 
 def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
@@ -153,6 +187,7 @@ class _Search:
         self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self.attributes: dict[int, tuple[Owner, dict[str, None]]] = {}
         self.cells: dict[int, Any] = {}
+        self.names: set[str] = set()
         self._classes: dict[int, type] = {}
         self._seen: set[int] = set()
         self._waiting: list[types.FunctionType] = []
@@ -160,6 +195,10 @@ class _Search:
     def add_class(self, cls: type) -> None:
         """Methods and constants of this class may be meant by names."""
         self._classes.update((id(base), base) for base in _own_bases(cls))
+
+    def classes(self) -> list[type]:
+        """Those that were added."""
+        return list(self._classes.values())
 
     def run(self, roots: Iterable[Any]) -> None:
         """Follows them, and what they lead to."""
@@ -171,12 +210,13 @@ class _Search:
     def _follow(self, value: Any) -> None:
         """If it is something that runs."""
         for function in _functions_of(value):
-            if id(function) not in self._seen and not _is_of_library(function.__module__):
+            if id(function) not in self._seen and not is_of_library(function.__module__):
                 self._seen.add(id(function))
                 self._waiting.append(function)
 
     def _read(self, function: types.FunctionType) -> None:
         names = _names_in(function.__code__) | {"__call__"}  # of objects, which no name tells
+        self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
             self._found(namespace[name], names, functools.partial(self._note_global, namespace, name))
@@ -187,31 +227,38 @@ class _Search:
             self._look_into(cls, names)
 
     def _found(self, value: Any, names: set[str], note: Callable[[], Any]) -> None:
-        """What a name stands for: a constant is noted, of others that is looked at which the names may mean."""
-        if is_comparable(value):
+        """What a name stands for is noted, followed if it runs, and looked at for what the names may mean."""
+        if is_noted(value):
             note()
-        elif isinstance(value, (types.FunctionType, functools.partial)):
-            self._follow(value)
-        elif isinstance(value, type):
-            self._follow(value)
+        self._follow(value)
+        if isinstance(value, type):
             self.add_class(value)
             for base in _own_bases(value):
                 self._look_into(base, names)
         elif isinstance(value, types.ModuleType):
-            if not _is_of_library(value.__name__):
-                self._look_into(value, names)
-        elif has_attributes(value) and not _is_of_library(type(value).__module__):
+            self._look_into_module(value, names, set())
+        elif has_attributes(value) and not is_of_library(type(value).__module__):
             self.add_class(type(value))
             self._look_into(value, names)
+        elif isinstance(value, types.SimpleNamespace):
+            self._look_into(value, names)
+
+    def _look_into_module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
+        """And into modules in it: code says `nn.functional.silu`."""
+        if id(module) not in seen:
+            seen.add(id(module))
+            self._look_into(module, names)
+            for name in names & vars(module).keys():
+                if isinstance(vars(module)[name], types.ModuleType):
+                    self._look_into_module(vars(module)[name], names, seen)
 
     def _look_into(self, owner: Any, names: set[str]) -> None:
         """The attributes of a class, a module or an object that have one of these names."""
         attributes = vars(owner)
         for name in names & attributes.keys():
-            if is_comparable(attributes[name]):
+            if is_noted(attributes[name]):
                 self.attributes.setdefault(id(owner), (_reference_to(owner), {}))[1][name] = None
-            else:
-                self._follow(attributes[name])
+            self._follow(attributes[name])
 
     def _note_global(self, namespace: dict[str, Any], name: str) -> None:
         self.globals.setdefault(id(namespace), (namespace, {}))[1][name] = None
@@ -219,7 +266,7 @@ class _Search:
 
 def _own_bases(cls: type) -> Iterator[type]:
     """A class and what it inherits from, but for those of libraries."""
-    return (base for base in cls.__mro__ if not _is_of_library(base.__module__))
+    return (base for base in cls.__mro__ if not is_of_library(base.__module__))
 
 
 def _reference_to(owner: Any) -> Owner:
@@ -240,6 +287,9 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
         yield from _functions_of(value.fget)
     elif isinstance(value, functools.partial):
         yield from _functions_of(value.func)
+    elif isinstance(value, (tuple, list, dict)) and is_noted(value):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _functions_of(item)
     elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
         yield from _functions_of(vars(value).get("forward"))
 
@@ -253,5 +303,6 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-def _is_of_library(module: str | None) -> bool:
+def is_of_library(module: str | None) -> bool:
+    """Whether code of this module is not followed."""
     return module is None or module.partition(".")[0] in _LIBRARIES

@@ -67,10 +67,19 @@ def _parts(value: Any, depth: int) -> Any:
         return frozen((value.__func__, value.__self__), depth)
     if isinstance(value, types.BuiltinFunctionType):
         return value.__module__, value.__qualname__, frozen(value.__self__, depth)
+    if isinstance(value, (staticmethod, classmethod)):
+        return frozen(value.__func__, depth)
+    if isinstance(value, property):
+        return frozen(value.fget, depth)
     if isinstance(value, functools.partial):
         return frozen((value.func, value.args, value.keywords), depth)
     own = {**dict(fields_in_slots(value)), **(vars(value) if has_attributes(value) else {})}
     return frozen(own, depth) if own else _bytes_of(value)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is a small array of numbers, such as NumPy's."""
+    return _bytes_of(value) is not None
 
 
 def _bytes_of(value: Any) -> bytes | None:

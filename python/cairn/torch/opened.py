@@ -103,7 +103,7 @@ class OpenedBlock:
         block cannot be opened.
         """
         entry = self._entries.get(key)
-        if entry is None or not entry.constants.hold(before.attributes):
+        if entry is None or not entry.constants.hold(before.modules, before.attributes):
             return None, []
         program = entry.programs.get(option)
         return self._program(entry, option) if program is None else program, entry.constants.flags
@@ -113,9 +113,9 @@ class OpenedBlock:
         entry = self._entries.get(key)
         if entry is None:
             return _Recording(self, option, key, devices)
-        attributes = self.state.attributes()
-        if not entry.constants.hold(attributes):
-            return _Recording(self, option, key, devices, entry.constants.difference(attributes))
+        modules, attributes = self.state.modules(), self.state.attributes()
+        if not entry.constants.hold(modules, attributes):
+            return _Recording(self, option, key, devices, entry.constants.difference(modules))
         program = self._program(entry, option)
         return _Following(self, option, devices, program, entry.reason)
 
@@ -135,8 +135,8 @@ class OpenedBlock:
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
         """Takes in a recorded run."""
         reason = graph.closed
-        if not reason and not constants.hold(self.state.attributes()):
-            reason = f"changes {constants.difference(self.state.attributes())} in every run"
+        if not reason and not constants.hold(self.state.modules(), self.state.attributes()):
+            reason = f"changes {constants.difference(self.state.modules())} in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
         self._entries[key] = _Entry(None if reason else graph, reason, constants)

@@ -153,9 +153,9 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        now = list(map(vars, self.block.parts()))
-        if not constants.hold(now):
-            graph.closed = graph.closed or f"changes {constants.difference(now)} in every run"
+        parts = self.block.parts()
+        if not constants.hold(parts, list(map(vars, parts))):
+            graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:

@@ -42,6 +42,7 @@ from . import _compat, parametrized
 from .ambient import Modes, RandomState, no_autocast, with_generator
 from .attributes import Attributes
 from .cargo import Cargo
+from .elsewhere import begin_step
 from .errors import RecomputationError, Unsupported
 from .holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from .opened import OpenedBlock, Saving
@@ -135,6 +136,7 @@ class Run:
         self._partial = False  # some backwards that the list has will not come
         self._calls: dict[str, int] = {}
         self._lock = threading.RLock()
+        begin_step()
         self._settle()
 
     def name(self, stage: int) -> str:
@@ -624,6 +626,7 @@ class Run:
         """Looks, once in a backward, under which switches it runs; a number for that backward."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_in:
+            begin_step()
             self._compared_in, self._switched = backward, not self._switches.are_in_force()
             self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
         return backward

@@ -1,0 +1,246 @@
+"""What names stand for, noted, to tell whether they still stand for the same.
+
+What a recorded run found under a name is compared in the way that is cheapest for its kind: numbers, texts, functions,
+classes, and lists and dicts of such by their values, numbers by their types and signs as well; functions that refer to
+variables around them, methods, parts and plain objects by identity; and other containers, partial functions and objects
+with slots by what they say (`frozen.py`). Tensors are not compared, nor containers that hold any: a recording tells
+those that a run finds from those that it makes.
+
+Nothing that may refer to the model is kept alive for this. The identity of what is gone may be given to another, so it
+is noted when something goes.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import itertools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .attributes import has_attributes
+from .frozen import frozen, is_array
+from .tree import fields_in_slots
+
+#: Calls a function, without a function of Python in between where there is one for it.
+call: Callable[..., Any] = getattr(operator, "call", lambda function, *arguments: function(*arguments))
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+_WRAPPERS = (staticmethod, classmethod, property, functools.partial)
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
+_ITEMS_COMPARED = 100
+
+Place = tuple[int, Any]  # a namespace, and a name or an index in it
+
+
+class Noted:
+    """The values of names in each of several namespaces: dicts, or lists of which the names are indices.
+
+    exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
+    """
+
+    __slots__ = ("_exact", "_filled", "_frozen", "_gone", "_referred", "_ids", "_numbers", "_places", "_references",
+                 "_texts", "_values")  # fmt: skip
+
+    def __init__(
+        self,
+        namespaces: Sequence[Any],
+        names: Sequence[Iterable[Any]],
+        exact: Callable[[int, Any], bool] = lambda index, name: True,
+    ) -> None:
+        found = [(i, name, namespaces[i][name]) for i, each in enumerate(names) for name in each]
+        self._places = _Places((i, name) for i, name, value in found if is_comparable(value))
+        self._values = tuple(map(_copied, self._places.values(namespaces)))
+        inexact = [i for i, (at, n) in enumerate(self._places.names) if exact(at, n) and _is_inexact(self._values[i])]
+        self._filled = [i for i in inexact if isinstance(self._values[i], (list, dict))]
+        self._texts = [repr(self._values[i]) for i in self._filled]
+        self._exact = getter([i for i in inexact if i not in self._filled])
+        self._numbers = self._exact(self._values)
+        self._referred = _Places((i, name) for i, name, value in found if is_referred_to(value))
+        self._gone: list[weakref.ref[Any]] = []
+        self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
+        self._ids = list(map(id, self._referred.values(namespaces)))
+        self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
+
+    def hold(self, namespaces: Sequence[Any]) -> bool:
+        """Whether all names stand for what they did.
+
+        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
+        """
+        values = tuple(self._places.values(namespaces))
+        return (
+            not self._gone
+            and values == self._values
+            and (all(map(operator.is_, self._exact(values), self._numbers)) or self._are_same_numbers(values))
+            and [repr(values[i]) for i in self._filled] == self._texts
+            and list(map(id, self._referred.values(namespaces))) == self._ids
+            and all(frozen(namespaces[i][name]) == before for i, name, before in self._frozen)
+        )
+
+    def _are_same_numbers(self, values: tuple[Any, ...]) -> bool:
+        now = self._exact(values)
+        if not all(map(_is_same, now, self._numbers)):
+            return False
+        self._numbers = now  # the next run mostly finds the same objects
+        return True
+
+    def difference(self, namespaces: Sequence[Any]) -> Place | None:
+        """Where something else is found than it was."""
+        for place, before in zip(self._places.names, self._values, strict=True):
+            if not _is_same(_at(namespaces, place), before):
+                return place
+        for place, number in zip(self._referred.names, self._ids, strict=True):
+            if id(_at(namespaces, place)) != number:
+                return place
+        for index, name, before in self._frozen:
+            if frozen(_at(namespaces, (index, name))) != before:
+                return index, name
+        return None
+
+
+class _Places:
+    """Where values are, in the order in which `values` gives them."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        names: dict[int, list[Any]] = {}
+        for index, name in places:
+            names.setdefault(index, []).append(name)
+        doubled = {i: each if len(each) > 1 else each * 2 for i, each in names.items()}  # of one, it would be no tuple
+        self.names = [(i, name) for i, each in doubled.items() for name in each]
+        self._getters = [operator.itemgetter(*each) for each in doubled.values()]
+        self._indices = list(doubled)
+
+    def values(self, namespaces: Sequence[Any]) -> Iterator[Any]:
+        """What is there now."""
+        found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
+        return itertools.chain.from_iterable(found)
+
+
+def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the items at these indices, as a tuple."""
+    if len(indices) == 1:
+        indices = [*indices, *indices]
+    return operator.itemgetter(*indices) if indices else lambda _: ()
+
+
+def _at(namespaces: Sequence[Any], place: Place) -> Any:
+    """What is there; if nothing is, what is found nowhere."""
+    try:
+        return namespaces[place[0]][place[1]]
+    except (IndexError, KeyError):
+        return _Nothing
+
+
+class _Nothing:
+    """Is nowhere."""
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    if value is before:
+        return True
+    try:
+        return type(value) is type(before) and bool(value == before) and repr(value) == repr(before)
+    except (RuntimeError, TypeError, ValueError):  # it has become a tensor or an array
+        return False
+
+
+# -- kinds of values -------------------------------------------------------------------------------------------
+
+
+def is_noted(value: Any) -> bool:
+    """Whether it is compared at all."""
+    return is_comparable(value) or is_referred_to(value) or _is_frozen(value)
+
+
+def is_comparable(value: Any) -> bool:
+    """Whether it is compared by its value: constants, functions and classes, and what is filled with them."""
+    return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable)
+
+
+def is_constant(value: Any) -> bool:
+    """A number, a name and the like, or what is filled with them."""
+    return _is_atom(value) or _is_filled(value, is_constant)
+
+
+def _is_atom(value: Any) -> bool:
+    return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
+
+
+def _is_inexact(value: Any) -> bool:
+    """Whether it may be equal to something of another type or sign."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_inexact, value))
+    if isinstance(value, dict):
+        return any(map(_is_inexact, itertools.chain(value, value.values())))
+    return isinstance(value, (bool, int, float, complex))
+
+
+def _lasts(value: Any) -> bool:
+    """A function, a class or a module of Python that refers to no variables around it, and so not to the model."""
+    if isinstance(value, types.ModuleType):
+        return True
+    if isinstance(value, property):
+        return all(map(_lasts, filter(None, (value.fget, value.fset, value.fdel))))
+    if isinstance(value, (staticmethod, classmethod)):
+        return _lasts(value.__func__)
+    if not isinstance(value, _FUNCTIONS) or "<locals>" in value.__qualname__:
+        return False
+    return isinstance(getattr(value, "__self__", None), (type(None), types.ModuleType, type))
+
+
+def _is_filled(value: Any, is_such: Callable[[Any], bool]) -> bool:
+    """Whether it is a list or a dict of such, and no vocabulary, which would take long to compare."""
+    return isinstance(value, (list, dict)) and _is_small(value) and all(map(is_such, items_of(value)))
+
+
+def _is_small(value: Any) -> bool:
+    """What is empty may be filled by runs, with whatever they make."""
+    return 0 < len(value) <= _ITEMS_COMPARED
+
+
+def _copied(value: Any) -> Any:
+    """With lists and dicts of its own."""
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update({key: _copied(item) for key, item in value.items()})
+        return made
+    if isinstance(value, list):
+        items = copy.copy(value)
+        items[:] = map(_copied, value)
+        return items
+    return value
+
+
+def items_of(value: Any) -> Iterator[Any]:
+    """What is in a small container; of something else, itself."""
+    if not isinstance(value, _CONTAINERS):
+        return iter((value,))
+    if not _is_small(value):
+        return iter(())
+    return itertools.chain(value, value.values()) if isinstance(value, dict) else iter(value)
+
+
+def is_referred_to(value: Any) -> bool:
+    """Whether it is compared by its identity."""
+    if is_comparable(value) or isinstance(value, _WRAPPERS):
+        return False
+    if isinstance(value, (types.FunctionType, types.MethodType, type, nn.Module)):
+        return True
+    return has_attributes(value) and type(value).__weakrefoffset__ != 0
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether it is compared by what it says."""
+    if is_comparable(value) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
+        return False
+    if isinstance(value, _CONTAINERS):
+        return _is_small(value) and all(map(is_noted, items_of(value)))
+    return isinstance(value, (*_WRAPPERS, types.SimpleNamespace)) or any(fields_in_slots(value)) or is_array(value)

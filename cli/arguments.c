@@ -234,6 +234,8 @@ static cli_exit parse_short(cli_call *call, const char *word, const char *next, 
 
 static cli_exit add_operand(cli_call *call, const char *word)
 {
+    if (call->operand_count == call->command->operands_max && cli_solver_find(word))
+        return cli_misuse(call, "\"%s\" is one operand too many; `cairn help %s` describes that solver", word, word);
     if (call->operand_count == call->command->operands_max)
         return cli_misuse(call, "\"%s\" is one operand too many; usage: cairn %s%s%s [flags]", word,
                           call->command->name, *call->command->operands ? " " : "", call->command->operands);

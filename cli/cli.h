@@ -77,8 +77,10 @@ void cli_list_flags(const cli_command *command, void (*show)(const char *flag, c
 /** --budget as a number: fallback where it was not given, CAIRN_NONE for "none". */
 cli_exit cli_budget(cli_call *call, int64_t fallback, int64_t *budget_bytes);
 
-/* ---- options of solvers ---- */
+/* ---- solvers and their options ---- */
 
+/** The solver of that name; NULL where there is none. */
+const cairn_solver_info *cli_solver_find(const char *name);
 /** A line with the flags of the options that are a solver's own, after a heading; nothing where it has none. */
 void cli_print_options(const char *heading, const char *solver);
 /** Tells which of the options that were given changed nothing, for the named solver has no use for them. */

@@ -68,7 +68,6 @@ static const char *topic_at(int index)
 
 static cli_exit run(cli_call *call)
 {
-    const cairn_solver_info *solver;
     const char *topic = call->operand_count > 0 ? call->operands[0] : NULL;
     if (!topic) {
         print_overview();
@@ -78,11 +77,10 @@ static cli_exit run(cli_call *call)
         print_command(cli_command_find(topic));
         return CLI_FOUND;
     }
-    for (int i = 0; (solver = cairn_solver_at(i)); i++)
-        if (strcmp(solver->name, topic) == 0) {
-            print_solver(solver);
-            return CLI_FOUND;
-        }
+    if (cli_solver_find(topic)) {
+        print_solver(cli_solver_find(topic));
+        return CLI_FOUND;
+    }
     const char *near = cli_nearest(topic, topic_at);
     if (near)
         return cli_misuse(call, "there is no command or solver \"%s\"; did you mean \"%s\"?", topic, near);

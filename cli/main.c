@@ -38,6 +38,9 @@ static cli_exit unknown_command(const cli_call *call, const char *word)
     const char *near = cli_nearest(word, word[0] == '-' ? flag_at : command_name_at);
     if (near)
         return cli_misuse(call, "there is no command \"%s\"; did you mean \"%s\"?", word, near);
+    if (word[0] == '-')
+        return cli_misuse(
+            call, "\"%s\" stands where a command is expected: flags come after one; `cairn help` lists them", word);
     return cli_misuse(call, "there is no command \"%s\"; `cairn help` lists them", word);
 }
 

@@ -1,7 +1,17 @@
-/* Which options are which solver's own. */
+/* Solvers by name, and which options are which solver's own. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cli.h"
+
+const cairn_solver_info *cli_solver_find(const char *name)
+{
+    const cairn_solver_info *solver;
+    for (int i = 0; (solver = cairn_solver_at(i)); i++)
+        if (strcmp(solver->name, name) == 0)
+            return solver;
+    return NULL;
+}
 
 void cli_print_options(const char *heading, const char *solver)
 {

@@ -1,4 +1,5 @@
 /* The solvers, in the order of the documentation, and the bounds. Each is one file and one line here. */
+#include <stdio.h>
 #include <string.h>
 
 #include "solve/solver.h"
@@ -91,27 +92,55 @@ const cairn_solver_info *cairn_solver_at(int index)
     return solver->available && solver->available(NULL) != CAIRN_OK ? solver->absent : &solver->info;
 }
 
+static bool takes_kind(const cairn_solver_info *info, const crn_task *task)
+{
+    return cairn_problem_kind_of(task->problem) == CAIRN_KIND_CHAIN ? info->takes_chains : info->takes_graphs;
+}
+
+enum { NAMES_MAX = CAIRN_ERROR_MESSAGE_MAX / 4 * 3 };
+
+/* The solvers that can be asked in its place about this kind of problem: for the wanted answer, with or without a machine
+ * as it, and not by trying everything. */
+static const char *in_its_place(const cairn_solver_info *info, const crn_task *task, char names[NAMES_MAX])
+{
+    size_t length = 0;
+    names[0] = '\0';
+    for (int i = 0; i < SOLVER_COUNT && length < NAMES_MAX; i++) {
+        const cairn_solver_info *other = &crn_solvers[i]->info;
+        bool minimizes = other->minimizes_memory == task->settings->minimize_memory || strcmp(other->name, "auto") == 0;
+        if (takes_kind(other, task) && minimizes && other->needs_machine == info->needs_machine && !other->exhaustive)
+            length += (size_t)snprintf(names + length, NAMES_MAX - length, "%s%s", length ? ", " : "", other->name);
+    }
+    return names;
+}
+
 static cairn_status check_kind(const crn_solver *solver, const crn_task *task, cairn_error *error)
 {
     const cairn_solver_info *info = &solver->info;
-    bool is_chain = cairn_problem_kind_of(task->problem) == CAIRN_KIND_CHAIN;
-    if (is_chain ? info->takes_chains : info->takes_graphs)
+    if (takes_kind(info, task))
         return CAIRN_OK;
-    return crn_fail(error, CAIRN_UNSUPPORTED, "%s takes %s, and the problem is a %s", info->name,
-                    info->takes_chains ? "chains" : "graphs", is_chain ? "chain" : "graph");
+    char names[NAMES_MAX];
+    return crn_fail(error, CAIRN_UNSUPPORTED, "%s takes %s, and the problem is a %s; for it there are %s", info->name,
+                    info->takes_chains ? "chains" : "graphs", info->takes_chains ? "graph" : "chain",
+                    in_its_place(info, task, names));
 }
 
 cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, cairn_error *error)
 {
     const cairn_solver_info *info = &solver->info;
+    char names[NAMES_MAX];
     CRN_TRY(check_kind(solver, task, error));
     if (solver->available)
         CRN_TRY(solver->available(error));
     if (info->needs_machine && !task->machine)
-        return crn_fail(error, CAIRN_UNSUPPORTED, "%s needs a machine to offload to", info->name);
+        return crn_fail(error, CAIRN_UNSUPPORTED,
+                        "%s needs a machine to offload to: one in the problem, or options host-budget, to-host and "
+                        "to-device",
+                        info->name);
     if (info->minimizes_memory != task->settings->minimize_memory && strcmp(info->name, "auto") != 0)
-        return crn_fail(error, CAIRN_UNSUPPORTED, "%s minimizes %s", info->name,
-                        info->minimizes_memory ? "memory" : "time");
+        return crn_fail(error, CAIRN_UNSUPPORTED, "%s minimizes %s; for %s there are %s", info->name,
+                        info->minimizes_memory ? "memory (option minimize)" : "time",
+                        info->minimizes_memory ? "time" : "memory", in_its_place(info, task, names));
     return solver->accepts ? solver->accepts(task, error) : CAIRN_OK;
 }
 

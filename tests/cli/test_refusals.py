@@ -55,6 +55,8 @@ def expect_refusal(cairn, *words, **more):
         (["verify", "p", "s", "--slots", "3"], "help verify"),
         (["limits", "p", "--budget", "1"], "help limits"),
         (["solvers", "p"], "one operand too many; usage: cairn solvers [flags]"),
+        (["solvers", "chain-dp"], "`cairn help chain-dp` describes that solver"),
+        (["--budget", "1", "solve", "p"], "flags come after one"),
         (["compare", "p", "--budgets", "0"], "1 to"),
         (["compare", "p", "--budgets", "x"], "x"),
         (["compare", "p", "--budgets", "1,,2"], "size"),
@@ -65,6 +67,25 @@ def test_wrong_usage_teaches_the_right_one(cairn, words, hint):
     cairn.file("p", CHAIN)
     cairn.file("s", schedule_of(CHAIN_HASH, STORE_ALL_CHAIN))
     assert hint in expect_refusal(cairn, *words)["message"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "words", "hints"),
+    [
+        (CHAIN, ["--solver", "graph-search"], ["takes graphs, and the problem is a chain", "chain-weak", "auto"]),
+        (CHAIN, ["--solver", "joint-graph"], ["takes graphs", "joint-chain"]),
+        (GRAPH, ["--solver", "chain-dp"], ["takes chains, and the problem is a graph", "graph-search", "auto"]),
+        (GRAPH, ["--solver", "select-linear"], ["takes chains"]),
+        (chain(stage()), ["--solver", "joint-chain"], ["one in the problem, or options host-budget, to-host and to-device"]),
+        (CHAIN, ["--solver", "select-linear"], ["minimizes memory (option minimize); for time there are", "chain-dp"]),
+    ],
+)
+def test_a_solver_that_does_not_serve_names_those_that_do(cairn, problem, words, hints):
+    cairn.file("p", problem)
+    message = expect_refusal(cairn, "solve", "p", "--budget", "1GiB", *words)["message"]
+    for hint in hints:
+        assert hint in message
+    assert "brute" not in message
 
 
 def test_json_and_standard_output_exclude_each_other(cairn):

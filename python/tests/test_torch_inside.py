@@ -1217,6 +1217,78 @@ def test_what_changes_in_something_passed_is_noticed(what: str) -> None:
             assert not differing(*results)
 
 
+class Sharing(Mlp):
+    """Has weights and buffers that may be one and the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.last = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("first", torch.full((4 * WIDTH,), 0.5))
+        self.register_buffer("second", torch.full((4 * WIDTH,), 1.5))
+        self.share()
+
+    def share(self) -> None:
+        self.gate.weight, self.last.weight, self.second = self.up.weight, self.down.weight, self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.up(self.norm(x)) * self.first) * torch.sigmoid(self.gate(x) * self.second.to(x.dtype))
+        return x + torch.sin(self.down(y)) * torch.cos(self.last(torch.tanh(y)))
+
+
+class Parted(Sharing):
+    """Has two of each."""
+
+    def share(self) -> None:
+        pass
+
+
+def _untie(layer: Any) -> None:
+    layer.gate.weight = nn.Parameter(layer.up.weight.detach() * 0.5)
+
+
+def _untie_data(layer: Any) -> None:
+    layer.last.weight = nn.Parameter(layer.down.weight.detach())  # shares the storage
+    layer.last.weight.data = layer.down.weight.detach() * 0.5
+
+
+def _tie_data(layer: Any) -> None:
+    layer.gate.weight.data = layer.up.weight.data
+
+
+def _swap_weights(layer: Any) -> None:
+    layer.up.weight, layer.gate.weight = layer.gate.weight, layer.up.weight
+
+
+_SHARES: dict[str, tuple[type[Sharing], Callable[[Any], Any]]] = {
+    "a weight that is shared no more": (Sharing, _untie),
+    "data that are shared no more": (Sharing, _untie_data),
+    "a buffer that is shared no more": (Sharing, lambda layer: setattr(layer, "second", layer.first * 3)),
+    "a weight that becomes shared": (Parted, lambda layer: setattr(layer.gate, "weight", layer.up.weight)),
+    "data that become shared": (Parted, _tie_data),
+    "a buffer that becomes shared": (Parted, lambda layer: setattr(layer, "second", layer.first)),
+    "weights that are swapped": (Parted, _swap_weights),
+    "a weight that another block shares": (Parted, lambda layer: None),
+    "a buffer in another layout": (Parted, lambda layer: setattr(layer, "second", torch.arange(8.0 * WIDTH)[::2])),
+    "a buffer of another shape": (Parted, lambda layer: setattr(layer, "second", torch.full((1,), 2.0))),
+    "a buffer of another type": (Parted, lambda layer: setattr(layer, "second", layer.second.double().mul(2))),
+}
+
+
+@pytest.mark.usefixtures("unsampled")
+@pytest.mark.parametrize("option", [1, 2, 99])
+@pytest.mark.parametrize("what", _SHARES)
+def test_weights_that_are_shared_or_no_more_are_noticed(what: str, option: int) -> None:
+    layer, change = _SHARES[what]
+    plain, other = net(layer), net(layer)
+    with opened(other, option, layer):
+        for step in range(6):
+            for model in (plain, other) if step == 3 else ():
+                change(model.layers[1])
+                if what == "a weight that another block shares":
+                    model.layers[1].up.weight = model.layers[0].up.weight  # type: ignore[union-attr, assignment]
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step)), step
+
+
 @pytest.mark.usefixtures("unsampled")
 def test_a_change_to_a_part_that_was_put_in_is_noticed() -> None:
     plain, other = net(), net()

@@ -85,17 +85,30 @@ class OpenedBlock:
     def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
         self.inside, self.state, self._name = inside, state, name
         self._last: tuple[Any, _Key] | None = None  # what the latest run found, and its key
+        self._places: tuple[list[int], tuple[Any, ...]] = [], ()  # where its tensors lay, and what they shared
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
 
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
-        grads, leaves = _parameters_key(before.parameters), _leaves_key(tree.leaves)
-        found = frozen(tree.shape), modes, switches, grads, leaves
+        own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
+        grads, leaves = _looks_of(own), _leaves_key(tree.leaves)
+        found = frozen(tree.shape), modes, switches, grads, leaves, self._sharing(own)
         last = self._last  # another thread may replace it
         if last is None or found != last[0]:
-            last = self._last = found, _Key((*found[:3], tuple(grads), tuple(leaves)))
+            last = self._last = found, _Key((*found[:3], tuple(grads), tuple(leaves), *found[5:]))
+        return last[1]
+
+    def _sharing(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+        """Which of a block's parameters and buffers lie in one storage, and where; mostly as when it ran last."""
+        try:
+            places = list(map(_address_of, tensors))
+        except (RuntimeError, TypeError):  # one is None, or sparse
+            return _shared(tensors)
+        last = self._places
+        if places != last[0]:
+            last = self._places = places, _shared(tensors)
         return last[1]
 
     def following(self, option: int, key: Any, before: Before) -> tuple[Program | None, list[bool]]:
@@ -301,13 +314,23 @@ class _Recording(Saving):
 # -- what a forward is passed --------------------------------------------------------------------------------
 
 
-def _parameters_key(parameters: Sequence[torch.Tensor | None]) -> list[Any]:
+def _looks_of(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
     """Which have gradients, and how they lie in memory."""
     try:
-        return [*map(_needs_gradient, parameters), *map(_stride_of, parameters)]
+        return [*map(_own_look_of, tensors), *map(_stride_of, tensors)]
     except (AttributeError, RuntimeError):  # one is None, or sparse
-        known = [None if p is None or p.layout is not torch.strided else p.stride() for p in parameters]
-        return [*(p is not None and p.requires_grad for p in parameters), *known]
+        known = [None if t is None or t.layout is not torch.strided else t.stride() for t in tensors]
+        return [*(None if t is None else _own_look_of(t) for t in tensors), *known]
+
+
+def _shared(tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """For each the first that lies in its storage, and where it begins there."""
+    first: dict[int, int] = {}
+    found = []
+    for index, tensor in enumerate(tensors):
+        key = 0 if tensor is None else _compat.storage_key(tensor)
+        found.append((first.setdefault(key, index), tensor.storage_offset()) if tensor is not None and key else None)
+    return tuple(found)
 
 
 def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
@@ -321,5 +344,6 @@ def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
     return found
 
 
-_needs_gradient, _stride_of = operator.attrgetter("requires_grad"), operator.methodcaller("stride")
+_own_look_of, _stride_of = operator.attrgetter("requires_grad", "shape", "dtype"), operator.methodcaller("stride")
+_address_of: Callable[..., int] = torch.Tensor.data_ptr
 _look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

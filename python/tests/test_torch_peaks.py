@@ -28,8 +28,9 @@ import cairn.torch as ct
 import executor_support
 import torch_models
 from cairn.torch import check, memory, opened
-from cairn.torch.held_outside import lets_go
+from cairn.torch.held_outside import counted_for
 from cairn.torch.prints import fingerprint
+from cairn.torch.stage_measure import SLACK_BYTES
 from cairn.torch.stages import StageRef
 from cairn.torch.untouched import untouched
 
@@ -45,6 +46,9 @@ LOOSE = {
     "shared": 0.03,
     "unet-channels-last": 0.05,
 }
+
+#: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.
+LOOSE_UNDER_AUTOCAST = {"t5": 0.03, "bert": 0.03}
 
 planning: Any = sys.modules["cairn.torch.plan"]
 
@@ -78,14 +82,14 @@ def chosen_by_nobody(profile: ct.Profile, seed: int) -> ct.Plan:
         ("forward_save", op[1], choose.randrange(len(stages[op[1] - 1]["options"]))) if op[0] == "forward_save" else op
         for op in executor_support.wild(refs, seed)
     ]
-    apart = frozenset(n for n, stage in enumerate(profile.stages, 1) if stage.also_held_bytes and lets_go(ops, n))
-    problem = profile.chain("step", "accumulated", apart)
+    counted = counted_for(profile, ("step", "accumulated"), ops, frozenset())
+    problem = profile.chain("step", "accumulated", counted)
     chain = cairn.Chain.from_json(json.dumps(problem))
     schedule = cairn.Schedule.from_ops(chain, ops)
     replayed = cairn.simulate(chain, schedule)
     assert replayed.valid
     peak, reserve = max(replayed.peak_bytes, task.optimizer_peak), task.reserve(None)
-    found = planning._Chosen(problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible", apart=apart)
+    found = planning._Chosen(problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible", counted=counted)
     return task._plan_of(planning._Room(peak + reserve, reserve), found)
 
 
@@ -138,8 +142,8 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
             assert peak <= predicted + plan.reserve_bytes, plan.ops
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "resnet"])
-def test_plans_for_autocast_keep_to_their_budget(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "vit", "resnet"])
+def test_plans_for_autocast_keep_to_their_peak(name: str) -> None:
     region = functools.partial(torch.autocast, "cpu", torch.bfloat16)
     sample = torch_models.made(name)
     with region():
@@ -149,7 +153,9 @@ def test_plans_for_autocast_keep_to_their_budget(name: str) -> None:
     prints: dict[str, list[int]] = {}
     for budget in (high, (low + high) // 2, low):
         plan = ct.plan(profile, budget)
-        assert all(peak <= predicted + plan.reserve_bytes for peak, predicted in measured(sample, plan, prints, region))
+        for peak, predicted in measured(sample, plan, prints, region):
+            assert peak <= predicted + SLACK_BYTES
+            assert predicted <= peak * (1 + LOOSE_UNDER_AUTOCAST.get(name, 0.01))
 
 
 @pytest.mark.parametrize("name", torch_models.TANGLED)

@@ -923,7 +923,7 @@ def test_autocast_is_planned_for() -> None:
     step = torch_models.resnet()
     with torch.autocast("cpu", torch.bfloat16):
         profile = profiled(step)
-        assert profile.fingerprint["autocast"] == "bfloat16" and any(s.cast_bytes for s in profile.stages)
+        assert profile.fingerprint["autocast"] == "bfloat16" and any(s.made_copies for s in profile.stages)
         plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
         assert ct.verify(step.model, plan, step.args, loss_fn=step.loss_fn).ok
 

@@ -204,7 +204,6 @@ class BlockMeter:
         del args, kwargs
         self._mark("plain end")
         torch.clear_autocast_cache()
-        self._mark("plain cleared")
         output = isolate.bridge(result, arguments.differentiable, hooks, self.leaving)
         self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
         return output
@@ -216,7 +215,6 @@ class BlockMeter:
         self.read_saving()
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["plain base"])
-        stage.cast_bytes = meter.level(at["plain end"]) - meter.level(at["plain cleared"])
         stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
         hidden = meter.level(at["plain left"]) - base - stage.output_bytes
         if hidden > SLACK_BYTES:

@@ -32,8 +32,9 @@ from torch.utils.flop_counter import flop_registry
 
 from . import bits
 from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
+from .stage_measure import KEEP
 
-KEEP, DROP, MASK = "k", "d", "m"  # what is done with a saved tensor
+DROP, MASK = "d", "m"  # what is done with a saved tensor, beside keeping it
 MAX_OPTIONS = 12  # keep everything among them
 STEADY_OPTIONS = 6  # of these, by times that do not vary
 STEADY_BYTES_PER_NS = 4  # about what a core reads and writes

@@ -47,6 +47,7 @@ class Trace:
 
     calls: list[Call]
     storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
+    casts: bool  # autocast was on in some call
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
@@ -80,7 +81,7 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(recorder.calls, recorder.storages)
+    return Trace(recorder.calls, recorder.storages, recorder.casts)
 
 
 def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -93,6 +94,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.storages: list[_compat.StorageRef] = []
+        self.casts = False
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
@@ -100,6 +102,7 @@ class _Recorder:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             inputs = [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
             call = Call(name, module, len(self._open), self._keys(inputs))
+            self.casts |= any(map(torch.is_autocast_enabled, {t.device.type for t in inputs}))
             call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
             call.is_reentrant = _compat.is_in_reentrant_checkpoint()
             self.calls.append(call)

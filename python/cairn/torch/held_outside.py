@@ -11,6 +11,9 @@ counted *apart*, with what runs behind it and with the block, and the chain is s
 apart is counted at least as often as it is there, and one that is not is kept by the schedule as long as it is held: so
 every answer keeps to its peak. The number of outputs apart only grows, so this ends, mostly at once. Where it ends
 without an answer, within a budget for which there is one, the schedule of the least budget is taken.
+
+Autocast's copies of parameters, which are held outside of blocks while the region lasts, are counted in the same way:
+with the stages that save them, until a schedule is found to let go of them (`counted.py`).
 """
 
 from __future__ import annotations
@@ -23,36 +26,47 @@ from typing import Any
 
 import cairn
 
+from .counted import AS_PLAIN, Counted, CountedCopies, first_runs, supposed_by
 from .profiler import Profile
-from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, OUTPUT, SAVED
+
+Op = Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What a solver says for one budget, and of which problem; `least_bytes` is the least budget with a schedule."""
 
-    apart: frozenset[int]
+    counted: Counted
     problem: Mapping[str, Any]
     solution: cairn.Solution
     least_bytes: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Least:
+    """The least budget with a schedule, and what a solver says for it."""
+
+    bytes: int | None
+    counted: Counted
+    solution: cairn.Solution | None = None
+
+
 class Chains:
-    """The chain of a profile, with any outputs counted apart."""
+    """The chain of a profile, whatever it supposes."""
 
     def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
         self._profile, self._asked = profile, (scope, gradients)
         self._options = {"solver": solver, **options}
-        self._held = [number for number, stage in enumerate(profile.stages, 1) if stage.also_held_bytes]
-        self._made: dict[frozenset[int], tuple[Mapping[str, Any], cairn.Chain]] = {}
-        self.problem, self.chain = self._counted(frozenset())
+        self._depends = any(stage.also_held_bytes or stage.made_copies for stage in profile.stages)
+        self._made: dict[Counted, tuple[Mapping[str, Any], cairn.Chain]] = {}
+        self.problem, self.chain = self._counting(AS_PLAIN)
 
-    def _counted(self, apart: frozenset[int]) -> tuple[Mapping[str, Any], cairn.Chain]:
-        """The problem in which the outputs of these stages are counted apart."""
-        if apart not in self._made:
-            problem = self._profile.chain(*self._asked, apart)
-            self._made[apart] = problem, cairn.Chain.from_json(json.dumps(problem))
-        return self._made[apart]
+    def _counting(self, counted: Counted) -> tuple[Mapping[str, Any], cairn.Chain]:
+        """The problem that supposes this."""
+        if counted not in self._made:
+            problem = self._profile.chain(*self._asked, counted)
+            self._made[counted] = problem, cairn.Chain.from_json(json.dumps(problem))
+        return self._made[counted]
 
     def solved(self, budgets: Sequence[int]) -> list[Answer]:
         """An answer for each budget."""
@@ -62,49 +76,82 @@ class Chains:
     @property
     def least_bytes(self) -> int | None:
         """The least budget with a schedule."""
-        return self._least[1] if self._held else cairn.limits(self.chain, **self._options).least_bytes
+        return self._least.bytes if self._depends else cairn.limits(self.chain, **self._options).least_bytes
 
     @functools.cached_property
-    def _least(self) -> tuple[frozenset[int], int | None]:
-        """What is counted apart at the least budget, and that budget."""
-        apart: frozenset[int] = frozenset()
+    def _least(self) -> _Least:
+        counted = AS_PLAIN
         while True:
-            chain = self._counted(apart)[1]
+            chain = self._counting(counted)[1]
             size = cairn.limits(chain, **self._options).least_bytes
-            found = apart if size is None else apart | self._let_go(cairn.solve(chain, size, **self._options))
-            if found == apart:
-                return apart, size
-            apart = found
+            if size is None:
+                return _Least(None, counted)
+            solution = cairn.solve(chain, size, **self._options)
+            found = self._more(counted, solution, size)
+            if found == counted:
+                return _Least(self._peak(counted, solution, size), counted, solution)
+            counted = found
+
+    def _peak(self, counted: Counted, solution: cairn.Solution, least_bytes: int) -> int:
+        """Of the least budget's schedule; it may let go of less than was supposed."""
+        exact, solution = self._exact(counted, solution)
+        if solution.schedule is None or exact == counted:
+            return least_bytes
+        return int(cairn.simulate(self._counting(exact)[1], solution.schedule, None).peak_bytes or 0)
 
     def _settled(self, budget: int, solution: cairn.Solution) -> Answer:
-        """The first answer, or one in which all is counted apart that its schedule lets go of."""
-        if not self._held:
-            return Answer(frozenset(), self.problem, solution, solution.least_bytes)
-        apart: frozenset[int] = frozenset()
-        least_apart, least_bytes = self._least
+        """The first answer that is as was supposed."""
+        if not self._depends:
+            return Answer(AS_PLAIN, self.problem, solution, solution.least_bytes)
+        counted, least = AS_PLAIN, self._least
         while True:
-            found = apart | self._let_go(solution)
-            if solution.schedule is None and least_bytes is not None and least_bytes <= budget:
-                found, budget = least_apart, least_bytes
-            if found == apart:
-                return Answer(apart, self._counted(apart)[0], solution, least_bytes)
-            apart = found
-            solution = cairn.solve(self._counted(apart)[1], budget, **self._options)
+            if solution.schedule is None and least.solution is not None and (least.bytes or 0) <= budget:
+                counted, solution = least.counted, least.solution
+            found = self._more(counted, solution, budget)
+            if found == counted:
+                counted, solution = self._exact(counted, solution)
+                return Answer(counted, self._counting(counted)[0], solution, least.bytes)
+            counted = found
+            solution = cairn.solve(self._counting(counted)[1], budget, **self._options)
 
-    def _let_go(self, solution: cairn.Solution) -> frozenset[int]:
-        """The stages whose output, as the first run left it, a schedule removes while it is held outside of blocks."""
-        ops = () if solution.schedule is None else solution.schedule.ops
-        return frozenset(stage for stage in self._held if lets_go(ops, stage))
+    def _more(self, counted: Counted, solution: cairn.Solution, budget: int) -> Counted:
+        """What was supposed, and what else a schedule needs; a stage counts early only if there is nothing else."""
+        if solution.schedule is None:
+            return counted
+        ops = solution.schedule.ops
+        found = counted | supposed_by(ops, self._profile.stages)
+        if found != counted:
+            return found
+        first, _, _ = _first_runs(self._profile, self._asked, counted, ops)
+        return counted | Counted(early=frozenset(stage for stage, size in first.items() if size > budget))
+
+    def _exact(self, counted: Counted, solution: cairn.Solution) -> tuple[Counted, cairn.Solution]:
+        """The solution as one of the problem that supposes no more than what is true of its schedule."""
+        if solution.schedule is None:
+            return counted, solution
+        ops = solution.schedule.ops
+        exact = counted_for(self._profile, self._asked, ops, counted.apart)
+        schedule = cairn.Schedule.from_ops(self._counting(exact)[1], ops)
+        return exact, dataclasses.replace(solution, schedule=schedule)
 
 
-def lets_go(ops: Sequence[Sequence[Any]], stage: int) -> bool:
-    """Whether a schedule removes what the first run of a stage left before the backward of the next stage."""
-    first = None
-    for op in ops:
-        if op[0] in FORWARDS and op[1] == stage and first is None:
-            first = SAVED if op[0] == FORWARD_SAVE else OUTPUT
-        elif op[0] == DROP and (op[1], op[2]) == (first, stage):
-            return True
-        elif op[0] == BACKWARD and op[1] == stage + 1:
-            return False
-    return False
+def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apart: frozenset[int]) -> Counted:
+    """What a chain, of a scope and with gradients as asked, must suppose for a schedule, and some outputs apart."""
+    counted = supposed_by(ops, profile.stages) | Counted(apart)
+    first, last, peak = _first_runs(profile, asked, counted, ops)
+    most = max(first.values(), default=0)
+    return counted | Counted(late_bytes=most - last if most > peak else 0)
+
+
+def _first_runs(
+    profile: Profile, asked: tuple[str, str], counted: Counted, ops: Sequence[Op]
+) -> tuple[dict[int, int], int, int]:
+    """The most memory while each stage but the last first runs, if it has autocast's copies beside it that the chain
+    does not count; while the last one's backward does; and at all, as the chain has it.
+    """
+    copies = CountedCopies(profile.stages, counted.let_go).uncounted[:-1]
+    if not any(copies):
+        return {}, 0, 0
+    first, last, peak = first_runs(profile.chain(*asked, counted), ops)
+    there = enumerate(copies, 1)
+    return {stage: first[stage] + size for stage, size in there if size and stage not in counted.early}, last, peak

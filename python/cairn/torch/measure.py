@@ -19,6 +19,7 @@ from . import _compat, isolate, memory
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .caches import refuse_learned_caches
+from .cast_copies import Copies
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .stages import shown
@@ -115,9 +116,10 @@ class MemoryPass:
         owners: Owners,
         device: torch.device,
         arriving: Arriving | None = None,
+        copies: Sequence[Copies] = (),
     ) -> None:
         self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
-        self._arriving = arriving or {}
+        self._arriving, self._copies = arriving or {}, copies
         self._meter = memory.meter_for(device)
         self._there = _static_storages(sample)  # no other storage gets the identity of one that a step replaces
         self._static = {ref.key for ref in self._there}
@@ -157,6 +159,7 @@ class MemoryPass:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
         self._held = memory.storages(tensors_in((output, loss)))
+        torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
@@ -357,7 +360,8 @@ class MemoryPass:
         blocks_outputs = {ref.key for run in self._runs[:index] for ref in run.outputs}
         stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
-        stage.saved_bytes = max(growth, stage.output_bytes, 0)
+        copies = self._copies_of(stage, 2 * index)
+        stage.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
         before = self._runs[index - 1 : index] if index else []
         left = sum(_bytes_of(run, run.left_outside) for run in before)  # counted here, not by the block
         base = self._meter.level(segment.begin.mark) - self._released_bytes(index, segment) - left
@@ -371,6 +375,12 @@ class MemoryPass:
         self._read_outside_backward(segment, stage)
         stage.saved_bytes += sum(_bytes_of(run, run.left_outside & segment.end.outputs.keys()) for run in before)
         return stage
+
+    def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
+        """Autocast's copies of parameters that a stage makes."""
+        copies = self._copies[place] if place < len(self._copies) else Copies()
+        stage.made_copies, stage.saved_copies = copies.made, copies.saved
+        return copies
 
     def _released_bytes(self, index: int, segment: _Segment) -> int:
         """What was still there of earlier blocks' outputs when a segment began, and went while it ran.
@@ -405,6 +415,7 @@ class MemoryPass:
 
     def _finish_block(self, index: int, run: _Run, main: dict[int, int], readers: dict[int, list[int]]) -> None:
         stage = run.stage
+        self._copies_of(stage, 2 * index + 1)
         stage.input_bytes = sum(run.inputs.values())
         pinned = {key for other in self._runs for key in other.pinned}
         held = sum(size for key, size in run.alive.items() if key not in pinned)

@@ -23,11 +23,12 @@ from torch import nn
 from . import isolate
 from .ambient import RandomState
 from .block_graph import BlockGraph, Recorder
-from .block_options import KEEP, choices
+from .block_options import choices
 from .blocks import Block
 from .executor import Executor
 from .opened import Inside
 from .rebuild import Program, Rebuild, compile_program
+from .stage_measure import KEEP
 from .stages import BLOCK, StageRef
 from .tree import Tree
 

@@ -32,6 +32,7 @@ import torch
 
 from . import budgets
 from .composition import Replay
+from .counted import all_let_go
 from .itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
 from .link import Link, measure_link
 from .profiler import Profile
@@ -213,7 +214,7 @@ def held_outputs(profile: Profile) -> dict[int, int]:
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
     """The step as a cairn-chain, held outputs there all the time."""
-    problem = profile.chain(scope, gradients)
+    problem = profile.chain(scope, gradients, all_let_go(profile.stages))
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
         problem["fixed_bytes"] += size

@@ -26,12 +26,13 @@ from torch import nn
 from . import _compat
 from .ambient import Modes, RandomState
 from .block_graph import BlockGraph, Recorder
-from .block_options import KEEP, MASK
+from .block_options import MASK
 from .constants import Constants
 from .frozen import frozen
 from .holders import FirstRun, LaterRun
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program, mask_of
+from .stage_measure import KEEP
 from .state import Before, BlockState
 from .tree import Tree
 

@@ -27,14 +27,14 @@ from .attributes import Attributes
 from .beside import Beside, collecting_apart
 from .block_graph import BlockGraph, Recorder
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
-from .block_options import KEEP, Choice, candidates
+from .block_options import Choice, candidates
 from .blocks import Block, intercepted
 from .constants import Constants
 from .measure import Owners, StepMeasure
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program
 from .sample import Sample, backward_of
-from .stage_measure import OptionMeasure, StageMeasure
+from .stage_measure import KEEP, OptionMeasure, StageMeasure
 from .tree import Tree
 
 PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts

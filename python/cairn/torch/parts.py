@@ -23,11 +23,11 @@ import torch
 
 from . import _compat
 from .ambient import RandomState
-from .block_options import KEEP
 from .errors import RecomputationError, Unsupported
 from .holders import Holder, Lease, Packed, written
 from .program import FORWARD_SAVE, Op
 from .rebuild import Item, Program, Rebuild, mask_of
+from .stage_measure import KEEP
 
 if TYPE_CHECKING:
     from .remembered import BlockRun

@@ -18,8 +18,9 @@ from .._budget import Budget
 from . import arguments, budgets
 from .arguments import ACCUMULATED, CREATED
 from .composition import Moment, first_over, grouped, peak_moment
+from .counted import AS_PLAIN, Counted
 from .errors import InfeasibleBudget, PlanMismatch, Unsupported
-from .held_outside import Answer, Chains
+from .held_outside import Answer, Chains, counted_for
 from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
 from .opened import Inside
@@ -314,7 +315,7 @@ class _Chosen:
     solver: str
     outcome: str
     itinerary: Itinerary | None = None
-    apart: frozenset[int] = frozenset()  # stages whose outputs the problem counts apart
+    counted: Counted = AS_PLAIN  # what the problem supposes
 
     @classmethod
     def of(cls, answer: Answer) -> _Chosen | None:
@@ -330,7 +331,7 @@ class _Chosen:
             answer.least_bytes,
             solution.solver,
             str(solution.outcome),
-            apart=answer.apart,
+            counted=answer.counted,
         )
 
     @classmethod
@@ -464,7 +465,9 @@ class Task:
         if chosen.itinerary is not None:
             problem = problem_of(self.profile, self.scope, gradients)
             return max(peak_with_transfers(problem, chosen.itinerary)[1], self.optimizer_peak)
-        chain = _chain_of(self.profile.chain(self.scope, gradients, chosen.apart))
+        asked = self.scope, gradients
+        counted = counted_for(self.profile, asked, chosen.schedule.ops, chosen.counted.apart)
+        chain = _chain_of(self.profile.chain(*asked, counted))
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(_number(replayed.peak_bytes), self.optimizer_peak)
 

@@ -17,6 +17,8 @@ from torch import nn
 from . import _compat, discovery, isolate, measure, memory, option_measure, shapes, timing
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer
 from .blocks import Block, resolve
+from .cast_copies import Copies, CopyPass
+from .counted import AS_PLAIN, Counted, CountedCopies
 from .errors import Unsupported
 from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
@@ -33,7 +35,7 @@ from .switches import refuse_chosen_kernels
 from .tree import tensors_in
 from .untouched import Parameters, untouched
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
 MEASURED_AGAIN = 3  # at most, until gradients lie as was assumed
@@ -98,22 +100,21 @@ class Profile:
         """The same in total."""
         return sum(self.resident_by_name(scope, gradients).values())
 
-    def chain(self, scope: str = "step", gradients: str = ACCUMULATED, apart: Collection[int] = ()) -> dict[str, Any]:
+    def chain(self, scope: str = "step", gradients: str = ACCUMULATED, counted: Counted = AS_PLAIN) -> dict[str, Any]:
         """The step as a cairn-chain.
 
         `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
         optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
-        `apart` are stages (from 1) of which what runs behind them holds the output, whatever a schedule does with it.
+        `counted` is what it supposes of the schedule.
         """
         created = gradients == CREATED and scope == "step"
         stages = []
+        copies = CountedCopies(self.stages, counted.let_go)
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
-        for stage in _held_apart(self.stages, apart):
+        for number, stage in enumerate(_held_apart(self.stages, counted.apart), 1):
             stages.append(_chain_stage(stage, before, created))
+            copies.count(number, stage, stages[-1], counted)
             before = stage.grad_bytes
-        # autocast's copies of parameters exist together when the last stage begins, recomputed or not
-        for option in stages[-1]["options"]:
-            option["forward_workspace_bytes"] += sum(stage.cast_bytes for stage in self.stages)
         if len(self.stages) > 1:
             _join_loss(stages[-1], stages[-2]["grad_bytes"])
         return {
@@ -416,12 +417,20 @@ def _measure(
         order = _call_order(blocks, observed)
         sample.teller.begin("measuring memory", len(order))
         owners = measure.Owners(sample.model, order)
-        measured = measure.MemoryPass(sample, blocks, owners, device, arriving).run()
+        copies = _copies(sample, blocks) if observed.casts else []
+        measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         if not bad and (measured.is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         arriving, again = measured.arriving, again + 1
+
+
+def _copies(sample: Sample, blocks: Sequence[Block]) -> list[Copies]:
+    """Autocast's copies; what is compiled makes its own."""
+    if any(_compat.compiled_inside(module) is not None for module in sample.model.modules()):
+        return []
+    return CopyPass(sample, blocks).run()
 
 
 def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:

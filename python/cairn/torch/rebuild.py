@@ -23,11 +23,12 @@ import torch
 from . import _compat, bits
 from .ambient import RandomState
 from .block_graph import BlockGraph, Pack
-from .block_options import DROP, KEEP, MASK, is_always_there, masks, sources
+from .block_options import DROP, MASK, is_always_there, masks, sources
 from .holders import Meta
 from .prints import fingerprint
 from .rebuild_code import MASK as KEPT_MASK
 from .rebuild_code import PACK, Code, Kept, Made, Missing, Running, Source, write
+from .stage_measure import KEEP
 
 
 class Sources(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
+KEEP = "k"  # what is done with a saved tensor that stays
 CHANGES_INPUT = "changes its input in place"
 OVERWRITTEN = "is passed a tensor that is changed in place after it ran"
 
@@ -57,7 +58,8 @@ class StageMeasure:
     accumulated_backward_rise_bytes: int = 0
     weight_grad_bytes: int = 0
     accumulated_weight_grad_bytes: int = 0
-    cast_bytes: int = 0  # autocast's copies of parameters, which live until the forward ends
+    made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters
+    saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor whose copy it is, or ""
     held_bytes: int = 0  # kept by the caller until the step ends
     forward_ns: int = 0
     forward_only_ns: int = 0
@@ -77,6 +79,12 @@ class StageMeasure:
         measured = self.options[number] if number else self
         saved = measured.saved_bytes - (self.output_bytes if self.output_is_held else 0)
         return 0 < measured.travel_bytes <= saved <= measured.travel_bytes + SLACK_BYTES
+
+    def copies_held(self, number: int = 0) -> set[str]:
+        """The parameters of which an option saves autocast's copies."""
+        decisions = self.options[number].decisions if number else KEEP * len(self.saved_copies)
+        found = zip(self.saved_copies, decisions, strict=True) if self.saved_copies else ()
+        return {name for name, decision in found if name and decision == KEEP}
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options beside keeping everything, with their numbers."""

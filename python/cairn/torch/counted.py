@@ -1,0 +1,132 @@
+"""What a step's chain counts where, if that depends on the schedule.
+
+* The output of a block that what runs behind it, outside of blocks, holds as well (`held_outside.py`).
+* Autocast's copies of parameters. One is there from the first stage that makes it to the end of the region, at the end
+  of the forward, and as long as a graph holds it. A stage that keeps its first run until its backward counts what it
+  saves of them, except what an earlier one holds as well. All others are counted with the last stage's forward, or
+  already with that of an *early* one, where that takes more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .composition import Replay
+from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, OUTPUT, SAVED
+from .stage_measure import StageMeasure
+
+Op = Sequence[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
+
+    apart: frozenset[int] = frozenset()  # stages whose output is counted with what runs behind them, too
+    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies that do not stay from a stage's first run on
+    early: frozenset[int] = frozenset()  # stages that count the copies that are there when they first run
+    late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead
+
+    def __or__(self, other: Counted) -> Counted:
+        late_bytes = max(self.late_bytes, other.late_bytes)
+        return Counted(self.apart | other.apart, self.let_go | other.let_go, self.early | other.early, late_bytes)
+
+
+AS_PLAIN = Counted()  # all that stages save stays
+
+
+def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
+    """What is true of every schedule, as far as copies are concerned."""
+    return Counted(let_go=_let_go({}, stages), early=frozenset(range(1, len(stages) + 1)))
+
+
+def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
+    """What is true of a schedule, but for early stages."""
+    held = (number for number, stage in enumerate(stages, 1) if stage.also_held_bytes and lets_go(ops, number))
+    return Counted(frozenset(held), _let_go(_kept(ops), stages))
+
+
+def _let_go(kept: Mapping[int, int], stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
+    """The saved copies that do not stay where these stages keep these options."""
+    return frozenset(
+        (number, name)
+        for number, stage in enumerate(stages, 1)
+        for name in stage.copies_held()
+        if number not in kept or name not in stage.copies_held(kept[number])
+    )
+
+
+def lets_go(ops: Sequence[Op], stage: int) -> bool:
+    """Whether a schedule removes what the first run of a stage left before the backward of the next stage."""
+    first = None
+    for op in ops:
+        if op[0] in FORWARDS and op[1] == stage and first is None:
+            first = SAVED if op[0] == FORWARD_SAVE else OUTPUT
+        elif op[0] == DROP and (op[1], op[2]) == (first, stage):
+            return True
+        elif op[0] == BACKWARD and op[1] == stage + 1:
+            return False
+    return False
+
+
+def _kept(ops: Sequence[Op]) -> dict[int, int]:
+    """The stages whose first run is kept until the backward, and with which option."""
+    kept: dict[int, int] = {}
+    run: set[int] = set()
+    done: set[int] = set()
+    for op in ops:
+        if op[0] in FORWARDS and op[1] not in run:
+            run.add(op[1])
+            if op[0] == FORWARD_SAVE:
+                kept[op[1]] = op[2] if len(op) > 2 else 0
+        elif op[0] == DROP and op[1] == SAVED and op[2] not in done:
+            kept.pop(op[2], None)
+        elif op[0] == BACKWARD:
+            done.add(op[1])
+    return kept
+
+
+class CountedCopies:
+    """Autocast's copies, for a chain that supposes that some of them are let go."""
+
+    def __init__(self, stages: Sequence[StageMeasure], let_go: frozenset[tuple[int, str]]) -> None:
+        self.uncounted: list[int] = []  # for each stage: bytes there when it first runs that no saved bytes have
+        self._shared: list[set[str]] = []  # what it saves and an earlier one holds
+        self._bytes: dict[str, int] = {}
+        held: set[str] = set()
+        for number, stage in enumerate(stages, 1):
+            self.uncounted.append(sum(size for name, size in self._bytes.items() if name not in held))
+            mine = {name for name in stage.copies_held() if (number, name) not in let_go}
+            self._shared.append(mine & held)
+            self._bytes.update(stage.made_copies)
+            held |= mine
+
+    def count(self, number: int, stage: StageMeasure, described: dict[str, Any], counted: Counted) -> None:
+        """Counts them in a stage of a chain."""
+        is_last = number == len(self.uncounted)
+        more = self.uncounted[number - 1] if is_last or number in counted.early else 0
+        more += counted.late_bytes if is_last else 0
+        described["forward_only_workspace_bytes"] += more
+        for index, option in enumerate(described["options"]):
+            shared = sum(self._bytes[name] for name in self._shared[number - 1] & stage.copies_held(index))
+            option["saved_bytes"] -= shared
+            option["forward_workspace_bytes"] += shared + more
+            option["backward_workspace_bytes"] += shared
+
+
+def first_runs(problem: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, int], int, int]:
+    """The most memory while each stage first runs, while the last one's backward does, and at all."""
+    replay, last, peak = Replay(problem), 0, 0
+    first: dict[int, int] = {}
+    for op in ops:
+        before = replay.level()
+        result, workspace = replay.run(op)
+        there = max(before, replay.level(), before + result + workspace)
+        peak = max(peak, there)
+        if op[0] in FORWARDS:
+            first.setdefault(int(op[1]), there)
+        elif op[0] == BACKWARD and op[1] == len(replay.stages):
+            last = there
+    return first, last, peak

@@ -481,9 +481,10 @@ class Watch:
         if peak <= plan.budget_bytes:
             return
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
+        cause = self._supposed_cause(plan)
         text = (
             f"{taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
-            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {self._supposed_cause(plan)}"
+            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {cause}"
         )
         if self._strict:
             raise BudgetExceeded(text)
@@ -496,8 +497,8 @@ class Watch:
         unforeseen = self._unforeseen_bytes(plan)
         if unforeseen > plan.reserve_bytes:
             return (
-                f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan again, "
-                "with optimizer= the one that is used, as it is set in training"
+                f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan "
+                "again, with optimizer= the one that is used, as it is set in training"
             )
         if self._together > 1:
             return (

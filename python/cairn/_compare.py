@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from . import _structs
 from ._calls import ProgressCallback
 from ._document import FilePath
-from ._errors import MemoryLimit, Unavailable, Unsupported
+from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
 from ._library import lib
 from ._problem import Machine, Problem
 from ._schedule import reported
@@ -25,6 +26,8 @@ from ._solve import (
     solvers,
 )
 from ._units import Size, integer, listed, unit_of
+
+BUDGETS_MAX = 1000  # as on the command line
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def compare(
 
     Args:
         problem: a Chain or a Graph.
-        budgets: how many, evenly spaced from the least memory to what storing everything takes; or which.
+        budgets: how many, at most 1,000, evenly spaced from the least memory to what storing everything takes; or
+            which: bytes, text such as "8GiB", None for no limit.
         only: names of solvers; None: all that take the problem, brute force where it is small enough.
         machine: replaces the problem's.
         progress: as in ``solve``.
@@ -124,6 +128,7 @@ def compare(
             solvers' own goes to those.
 
     Raises:
+        BadInput: no budgets, or too many, or one that is no size.
         Unsupported: no solver takes an option for this problem.
     """
     wanted = [solver.name for solver in solvers()] if only is None else listed(only, "only", "names of solvers")
@@ -133,10 +138,12 @@ def compare(
     if not anyone:
         raise Unsupported(anyone.reason or "no solver takes the problem")
     chosen: list[Size | None]
-    if isinstance(budgets, int):
-        chosen = _evenly(problem, integer(budgets, "budgets", least=1), machine, progress, options)
+    if not isinstance(budgets, Iterable):
+        chosen = _evenly(problem, _count(budgets), machine, progress, options)
     else:
-        chosen = listed(budgets, "budgets", "sizes")
+        chosen = listed(budgets, "budgets", "sizes, or how many there shall be")
+    if not chosen:
+        raise BadInput("the list is empty", path="budgets")
     found: dict[str, list[Solution]] = {}
     left_out: dict[str, str] = {}
     for name in wanted:
@@ -150,6 +157,13 @@ def compare(
         except (MemoryLimit, Unavailable, Unsupported) as error:
             left_out[name] = error.message
     return Comparison(problem, found, left_out)
+
+
+def _count(budgets: Any) -> int:
+    count = integer(budgets, "budgets", least=1)
+    if count > BUDGETS_MAX:
+        raise BadInput(f"budgets is {count}, how many there shall be: at most {BUDGETS_MAX}; a size stands in a list")
+    return count
 
 
 def _evenly(

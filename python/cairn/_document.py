@@ -82,18 +82,20 @@ def naming(path: FilePath) -> Iterator[None]:
     try:
         yield
     except Error as error:
-        error.file = os.fspath(path)
+        error.file = os.fsdecode(path)
         raise
 
 
 def file_read(path: FilePath) -> bytes:
     """A file's bytes; one more than the library's limit where it is larger, which the library then refuses."""
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:  # an int would be somebody's open file
         return file.read(FILE_BYTES_MAX + 1)
 
 
 def file_write(path: FilePath, text: str) -> None:
     """Writes a file whole, by the library."""
-    data = text.encode()
+    data, name = text.encode(), os.fsencode(path)
+    if not name or b"\0" in name:
+        raise ValueError(f"the name of a file to write {'contains a zero byte' if name else 'is empty'}")
     with naming(path):
-        lib.check(lib.cairn_file_write, os.fsencode(path), data, len(data))
+        lib.check(lib.cairn_file_write, name, data, len(data))

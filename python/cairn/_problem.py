@@ -125,12 +125,12 @@ class Option:
 _OPTION_FIELDS = ("saved_bytes", "forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
 
 
-def _single_option(given: dict[str, int | None]) -> Option:
+def _single_option(given: dict[str, Any]) -> Option:
     missing = [field for field in _OPTION_FIELDS[:3] if given[field] is None]
     if missing:
         raise BadInput(f"a stage has options, or the fields of its only one; missing: {', '.join(missing)}")
-    saved, forward, backward, forward_workspace, backward_workspace = (given[field] or 0 for field in _OPTION_FIELDS)
-    return Option(saved, forward, backward, forward_workspace, backward_workspace)
+    saved, forward, backward, *workspaces = (0 if given[field] is None else given[field] for field in _OPTION_FIELDS)
+    return Option(saved, forward, backward, *workspaces)
 
 
 @dataclass(frozen=True, init=False)
@@ -293,6 +293,9 @@ class Problem(Document):
     __slots__ = ()
     #: "chain" or "graph".
     kind: str = "chain or cairn-graph"
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("a Problem is made as a Chain or a Graph, or by cairn.load, Problem.from_json or Problem.load")
 
     @classmethod
     def _adopt(cls: type[P], pointer: Any) -> P:

@@ -61,7 +61,7 @@ _MOVES = frozenset(_OP_CODES[name] for name in ("drop", "offload", "prefetch", "
 
 def budget_bytes(budget: BudgetLike) -> int:
     """A budget as the C library takes it."""
-    if budget is None or budget == "none":
+    if budget is None or (isinstance(budget, str) and budget == "none"):
         return _structs.NONE
     if isinstance(budget, Recorded):
         return _structs.RECORDED
@@ -80,7 +80,7 @@ def _op_struct(op: Sequence[Any], position: int, is_chain: bool) -> _structs.Op:
 
     if isinstance(op, (str, bytes)) or not isinstance(op, Sequence) or not op:
         raise refuse(f"an operation is a tuple such as ('backward', 1), not {op!r}")
-    code = _OP_CODES.get(op[0])
+    code = _OP_CODES.get(op[0]) if isinstance(op[0], str) else None
     if code is None:
         raise refuse(f"{op[0]!r} is not an operation; there are {', '.join(_OP_NAMES)}")
     rest = list(op[1:])
@@ -118,7 +118,7 @@ class Schedule(Document):
     __slots__ = ("_problem",)
     _problem: Problem
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError("a Schedule is made by cairn.solve, Schedule.from_ops, Schedule.from_json or Schedule.load")
 
     @classmethod
@@ -458,7 +458,7 @@ class Verified:
     replay: Replay
     budget_bytes: int | None
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError("a Verified is made by cairn.verify")
 
     def __setattr__(self, name: str, value: Any) -> None:

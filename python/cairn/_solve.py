@@ -602,10 +602,12 @@ class Bound:
     Attributes:
         lower_bound_ns: no schedule within the budget has a smaller makespan, nanoseconds; None: nothing is proved.
         method: how it was proved.
+        least_lower_bytes: every schedule needs at least this; more than the budget: there is none within it.
     """
 
     lower_bound_ns: int | None
     method: str
+    least_lower_bytes: int | None
 
 
 def bound(
@@ -623,7 +625,7 @@ def bound(
     call = Call(progress)
     call.run(lib.cairn_bound_of, problem_pointer(problem), chosen.pointer, ctypes.byref(found))
     call.finish()
-    return Bound(number_of(found.lower_bound_ns), text_of(found.method))
+    return Bound(number_of(found.lower_bound_ns), text_of(found.method), number_of(found.least_lower_bytes))
 
 
 @dataclass(frozen=True)

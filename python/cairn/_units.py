@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import operator
 from collections.abc import Iterable
@@ -34,9 +35,10 @@ def integer(value: Any, field: str, path: str | None = None, least: int | None =
 
 def flag(value: Any, field: str) -> bool:
     """The value as a bool, which it must be or equal."""
-    if isinstance(value, str) or value not in (True, False):
-        raise TypeError(f"{field} must be True or False, not {value!r}")
-    return bool(value)
+    with contextlib.suppress(ValueError):  # of arrays, which equal nothing as a whole
+        if not isinstance(value, str) and value in (True, False):
+            return bool(value)
+    raise TypeError(f"{field} must be True or False, not {value!r}")
 
 
 def listed(values: Iterable[Any], field: str, of: str) -> list[Any]:

@@ -198,6 +198,15 @@ def test_replace_changes_the_kind_of_nothing_else() -> None:
         made.replace(wrong=1)
 
 
+class Elementwise:
+    """Compares as an array does: not as a whole."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+    __hash__ = None
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
@@ -225,6 +234,16 @@ def test_replace_changes_the_kind_of_nothing_else() -> None:
         (lambda: cairn.Problem.from_json(7), TypeError, "JSON text must be str or bytes, not int"),
         (lambda: cairn.Problem.from_json(b"\xff"), cairn.Parse, "line 1, column 1: "),
         (lambda: cairn.Problem.from_json('"\ud800'), cairn.Parse, "line 1, column"),
+        (lambda: cairn.Problem(), TypeError, "a Problem is made as a Chain or a Graph"),
+        (lambda: cairn.Schedule([("backward", 1)]), TypeError, "a Schedule is made by cairn.solve"),
+        (lambda: cairn.Machine(1, 1, 1, Elementwise()), TypeError, "shared_link must be True or False"),
+        (lambda: cairn.Stage(8, saved_bytes="", forward_ns=1, backward_ns=1), TypeError, "saved_bytes must be an int"),
+        (lambda: cairn.Stage(8, saved_bytes=9, forward_ns=False, backward_ns=1), TypeError, "forward_ns.* not a bool"),
+        (lambda: cairn.bound(chain(), Elementwise()), TypeError, "budget must be an integer, not Elementwise"),
+        (lambda: cairn.load(True), TypeError, "not bool"),
+        (lambda: chain().save(3), TypeError, "not int"),
+        (lambda: chain().save(""), ValueError, "the name of a file to write is empty"),
+        (lambda: chain().save("a\0b"), ValueError, "the name of a file to write contains a zero byte"),
         (lambda: chain(stages=[{"output_bytes": 1}]), TypeError, r"stages\[0\] must be a cairn.Stage, not dict"),
         (lambda: cairn.Stage(8, saved_bytes=9, forward_ns=1), cairn.BadInput, "missing: backward_ns"),
         (lambda: cairn.Stage(8), cairn.BadInput, "missing: saved_bytes, forward_ns, backward_ns"),
@@ -245,6 +264,25 @@ def test_replace_changes_the_kind_of_nothing_else() -> None:
 def test_refusals(make, kind: type, text: str) -> None:
     with pytest.raises(kind, match=text):
         make()
+
+
+def test_a_number_is_no_file(tmp_path: Path) -> None:
+    """open() would read the file that has that number, and close it."""
+    (tmp_path / "p.json").write_text(chain().to_json())
+    with (tmp_path / "p.json").open("rb") as file:
+        with pytest.raises(TypeError):
+            cairn.load(file.fileno())
+        assert file.read(1) == b"{"
+
+
+def test_names_of_files_may_be_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    chain().save(bytes(path))
+    assert cairn.load(bytes(path)) == chain()
+    path.write_text("[")
+    with pytest.raises(cairn.Error) as caught:
+        cairn.load(bytes(path))
+    assert str(caught.value).startswith(f"{path}:1:")
 
 
 def test_a_refusal_says_where() -> None:

@@ -87,6 +87,7 @@ def test_file(tmp_path: Path) -> None:
         (("backward", 4), "stage"),
         (("backward", -1), "out of range"),
         (("compute", 1), "compute"),
+        ((["backward"], 1), "is not an operation; there are forward_save"),
         ("backward", "an operation is a tuple"),
         (7, "an operation is a tuple"),
     ],

@@ -315,8 +315,16 @@ def test_compare(tmp_path: Path) -> None:
     assert made.table().count("\n") == len(lines)
     two = cairn.compare(chain, ["1KB", None], only=["store-all"])
     assert list(two.solutions) == ["store-all"] and two.overheads("store-all") == [0.0, 0.0]
-    with pytest.raises(cairn.BadInput):
-        cairn.compare(chain, 0)
+    for wrong, error, text in (
+        (0, cairn.BadInput, "budgets is 0; at least 1"),
+        (1001, cairn.BadInput, "at most 1000; a size stands in a list"),
+        ([], cairn.BadInput, "budgets: the list is empty"),
+        (True, TypeError, "not a bool"),
+        (None, TypeError, "budgets must be an integer, not NoneType"),
+        ("4", TypeError, "budgets must be a list of sizes, or how many there shall be, not str"),
+    ):
+        with pytest.raises(error, match=text):
+            cairn.compare(chain, wrong)
     with pytest.raises(cairn.BadInput):
         cairn.compare(chain, only=["nobody"])
     pytest.importorskip("matplotlib")

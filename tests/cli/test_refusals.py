@@ -76,7 +76,11 @@ def test_wrong_usage_teaches_the_right_one(cairn, words, hint):
         (CHAIN, ["--solver", "joint-graph"], ["takes graphs", "joint-chain"]),
         (GRAPH, ["--solver", "chain-dp"], ["takes chains, and the problem is a graph", "graph-search", "auto"]),
         (GRAPH, ["--solver", "select-linear"], ["takes chains"]),
-        (chain(stage()), ["--solver", "joint-chain"], ["one in the problem, or options host-budget, to-host and to-device"]),
+        (
+            chain(stage()),
+            ["--solver", "joint-chain"],
+            ["one in the problem, or options host-budget, to-host and to-device"],
+        ),
         (CHAIN, ["--solver", "select-linear"], ["minimizes memory (option minimize); for time there are", "chain-dp"]),
     ],
 )

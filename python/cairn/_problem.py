@@ -129,8 +129,9 @@ def _single_option(given: dict[str, Any]) -> Option:
     missing = [field for field in _OPTION_FIELDS[:3] if given[field] is None]
     if missing:
         raise BadInput(f"a stage has options, or the fields of its only one; missing: {', '.join(missing)}")
-    saved, forward, backward, *workspaces = (0 if given[field] is None else given[field] for field in _OPTION_FIELDS)
-    return Option(saved, forward, backward, *workspaces)
+    filled = {field: 0 if value is None else value for field, value in given.items()}
+    saved, forward, backward, forward_workspace, backward_workspace = (filled[field] for field in _OPTION_FIELDS)
+    return Option(saved, forward, backward, forward_workspace, backward_workspace)
 
 
 @dataclass(frozen=True, init=False)

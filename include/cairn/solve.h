@@ -15,7 +15,7 @@ typedef enum cairn_outcome {
     CAIRN_OUTCOME_OPTIMAL,    /**< proved for the problem as stated: lower_bound_ns = makespan_ns */
     CAIRN_OUTCOME_FEASIBLE,   /**< a schedule within the budget */
     CAIRN_OUTCOME_INFEASIBLE, /**< the solver has none; least_bytes says what would do */
-    CAIRN_OUTCOME_UNKNOWN     /**< stopped before anything was found */
+    CAIRN_OUTCOME_UNKNOWN     /**< nothing was found before time, memory or the iterations that were asked for ended */
 } cairn_outcome;
 
 /** "optimal", "feasible", "infeasible", "unknown". Static storage. */

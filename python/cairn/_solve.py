@@ -27,7 +27,7 @@ class Outcome(str, enum.Enum):
     optimal = "optimal"  #: proved for the problem as stated
     feasible = "feasible"  #: a schedule within the budget
     infeasible = "infeasible"  #: the solver has none; ``least_bytes`` says what would do
-    unknown = "unknown"  #: stopped before anything was found
+    unknown = "unknown"  #: nothing was found before time, memory or iterations ended
 
     def __str__(self) -> str:
         return self.value

@@ -187,7 +187,7 @@ static cairn_status auto_least(const crn_task *task, void *state, crn_least *lea
     for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
         const crn_task part = crn_task_part(task, session->count - i);
         candidate *c = &session->candidates[i];
-        crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+        crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
         if (!c->solver->least)
             continue;
         cairn_status status = least_of(&part, c, &own, error);
@@ -195,6 +195,7 @@ static cairn_status auto_least(const crn_task *task, void *state, crn_least *lea
             merge_least(least, &own);
         else
             failed = status;
+        least->is_rough = least->is_rough || own.is_rough || status != CAIRN_OK || crn_task_is_past(&part);
     }
     return least->bytes == CAIRN_NONE ? failed : CAIRN_OK;
 }
@@ -274,11 +275,11 @@ static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_err
         status = c->solver->solve(part, c->state, s->budget_bytes, &own, error);
     if (status == CAIRN_OK && !own.stopped_early)
         s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
-    s->best->stopped_early |= own.stopped_early;
-    bool stopped = s->best->stopped_early;
+    bool stopped = s->best->stopped_early || own.stopped_early, cut = s->best->cut_short || own.cut_short;
     if (status == CAIRN_OK)
         status = consider(s, c, &own, error);
     s->best->stopped_early = stopped;
+    s->best->cut_short = cut;
     free_answer(s->task, &own);
     return status;
 }
@@ -339,7 +340,9 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         }
         if (s->rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < s->rank))
             continue;
-        if ((dear && s->best->found) || !fits_memory(s->task, c)) {
+        bool fits = fits_memory(s->task, c);
+        s->best->cut_short = s->best->cut_short || (!fits && s->task->settings->memory_limit_bytes != CAIRN_NONE);
+        if ((dear && s->best->found) || !fits) {
             add_name(s->left_out, c->solver->info.name);
             continue;
         }

@@ -63,14 +63,9 @@ static int poll_hunt(void *context, const cairn_progress *progress)
     return h->cancelled || will_do;
 }
 
-static bool is_past(const crn_task *task)
-{
-    return task->deadline_ns != CAIRN_NONE && crn_clock_ns() >= task->deadline_ns;
-}
-
 static bool is_over(hunt *h)
 {
-    h->timed_out = h->timed_out || is_past(&h->unit.task);
+    h->timed_out = h->timed_out || crn_task_is_past(&h->unit.task);
     return h->timed_out || h->cancelled;
 }
 
@@ -158,7 +153,7 @@ static cairn_status lower_by_time(hunt *h, int64_t low, int64_t *high, cairn_err
     const crn_task part = crn_task_part(&h->unit.task, PROOF_PARTS);
     if (h->unit.task.machine)
         return CAIRN_OK;
-    while (*high - low > 1 && !is_past(&part) && !is_over(h)) {
+    while (*high - low > 1 && !crn_task_is_past(&part) && !is_over(h)) {
         bool refuted;
         int64_t middle = low + (*high - low) / 2;
         CRN_TRY(refuted_by_time(h, &part, middle, &refuted, error));

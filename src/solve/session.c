@@ -37,11 +37,16 @@ static int sticky_poll(void *context, const cairn_progress *progress)
     return session->cancelled;
 }
 
+bool crn_task_is_past(const crn_task *task)
+{
+    return task->deadline_ns != CAIRN_NONE && crn_clock_ns() >= task->deadline_ns;
+}
+
 bool crn_should_stop(const crn_task *task, const cairn_progress *progress)
 {
     static const cairn_progress nothing = {"solving", CAIRN_NONE, CAIRN_NONE, CAIRN_NONE, CAIRN_NONE};
     const cairn_env *env = task->env;
-    if (task->deadline_ns != CAIRN_NONE && crn_clock_ns() >= task->deadline_ns)
+    if (crn_task_is_past(task))
         return true;
     return env->poll && env->poll(env->poll_context, progress ? progress : &nothing) != 0;
 }
@@ -182,7 +187,7 @@ static cairn_status begin(crn_session *session, const cairn_options *options, ca
 cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                  const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
 {
-    *session = (crn_session){.begun_ns = crn_clock_ns(), .least = {CAIRN_NONE, false, CAIRN_NONE}};
+    *session = (crn_session){.begun_ns = crn_clock_ns(), .least = {CAIRN_NONE, false, CAIRN_NONE, false}};
     CRN_TRY(crn_options_resolve(options, problem, &session->settings, error));
     set_up(session, env, problem, budget_max_bytes);
     return CAIRN_OK;
@@ -224,7 +229,7 @@ static void merge_least(crn_least *general, const crn_least *own)
 
 static cairn_status find_least(crn_session *session, cairn_error *error)
 {
-    crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+    crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
     CRN_TRY(open_solver(session, error));
     if (session->solver->least)
         CRN_TRY(session->solver->least(&session->task, session->state, &own, error));
@@ -323,11 +328,18 @@ static cairn_status fill_bound(crn_session *session, const crn_answer *answer, c
     return CAIRN_OK;
 }
 
+/* No schedule at all fits, whatever was looked at. */
+static bool is_refuted(const cairn_info *info)
+{
+    return info->budget_bytes != CAIRN_NONE && info->budget_bytes < info->least_lower_bytes;
+}
+
 static void fill_outcome(const crn_session *session, const crn_answer *answer, cairn_info *info)
 {
     const crn_solver *solver = crn_solver_find(info->solver);
     if (!answer->found)
-        info->outcome = answer->stopped_early ? CAIRN_OUTCOME_UNKNOWN : CAIRN_OUTCOME_INFEASIBLE;
+        info->outcome = (answer->stopped_early || answer->cut_short) && !is_refuted(info) ? CAIRN_OUTCOME_UNKNOWN
+                                                                                          : CAIRN_OUTCOME_INFEASIBLE;
     else if (info->lower_bound_ns == info->makespan_ns && !session->settings.minimize_memory)
         info->outcome = CAIRN_OUTCOME_OPTIMAL;
     else
@@ -341,8 +353,14 @@ static void fill_reason(const crn_answer *answer, cairn_info *info)
 {
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
-    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
         snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
+        snprintf(info->reason, sizeof(info->reason),
+                 "none was found before its work or memory ended (options iterations, memory-limit)");
+    else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && is_refuted(info))
+        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
+                 (long long)info->least_lower_bytes);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && info->least_is_exact)
         snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
                  (long long)info->least_bytes);

@@ -62,6 +62,7 @@ typedef struct crn_least {
     int64_t bytes;       /* the least budget at which this solver succeeds; CAIRN_NONE = at none */
     bool is_exact;       /* proved: no schedule at all needs less */
     int64_t lower_bytes; /* proved lower bound on what any schedule needs; CAIRN_NONE = none of its own */
+    bool is_rough;       /* cut short while looking for it: less may do */
 } crn_least;
 
 /** What a solver found for one budget. Initialised by the caller to "infeasible, nothing proved". */
@@ -69,6 +70,7 @@ typedef struct crn_answer {
     cairn_builder *builder; /* the operations; left empty when nothing was found */
     bool found;
     bool stopped_early;       /* by deadline or poll */
+    bool cut_short;           /* by memory, or by the iterations that were asked for: what was not found may be there */
     bool optimal_in_class;    /* proved within info.optimal_in, or within optimal_in below */
     const char *optimal_in;   /* the class, where it is a smaller one than the solver's; NULL = the solver's */
     int64_t lower_bound_ns;   /* proved for all schedules of the problem; CAIRN_NONE = none of its own */
@@ -145,6 +147,8 @@ extern const crn_bound_method *const crn_bound_methods[];
 extern const crn_solver *const crn_solvers[];
 const crn_solver *crn_solver_find(const char *name);
 
+/** Whether the deadline of a task has passed, its poll aside. */
+bool crn_task_is_past(const crn_task *task);
 /** Nanoseconds of a monotonic clock. */
 int64_t crn_clock_ns(void);
 /** What the settings let a solver allocate: half of the machine's memory where they say nothing. */

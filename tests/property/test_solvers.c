@@ -193,7 +193,7 @@ static void check_answer(const question *q, const reply *r)
     bool found = info->outcome == CAIRN_OUTCOME_OPTIMAL || info->outcome == CAIRN_OUTCOME_FEASIBLE;
     check(q, found == (r->schedule != NULL));
     check(q, found == (info->makespan_ns >= 0));
-    check(q, info->outcome != CAIRN_OUTCOME_UNKNOWN);
+    check(q, info->outcome != CAIRN_OUTCOME_UNKNOWN || cairn_solver_has_option(q->solver, "iterations")); /* only 20 */
     check(q, info->lower_bound_ns >= 0 && info->least_lower_bytes >= 0);
     check(q, info->least_bytes == CAIRN_NONE || info->least_bytes >= info->least_lower_bytes);
     check(q, !info->least_is_exact || info->least_bytes == info->least_lower_bytes);
@@ -646,6 +646,65 @@ static void stopping_leaves_an_answer_or_nothing(void **state)
         for_each_solver_halfway((question){.seed = seed, .slots = 50}, &chain, &graph, check_stopping);
 }
 
+/* What a limit ended: nothing is called infeasible that the same solver finds when it is let go on. */
+typedef struct end_of_work {
+    const char *option;
+    int64_t value;
+} end_of_work;
+
+static void check_limited(const question *q, const end_of_work *end, const reply *whole)
+{
+    cairn_options *options = options_for(q);
+    reply r;
+    assert_int_equal(cairn_options_set_int(options, end->option, end->value, NULL), CAIRN_OK);
+    cairn_status status = cairn_solve(NULL, q->problem, options, &r.schedule, &r.info, NULL);
+    check(q, status == CAIRN_OK || status == CAIRN_MEMORY_LIMIT);
+    bool infeasible = status == CAIRN_OK && r.info.outcome == CAIRN_OUTCOME_INFEASIBLE;
+    if (infeasible && whole->schedule)
+        fail_msg("%s, seed %llu, budget %lld: infeasible with %s %lld", q->solver, (unsigned long long)q->seed,
+                 (long long)q->budget, end->option, (long long)end->value);
+    check(q, status != CAIRN_OK || r.schedule || r.info.reason[0] != '\0');
+    done(&r);
+    cairn_options_free(options);
+}
+
+static void check_limits(const question *given, void *context)
+{
+    static const end_of_work limits[] = {
+        {"iterations", 0},        {"iterations", 1},         {"time-limit", 0},         {"time-limit", 20000},
+        {"time-limit", 1000000},  {"time-limit", 5000000},   {"memory-limit", 20000},   {"memory-limit", 100000},
+        {"memory-limit", 300000}, {"memory-limit", 1000000}, {"memory-limit", 3000000}, {"memory-limit", 10000000},
+    };
+    question q = *given;
+    const cairn_limits *all = context;
+    for (int step = 0; step < 4; step++) {
+        q.budget = all->least_lower_bytes + (all->store_all_bytes - all->least_lower_bytes) * step * step / 12;
+        reply whole = ask(&q);
+        for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++)
+            check_limited(&q, &limits[i], &whole);
+        done(&whole);
+    }
+}
+
+static void what_a_limit_ends_is_not_infeasible(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(40); seed++) {
+        test_random random = test_random_seeded(seed + 80000);
+        test_chain_shape chain = test_chain_of_everything(9);
+        test_graph_shape graph = test_graph_of_everything(16);
+        chain.machine = graph.machine = seed % 4 == 0;
+        graph.nodes_min = 12; /* more than exhaustive search takes */
+        graph.training = seed % 3 > 0;
+        cairn_problem *problem =
+            seed % 8 == 4 ? test_random_chain(&random, &chain) : test_random_graph(&random, &graph);
+        question q = {problem, "auto", seed, -1, 50, NULL};
+        cairn_limits limits = limits_of(&q);
+        for_each_solver(q, check_limits, &limits);
+        cairn_problem_free(problem);
+    }
+}
+
 static void check_memory_limit(const question *q, void *context)
 {
     (void)context;
@@ -705,6 +764,7 @@ int main(void)
         cmocka_unit_test(sums_near_the_end_of_the_range),
         cmocka_unit_test(sizes_and_times_of_zero),
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
+        cmocka_unit_test(what_a_limit_ends_is_not_infeasible),
         cmocka_unit_test(memory_limits_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };

@@ -267,7 +267,7 @@ static int polls_of(int64_t interval_ns)
 static void check_that_no_task_is_kept(const crn_solver *solver, const crn_session *session, const int64_t budgets[2])
 {
     crn_task opening = session->task, asking = session->task;
-    crn_least least = {CAIRN_NONE, false, CAIRN_NONE};
+    crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
     void *state;
     if (crn_solver_accepts(solver, &opening, NULL) != CAIRN_OK)
         return;

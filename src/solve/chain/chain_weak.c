@@ -130,7 +130,7 @@ static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error 
 
 static cairn_status prepare(session *p, const crn_task *task, cairn_error *error)
 {
-    crn_least exact_least = {CAIRN_NONE, false, CAIRN_NONE};
+    crn_least exact_least = {CAIRN_NONE, false, CAIRN_NONE, false};
     CRN_TRY(crn_solver_open(&crn_chain_exact_solver, task, &p->exact, error));
     CRN_TRY(crn_chain_exact_solver.least(task, p->exact, &exact_least, error));
     p->least_bytes = p->exact_least = exact_least.bytes;

@@ -47,6 +47,7 @@ typedef struct exact {
     cairn_builder *smallest; /* the schedule with the least peak that is known */
     crn_least least;
     bool least_is_known;
+    bool least_is_cut; /* memory, or the iterations that were asked for, ended the search for it */
 } exact;
 
 /* ---- sets ---- */
@@ -463,6 +464,7 @@ static cairn_status find_least(const crn_task *task, exact *s, cairn_error *erro
         s->least.lower_bytes = s->least.bytes;
     s->least.is_exact = s->least.bytes == s->least.lower_bytes && !task->machine;
     s->least_is_known = how != STOPPED;
+    s->least_is_cut = how == FULL || (how == LIMITED && task->settings->iterations >= 0);
     return CAIRN_OK;
 }
 
@@ -494,6 +496,7 @@ static cairn_status answer_smallest(const crn_task *task, exact *s, int64_t budg
     crn_least least;
     CRN_TRY(exact_least(task, s, &least, error));
     answer->stopped_early = !s->least_is_known;
+    answer->cut_short = s->least_is_cut;
     answer->found = least.bytes != CAIRN_NONE && least.bytes <= budget_bytes && cairn_builder_count(s->smallest) > 0;
     const cairn_op *ops = cairn_builder_ops(s->smallest);
     for (int64_t i = 0; answer->found && i < cairn_builder_count(s->smallest); i++)

@@ -233,7 +233,7 @@ static cairn_status least_of_tiny(const crn_task *task, crn_least *least, cairn_
 {
     const crn_task alone = crn_task_without_machine(task);
     const crn_solver *brute = solver_of_tiny(&alone);
-    crn_least own = {CAIRN_NONE, false, CAIRN_NONE};
+    crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
     cairn_status status = brute ? brute->least(&alone, NULL, &own, error) : CAIRN_OK;
     if (own.bytes != CAIRN_NONE) {
         least->bytes = own.bytes;

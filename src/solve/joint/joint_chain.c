@@ -245,7 +245,7 @@ static cairn_status offer_on_terms(const crn_joint *s, priced *p, const offer *t
     sub.bounds = NULL; /* they are of the chain as it is */
     sub.budget_max_bytes = s->store_all_bytes;
     int32_t count = make_grid(s, s->least_bytes, PRICED_GRID, budgets);
-    status = crn_joint_ask(&sub, "chain-dp", budgets, count, take_priced, p, NULL, error);
+    status = crn_joint_ask(&sub, "chain-dp", budgets, count, take_priced, p, NULL, &p->search->cut_short, error);
     cairn_problem_free(p->problem);
     return status;
 }
@@ -295,10 +295,11 @@ static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes
 {
     crn_task sub = crn_task_without_machine(search->task);
     asking a = {search, "brute-chain"};
-    CRN_TRY(crn_joint_ask(&sub, a.name, &budget_bytes, 1, take_schedule, &a, NULL, error));
+    CRN_TRY(crn_joint_ask(&sub, a.name, &budget_bytes, 1, take_schedule, &a, NULL, &search->cut_short, error));
     for (int i = 0; i < OFFLOADERS && !crn_joint_is_done(search); i++) {
         a.name = offloaders[i];
-        CRN_TRY(crn_joint_ask(search->task, a.name, &budget_bytes, 1, take_schedule, &a, NULL, error));
+        CRN_TRY(
+            crn_joint_ask(search->task, a.name, &budget_bytes, 1, take_schedule, &a, NULL, &search->cut_short, error));
     }
     return CAIRN_OK;
 }
@@ -308,10 +309,10 @@ static cairn_status offer_answers(crn_joint_search *search, int64_t budget_bytes
 static cairn_status least_of_others(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     crn_task sub = crn_task_without_machine(task);
-    CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
-    CRN_TRY(crn_joint_ask(&sub, "brute-chain", NULL, 0, NULL, NULL, &s->least_bytes, error));
+    CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
+    CRN_TRY(crn_joint_ask(&sub, "brute-chain", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     for (int i = 0; i < OFFLOADERS; i++)
-        CRN_TRY(crn_joint_ask(task, offloaders[i], NULL, 0, NULL, NULL, &s->least_bytes, error));
+        CRN_TRY(crn_joint_ask(task, offloaders[i], NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     return CAIRN_OK;
 }
 

@@ -32,7 +32,7 @@ static cairn_status offer_store_all(crn_joint_search *search, cairn_error *error
     static const int64_t none = CAIRN_NONE;
     crn_task sub = crn_task_without_machine(search->task);
     sub.budget_max_bytes = CAIRN_NONE;
-    return crn_joint_ask(&sub, "store-all", &none, 1, take_list, search, NULL, error);
+    return crn_joint_ask(&sub, "store-all", &none, 1, take_list, search, NULL, &search->cut_short, error);
 }
 
 static int64_t default_rounds(const crn_task *task, int64_t work)
@@ -54,7 +54,7 @@ static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, ca
     sub.budget_max_bytes = CAIRN_NONE;
     for (int32_t i = 0; i < GRID; i++)
         budgets[i] = s->lists_bytes + span / GRID * i;
-    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, error);
+    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, &search->cut_short, error);
 }
 
 /* ---- the solver ---- */
@@ -77,7 +77,7 @@ static cairn_status offer_first(crn_joint_search *search, int64_t budget_bytes, 
     const crn_task sub = crn_task_without_machine(search->task), part = crn_task_part(&sub, FIRST_SHARE);
     if (sub.deadline_ns == CAIRN_NONE)
         return CAIRN_OK;
-    return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, error);
+    return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, &search->cut_short, error);
 }
 
 /* With what storing everything fits when all that waits travels. */
@@ -105,11 +105,11 @@ static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error 
     crn_task sub = crn_task_without_machine(task);
     crn_joint_search needs = {.task = task, .best_ns = INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
-    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, error));
+    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, &s->is_rough, error));
     s->least_bytes = s->lists_bytes;
-    CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, error));
-    CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, error));
-    CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &needs, NULL, error));
+    CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
+    CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
+    CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &needs, NULL, &s->is_rough, error));
     s->least_bytes = crn_min(s->least_bytes, needs.best_ns);
     return CAIRN_OK;
 }
@@ -131,7 +131,8 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     CRN_TRY(offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
-        CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, error));
+        CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
+                              error));
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_lists(s, search, error));
     if (!crn_joint_is_done(search))

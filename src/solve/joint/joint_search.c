@@ -326,6 +326,9 @@ cairn_status crn_joint_answer(crn_joint_search *search, crn_answer *answer, cair
 {
     answer->lower_bound_ns = search->bound_ns;
     answer->found = search->best_ns < INT64_MAX;
+    answer->cut_short = search->cut_short;
+    if (!answer->found && search->cut_short && search->task->deadline_ns != CAIRN_NONE)
+        answer->stopped_early = true;
     if (!answer->found)
         return CAIRN_OK;
     if (search->from[0])
@@ -335,10 +338,14 @@ cairn_status crn_joint_answer(crn_joint_search *search, crn_answer *answer, cair
 
 /* ---- other solvers ---- */
 
+static bool is_cut_short(cairn_status status)
+{
+    return status == CAIRN_CANCELLED || status == CAIRN_NO_MEMORY || status == CAIRN_MEMORY_LIMIT;
+}
+
 static bool is_passed_over(cairn_status status)
 {
-    return status == CAIRN_CANCELLED || status == CAIRN_NO_MEMORY || status == CAIRN_MEMORY_LIMIT ||
-           status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE;
+    return is_cut_short(status) || status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE;
 }
 
 static void free_answer(const crn_task *task, crn_answer *answer)
@@ -350,44 +357,50 @@ static void free_answer(const crn_task *task, crn_answer *answer)
 }
 
 static cairn_status ask_once(const crn_task *task, const crn_solver *solver, void *state, int64_t budget_bytes,
-                             crn_joint_take take, void *context, cairn_error *error)
+                             crn_joint_take take, void *context, bool *cut_short, cairn_error *error)
 {
     crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
     CRN_TRY(cairn_builder_new(task->env, task->problem, &own.builder, error));
     cairn_status status = solver->solve(task, state, budget_bytes, &own, error);
+    *cut_short = *cut_short || own.stopped_early || own.cut_short;
     if (status == CAIRN_OK && own.found)
         status = take(context, budget_bytes, &own, error);
     free_answer(task, &own);
     return status;
 }
 
-static cairn_status ask_all(const crn_task *task, const crn_solver *solver, void *state, const int64_t *budgets,
-                            int32_t count, crn_joint_take take, void *context, int64_t *least_bytes, cairn_error *error)
+static cairn_status ask_least(const crn_task *task, const crn_solver *solver, void *state, int64_t *least_bytes,
+                              bool *cut_short, cairn_error *error)
 {
-    crn_least least = {CAIRN_NONE, false, CAIRN_NONE};
-    for (int32_t i = 0; i < count; i++)
-        CRN_TRY(ask_once(task, solver, state, budgets[i], take, context, error));
+    crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
     if (!least_bytes || !solver->least)
         return CAIRN_OK;
     CRN_TRY(solver->least(task, state, &least, error));
+    *cut_short = *cut_short || least.is_rough;
     if (least.bytes != CAIRN_NONE)
         *least_bytes = crn_min(*least_bytes, least.bytes);
     return CAIRN_OK;
 }
 
 cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t *budgets, int32_t count,
-                           crn_joint_take take, void *context, int64_t *least_bytes, cairn_error *error)
+                           crn_joint_take take, void *context, int64_t *least_bytes, bool *cut_short,
+                           cairn_error *error)
 {
     const crn_solver *solver = crn_solver_find(name);
     void *state;
     if (!solver || crn_solver_accepts(solver, task, NULL) != CAIRN_OK)
         return CAIRN_OK;
-    if (solver->memory && solver->memory(task) > crn_memory_limit(task->settings))
+    if (solver->memory && solver->memory(task) > crn_memory_limit(task->settings)) {
+        *cut_short = *cut_short || task->settings->memory_limit_bytes != CAIRN_NONE;
         return CAIRN_OK;
+    }
     cairn_status status = crn_solver_open(solver, task, &state, error);
+    for (int32_t i = 0; status == CAIRN_OK && i < count; i++)
+        status = ask_once(task, solver, state, budgets[i], take, context, cut_short, error);
     if (status == CAIRN_OK)
-        status = ask_all(task, solver, state, budgets, count, take, context, least_bytes, error);
+        status = ask_least(task, solver, state, least_bytes, cut_short, error);
     crn_solver_close(solver, task, state);
+    *cut_short = *cut_short || is_cut_short(status) || crn_task_is_past(task);
     return is_passed_over(status) ? CAIRN_OK : status;
 }
 
@@ -446,7 +459,7 @@ static const crn_solver *next_solver(const crn_task *sub, bool dear, const crn_s
 static cairn_status ask_ranked(asking *a, const crn_task *sub, bool dear, const char *lists_of, const int64_t *budgets,
                                int32_t count, cairn_error *error)
 {
-    const crn_joint_search *search = a->search;
+    crn_joint_search *search = a->search;
     for (a->solver = next_solver(sub, dear, NULL); a->solver; a->solver = next_solver(sub, dear, a->solver)) {
         const char *name = a->solver->info.name;
         bool lists = lists_of && strcmp(name, lists_of) == 0,
@@ -455,7 +468,7 @@ static cairn_status ask_ranked(asking *a, const crn_task *sub, bool dear, const 
             crn_should_stop(sub, NULL))
             continue;
         CRN_TRY(crn_joint_ask(sub, name, lists ? budgets : &a->budget_bytes, lists ? count : 1, take_answer, a, NULL,
-                              error));
+                              &a->search->cut_short, error));
     }
     return CAIRN_OK;
 }

@@ -28,6 +28,7 @@ typedef struct crn_joint_search {
     int64_t best_ns, best_peak_bytes;
     crn_joint_entry pool[CRN_JOINT_POOL]; /* the best lists first */
     int32_t pool_count;
+    bool cut_short;  /* somebody who was asked: what was not found may be there */
     uint64_t seed;   /* of the next list */
     uint64_t random; /* of mutations */
     char from[32];   /* who gave the best */
@@ -59,9 +60,11 @@ typedef cairn_status (*crn_joint_take)(void *context, int64_t budget_bytes, cons
 /**
  * Asks a solver by name at some budgets (CAIRN_NONE = no budget) in one session and gives each answer to take; solvers that
  * do not take the task, or lack memory, or were stopped, are passed over. least_bytes (may be NULL): lowered to the solver's.
+ * *cut_short: set where memory or the end of its time kept a solver from saying all that it knows.
  */
 cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t *budgets, int32_t count,
-                           crn_joint_take take, void *context, int64_t *least_bytes, cairn_error *error);
+                           crn_joint_take take, void *context, int64_t *least_bytes, bool *cut_short,
+                           cairn_error *error);
 
 /**
  * Asks every solver without transfers that auto would ask, those that others cover aside, at the search's budget, and one of them

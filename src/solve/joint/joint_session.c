@@ -21,7 +21,7 @@ cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **
     s->least_bytes = s->lists_bytes = INT64_MAX;
     CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
     cairn_status status = lower(&part, s, error);
-    s->is_rough = crn_should_stop(&part, NULL);
+    s->is_rough = s->is_rough || crn_should_stop(&part, NULL);
     return status;
 }
 
@@ -31,6 +31,7 @@ cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *lea
     (void)task;
     (void)error;
     least->bytes = s->least_bytes == INT64_MAX ? CAIRN_NONE : s->least_bytes;
+    least->is_rough = s->is_rough;
     return CAIRN_OK;
 }
 

@@ -11,7 +11,7 @@ typedef struct crn_joint {
     int64_t least_bytes; /* INT64_MAX = none is known */
     int64_t lists_bytes; /* the least of the solver that lists come from, where that is asked for */
     int64_t store_all_bytes, store_all_ns;
-    bool is_rough; /* stopped while looking for the least budget: less may do */
+    bool is_rough; /* cut short while looking for the least budget: less may do */
 } crn_joint;
 
 /** Lowers least_bytes to what is enough for a schedule. */

@@ -25,6 +25,7 @@ typedef struct rounding {
     crn_frontier_best smallest;
     int64_t lower_bytes;
     bool stopped_early;
+    bool cut_short; /* by the iterations that were asked for */
     crn_arena arena;
 } rounding;
 
@@ -44,7 +45,7 @@ typedef struct attempt {
     rounding *rounding;
     const crn_program_goal *goal;
     crn_frontier_best *best;
-    bool stopped_early;
+    bool stopped_early, cut_short;
     int64_t iterations; /* at most; 0 = there was nothing to relax */
 } attempt;
 
@@ -67,6 +68,7 @@ static cairn_status relax(attempt *a, crn_frontier_program *program, cairn_error
         return crn_no_memory(error);
     CRN_TRY(crn_highs_solve(a->task, &question, &reply, error));
     a->stopped_early = reply.stopped_early;
+    a->cut_short = !reply.closed && a->task->settings->iterations >= 0;
     a->iterations = question.iterations_max;
     if (!reply.found)
         return CAIRN_OK;
@@ -108,6 +110,7 @@ static cairn_status find_smallest(const crn_task *task, rounding *r, cairn_error
     if (goal.budget_bytes > r->lower_bytes)
         CRN_TRY(attempt_goal(&a, error));
     r->stopped_early = a.stopped_early;
+    r->cut_short = a.cut_short;
     return CAIRN_OK;
 }
 
@@ -164,6 +167,7 @@ static cairn_status round_within(const crn_task *task, rounding *r, int64_t budg
 {
     if (r->smallest.replay.peak_bytes > budget_bytes) {
         answer->stopped_early = r->stopped_early;
+        answer->cut_short = r->cut_short;
         return CAIRN_OK;
     }
     CRN_TRY(find_best(task, r, budget_bytes, best, answer, error));

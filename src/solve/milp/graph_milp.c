@@ -45,6 +45,7 @@ typedef struct milp {
     crn_frontier_best smallest; /* the schedule with the least peak */
     crn_least least;
     bool least_is_known;
+    bool least_is_cut; /* memory, or the iterations that were asked for, ended the search for it */
     crn_arena arena;
 } milp;
 
@@ -289,6 +290,7 @@ static cairn_status find_smallest(const crn_task *task, milp *s, crn_least *leas
         least->bytes = crn_min(least->bytes, s->smallest.replay.peak_bytes);
     least->is_exact = least->bytes == least->lower_bytes;
     *is_known = !proved.stopped_early;
+    s->least_is_cut = proved.out_of_memory || (!proved.closed && task->settings->iterations >= 0);
     return CAIRN_OK;
 }
 
@@ -312,6 +314,7 @@ static cairn_status start(const crn_task *task, milp *s, int64_t budget_bytes, c
         return CAIRN_OK;
     CRN_TRY(milp_least(task, s, &least, error));
     answer->stopped_early = !s->least_is_known;
+    answer->cut_short = s->least_is_cut;
     if (!s->smallest.found || s->smallest.replay.peak_bytes > budget_bytes)
         return CAIRN_OK;
     crn_frontier_trial trial;

@@ -14,14 +14,17 @@ The graph owns the absent tensors, these own the part; the part knows them by we
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from . import _compat
+from ._compat import saved_version
 from .ambient import RandomState
 from .errors import RecomputationError, Unsupported
 from .holders import Holder, Lease, Packed, written
@@ -70,20 +73,31 @@ class Part(Lease):
 
     # -- the forward -----------------------------------------------------------------------------------------
 
-    def hooks(self, devices: Sequence[torch.device]) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context in which the block runs."""
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[torch.device]) -> Any:
+        """Runs the block under hooks; its output."""
         self._devices = devices
-        version, coming, take, name = _compat.saved_version, self._coming, self._take, self._name
+        packing = self._packing()
+        next(packing)
+        try:
+            with saved_tensors_hooks(packing.send, _unpack):
+                return self._block.forward(*args, **kwargs)
+        finally:
+            packing.close()  # autograd's graph has it, and it may have a tensor with that graph
 
-        def pack(tensor: torch.Tensor) -> Staying | Absent:
-            item = next(coming, None)
+    def _packing(self) -> Generator[Staying | Absent | None, torch.Tensor, None]:
+        """What stands in autograd's graph for one saved tensor after the other; a loop takes less than calls do."""
+        name = self._name
+        tensor = yield None
+        for item in itertools.chain(self._coming, itertools.repeat(None)):
             if item is True:
-                return tensor, version(tensor), name
-            if item is False or (absent := take(item, tensor)) is None:
-                return tensor.detach(), version(tensor), name
-            return absent
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+                tensor = yield tensor, saved_version(tensor), name
+                continue
+            absent = None if item is False else self._take(item, tensor)
+            if absent is None:
+                tensor = yield tensor.detach(), saved_version(tensor), name
+            else:
+                del tensor  # which is to be gone before the next one comes
+                tensor = yield absent
 
     def _take(self, item: Item | None, tensor: torch.Tensor) -> Absent | None:
         """Takes note of a tensor that is not just kept, or (without an item) that was not expected; what stands for it
@@ -171,9 +185,9 @@ def _nobody() -> None:
 
 
 def _unpack(saved: Staying | Absent) -> torch.Tensor:
-    if isinstance(saved, Absent):
+    if not isinstance(saved, tuple):
         return saved.unpack()
     tensor, version, name = saved
-    if _compat.saved_version(tensor) != version:
+    if saved_version(tensor) != version:
         raise written(tensor, name)
     return tensor

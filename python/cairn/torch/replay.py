@@ -221,8 +221,7 @@ class Run:
         self, part: Part, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A run that keeps a part, of which nothing is ever taken away."""
-        with part.hooks(self._settings.devices):
-            output = block.forward(*args, **kwargs)
+        output = part.forward(args, kwargs, self._settings.devices)
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != part.versions:
             block.refuse_written(self.name(part.stage), part.versions)

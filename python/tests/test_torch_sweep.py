@@ -281,7 +281,11 @@ def test_the_picture_has_all_that_was_measured(tmp_path: Path) -> None:
         ({"beside": "every block"}, ValueError),
         ({"beside": ["every layer"]}, ValueError),
         ({"rounds": 0}, ValueError),
+        ({"rounds": True}, ValueError),
         ({"loss_fn": 3}, TypeError),
+        ({"model": None}, TypeError),
+        ({"plot": "."}, IsADirectoryError),
+        ({"plot": "no such folder/curve.png"}, FileNotFoundError),
     ],
 )
 def test_mistakes_are_named(options: dict[str, Any], error: type[Exception]) -> None:

@@ -15,8 +15,10 @@ from torch import nn
 from .._budget import Budget
 from . import budgets
 from .errors import Unsupported
+from .link import Link
 from .replay import DETERMINISM_CHECKS
 from .shapes import POLICIES
+from .tiers import check_tier
 
 ACCUMULATED, CREATED = "accumulated", "created"
 SCOPES = ("step", "activations")
@@ -59,6 +61,9 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
     _check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
     chains = [info.name for info in cairn.solvers() if info.takes_chains]
     _check_choice("solver", options.get("solver", "auto"), chains)
+    _check_way(options.get("host_budget"), options.get("tier", "host"), options.get("link"))
+    own = {name: value for name, value in options.items() if name in solver_options()}
+    cairn.solver_accepts("auto", _ANY, **own)  # raises for values that no solver takes
 
 
 def allowed(allow: Any, host_budget: Any) -> tuple[str, ...]:
@@ -81,6 +86,20 @@ def host_budget_of(budget: Any, host_budget: Any) -> Any:
     if host_budget is None and isinstance(budget, Budget) and budget.host != "auto":
         return budget.host
     return host_budget
+
+
+_ANY = cairn.Chain([cairn.Stage(1, saved_bytes=1, forward_ns=1, backward_ns=1)], input_bytes=1)
+
+
+def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
+    """Raises for what is no slower memory, or no way there."""
+    if host_budget not in (None, "auto", 0):
+        budgets.size_bytes(host_budget, "host_budget")
+    check_tier(tier)
+    if isinstance(link, str):
+        cairn.parse_rate(link)
+    elif link is not None and not isinstance(link, (Link, cairn.Machine)):
+        raise TypeError(f"link must be a rate such as '12GB/s', a Link or a cairn.Machine, not {_kind(link)}")
 
 
 def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
@@ -106,8 +125,34 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
         )
 
 
+def check_profile_options(options: Mapping[str, Any]) -> None:
+    """The same of `profile`."""
+    _check_count("passes", options.get("passes", 1), 1)
+    for name in ("inside", "outside"):
+        _check_flag(name, options.get(name, True))
+
+
+def check_watching(check_steps: Any, strict: Any) -> None:
+    """The same of what measures the first steps."""
+    _check_count("check_steps", check_steps, 0)
+    _check_flag("strict", strict)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} is {value}; at least {least}")
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
 def check_apply_options(options: Mapping[str, Any]) -> None:
     """The same of `apply`."""
+    _check_flag("preserve_rng_state", options.get("preserve_rng_state", True))
     _check_choice("on_shape_change", options.get("on_shape_change", POLICIES[0]), POLICIES)
     _check_choice("determinism_check", options.get("determinism_check", "default"), DETERMINISM_CHECKS)
 

@@ -24,6 +24,8 @@ from .arguments import (
     check_call,
     check_names,
     check_plan_options,
+    check_profile_options,
+    check_watching,
     host_budget_of,
     solver_options,
 )
@@ -74,7 +76,7 @@ def _applied(
     options: Mapping[str, Any],
 ) -> Handle:
     check_call(model, kwargs, options.get("loss_fn"), args)
-    check_checkpoint(budget, options)
+    check_checkpoint(budget, {**options, "check_steps": check_steps, "strict": strict})
     to_profile, to_plan, left = _sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
@@ -107,7 +109,9 @@ def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
     known = [*PROFILE_OPTIONS, *PLAN_OPTIONS, *APPLY_OPTIONS, "budget", "check_steps", "strict", *solver_options()]
     check_names(options, known, "checkpoint")
     check_budget(budget)
-    _, to_plan, left = _sorted_options(options)
+    to_profile, to_plan, left = _sorted_options(options)
+    check_watching(options.get("check_steps", 2), options.get("strict", False))
+    check_profile_options(to_profile)
     check_plan_options({**to_plan, "host_budget": host_budget_of(budget, to_plan.get("host_budget"))})
     check_apply_options(left)
 

@@ -15,7 +15,7 @@ from cairn import ProgressCallback, format_bytes, format_ns
 from torch import nn
 
 from . import _compat, discovery, isolate, measure, memory, option_measure, shapes, timing
-from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer
+from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer, check_profile_options
 from .blocks import Block, resolve
 from .cast_copies import Copies, CopyPass
 from .counted import AS_PLAIN, Counted, CountedCopies
@@ -258,6 +258,7 @@ def profile(
     """
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
+    check_profile_options({"passes": passes, "inside": inside, "outside": outside})
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     check_model(model)

@@ -169,6 +169,10 @@ def sweep(
     check_request(profile, {**asked, **options})
     wanted = _wanted(budgets)
     _check(beside, rounds)
+    if model is None and not (isinstance(args, tuple) and not args and kwargs is None and loss_fn is None):
+        raise TypeError("args, kwargs and loss_fn are for steps that are measured: give model=, too")
+    if plot is not None:
+        sweep_plot.check(Path(plot))
     profile = profile if "inside" in allowed(allow, host_budget) else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
 
@@ -212,7 +216,7 @@ def _check(beside: Any, rounds: Any) -> None:
     unknown = [beside] if isinstance(beside, str) else [name for name in beside if name not in ALTERNATIVES]
     if unknown:
         raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}; {unknown[0]!r} is none")
-    if not isinstance(rounds, int) or rounds < 1:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"rounds= counts the steps to time, at least one, not {rounds!r}")
 
 

@@ -27,6 +27,16 @@ LABELS = {
 }
 
 
+def check(path: Path) -> None:
+    """Raises where no picture can be drawn to, before much is measured."""
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"plot={path} is a directory; a picture is drawn to a file, such as {path / 'curve.png'}"
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"plot={path}: there is no folder {path.parent}")
+
+
 def draw(sweep: Sweep, path: Path) -> None:
     """Draws a sweep; the ending of the path says in which format."""
     try:

@@ -20,6 +20,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cairn
 import torch
@@ -243,6 +244,12 @@ def _free_text(file: int) -> str:
 # -- which one -----------------------------------------------------------------------------------------------
 
 
+def check_tier(where: Any) -> None:
+    """Raises Unsupported for what names no slower memory."""
+    if where != "host" and not (isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE)):
+        raise Unsupported(f"tier={where!r}: the slower memory is 'host' or 'file:PATH'")
+
+
 def open_tier(
     where: str, capacity_bytes: int, device: torch.device | str = "cpu", *, host_budget: int | str | None = None
 ) -> Tier:
@@ -259,11 +266,7 @@ def open_tier(
     device = torch.device(device)
     limit = None if host_budget is None else cairn.parse_size(host_budget)
     tier: Tier
-    if where == "host":
-        tier = HostTier(device, limit)
-    elif isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE):
-        tier = FileTier(where[len(_FILE) :], limit)
-    else:
-        raise Unsupported(f"tier={where!r}: the slower memory is 'host' or 'file:PATH'")
+    check_tier(where)
+    tier = HostTier(device, limit) if where == "host" else FileTier(where[len(_FILE) :], limit)
     tier.grow(capacity_bytes)
     return tier

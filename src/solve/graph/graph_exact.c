@@ -489,7 +489,10 @@ static cairn_status ask_search(const crn_task *task, exact *s, int64_t budget_by
     return status == CAIRN_CANCELLED && !crn_should_stop(task, NULL) ? CAIRN_OK : status;
 }
 
-/* The schedule with the least peak answers budgets for which graph-search found none. */
+/*
+ * The schedule with the least peak answers budgets for which graph-search found none in its part of the time. Where that
+ * is graph-search's own, found since, it is asked once more.
+ */
 static cairn_status answer_smallest(const crn_task *task, exact *s, int64_t budget_bytes, crn_answer *answer,
                                     cairn_error *error)
 {
@@ -497,11 +500,13 @@ static cairn_status answer_smallest(const crn_task *task, exact *s, int64_t budg
     CRN_TRY(exact_least(task, s, &least, error));
     answer->stopped_early = !s->least_is_known;
     answer->cut_short = s->least_is_cut;
-    answer->found = least.bytes != CAIRN_NONE && least.bytes <= budget_bytes && cairn_builder_count(s->smallest) > 0;
-    const cairn_op *ops = cairn_builder_ops(s->smallest);
-    for (int64_t i = 0; answer->found && i < cairn_builder_count(s->smallest); i++)
-        CRN_TRY(cairn_builder_add(answer->builder, ops[i], error));
-    return CAIRN_OK;
+    if (least.bytes == CAIRN_NONE || least.bytes > budget_bytes)
+        return CAIRN_OK;
+    int64_t count = cairn_builder_count(s->smallest);
+    if (count == 0)
+        return s->search->solve(task, s->search_state, budget_bytes, answer, error);
+    answer->found = true;
+    return crn_builder_add_all(answer->builder, cairn_builder_ops(s->smallest), count, error);
 }
 
 static cairn_status improve(const crn_task *task, exact *s, const crn_graph_suffix *suffix, int64_t makespan_ns,

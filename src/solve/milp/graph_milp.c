@@ -315,8 +315,13 @@ static cairn_status start(const crn_task *task, milp *s, int64_t budget_bytes, c
     CRN_TRY(milp_least(task, s, &least, error));
     answer->stopped_early = !s->least_is_known;
     answer->cut_short = s->least_is_cut;
-    if (!s->smallest.found || s->smallest.replay.peak_bytes > budget_bytes)
+    if (least.bytes == CAIRN_NONE || least.bytes > budget_bytes)
         return CAIRN_OK;
+    if (!s->smallest.found || s->smallest.replay.peak_bytes > budget_bytes) { /* the first solver's, found since */
+        CRN_TRY(ask_first(task, s, budget_bytes, false, best, &answer->lower_bound_ns, error));
+        answer->stopped_early = !best->found;
+        return CAIRN_OK;
+    }
     crn_frontier_trial trial;
     cairn_builder_truncate(best->scratch, 0);
     CRN_TRY(crn_frontier_best_emit(&s->smallest, best->scratch, error));

@@ -8,6 +8,7 @@
 #include <cairn/solve.h>
 
 #include <string.h>
+#include <strings.h>
 
 #include "base/checked.h"
 #include "base/failure.h"
@@ -72,6 +73,29 @@ static bool scale(const number *given, int64_t factor, int64_t *value)
     return crn_mul(whole, factor, &whole) && crn_add(whole, part, value);
 }
 
+/* The unit that was probably meant, by its letters without their case, and without spaces before it. */
+static const unit *meant_unit(const unit *units, const char *rest, const char *suffix)
+{
+    rest += strspn(rest, " ");
+    for (; units->name; units++) {
+        size_t length = strlen(units->name);
+        if (strncasecmp(rest, units->name, length) == 0 && strcmp(rest + length, suffix) == 0)
+            return units;
+    }
+    return NULL;
+}
+
+static cairn_status refuse(const char *text, const unit *units, const char *suffix, const char *allowed,
+                           cairn_error *error)
+{
+    number given;
+    const unit *meant = text && split_number(text, &given) ? meant_unit(units, given.rest, suffix) : NULL;
+    if (!meant)
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
+    return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%s%s?", text, allowed,
+                    (int)(given.rest - text), text, meant->name, suffix);
+}
+
 /* A number and a unit of the table; length is that of the unit. Without a unit only integers, where bare is set. */
 static cairn_status parse(const char *text, const unit *units, bool bare, const char *suffix, const char *allowed,
                           int64_t *value, cairn_error *error)
@@ -92,7 +116,7 @@ static cairn_status parse(const char *text, const unit *units, bool bare, const 
         valid = bare && given.fraction_count == 0;
     }
     if (!valid)
-        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
+        return refuse(text, units, suffix, allowed, error);
     if (!scale(&given, factor, value))
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" passes 2^63 - 1", text);
     return CAIRN_OK;

@@ -61,6 +61,11 @@ def expect_refusal(cairn, *words, **more):
         (["compare", "p", "--budgets", "x"], "x"),
         (["compare", "p", "--budgets", "1,,2"], "size"),
         (["compare", "p", "--budgets", ""], "size"),
+        (["solve", "p", "--budget", "10 MB"], "did you mean 10MB?"),
+        (["solve", "p", "--budget", "1.5  gib"], "did you mean 1.5GiB?"),
+        (["solve", "p", "--budget", "1", "--to-host", "12 gb/s"], "did you mean 12GB/s?"),
+        (["solve", "p", "--budget", "1", "--time-limit", "5S"], "did you mean 5s?"),
+        (["solve", "p", "--budget", "10M"], "KiB, MiB"),
     ],
 )
 def test_wrong_usage_teaches_the_right_one(cairn, words, hint):

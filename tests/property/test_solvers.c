@@ -705,6 +705,38 @@ static void what_a_limit_ends_is_not_infeasible(void **state)
     }
 }
 
+/* As many iterations as can be asked for, which the clock or the caller ends. */
+static void check_without_end(const question *q, void *context)
+{
+    (void)context;
+    for (int by_clock = 0; by_clock < 2; by_clock++) {
+        patience p = {0, 30};
+        cairn_env env = {.poll = by_clock ? NULL : lose_patience, .poll_context = &p};
+        cairn_options *options = options_for(q);
+        reply r;
+        assert_int_equal(cairn_options_set_int(options, "iterations", INT64_MAX, NULL), CAIRN_OK);
+        if (by_clock)
+            assert_int_equal(cairn_options_set_int(options, "time-limit", 3000000, NULL), CAIRN_OK);
+        cairn_status status = cairn_solve(&env, q->problem, options, &r.schedule, &r.info, NULL);
+        check(q, status == CAIRN_OK || (status == CAIRN_CANCELLED && !by_clock));
+        if (status == CAIRN_OK && r.schedule)
+            check_replay(q, &r);
+        done(&r);
+        cairn_options_free(options);
+    }
+}
+
+static void iterations_without_end_are_ended(void **state)
+{
+    (void)state;
+    const test_chain_shape chain = {.stages_min = 12, .stages_max = 12, .options_max = 2, .machine = true};
+    const test_graph_shape graph = {.nodes_min = 16, .nodes_max = 16, .training = true};
+    const test_graph_shape linked = {.nodes_min = 16, .nodes_max = 16, .training = true, .machine = true};
+    for (uint64_t seed = 0; seed < 8; seed++)
+        for_each_solver_halfway((question){.seed = seed, .slots = 50}, &chain, seed % 4 == 1 ? &graph : &linked,
+                                check_without_end);
+}
+
 static void check_memory_limit(const question *q, void *context)
 {
     (void)context;
@@ -765,6 +797,7 @@ int main(void)
         cmocka_unit_test(sizes_and_times_of_zero),
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
         cmocka_unit_test(what_a_limit_ends_is_not_infeasible),
+        cmocka_unit_test(iterations_without_end_are_ended),
         cmocka_unit_test(memory_limits_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };

@@ -373,7 +373,7 @@ static const crn_sequence *improve(const crn_task *task, search *s, int64_t budg
             answer->stopped_early = true;
             break;
         }
-        all.rounds = crn_min(chunk, (left + ISLANDS - 1) / ISLANDS);
+        all.rounds = crn_min(chunk, left / ISLANDS + (left % ISLANDS > 0));
         left -= all.rounds * ISLANDS;
         crn_team_run(task->team, ISLANDS, run_island, &all);
         best = best_of_islands(&all, &cost);

@@ -151,8 +151,10 @@ static void price_option(const cairn_machine *machine, const cairn_stage *stage,
     int64_t out_ns = cairn_transfer_ns(option->saved_bytes, machine->to_host_bytes_per_s, machine->latency_ns);
     int64_t back_ns = cairn_transfer_ns(option->saved_bytes, machine->to_device_bytes_per_s, machine->latency_ns);
     int64_t away = option->saved_bytes - stage->output_bytes, limit = INT64_MAX >> 32;
-    option->forward_ns += crn_min(out_ns < 0 ? limit : out_ns / 4 * price, limit);
-    option->backward_ns += crn_min(back_ns < 0 ? limit : back_ns / 4 * price, limit);
+    int64_t leave_ns = crn_min(out_ns < 0 ? limit : crn_mul_saturating(out_ns / 4, price), limit);
+    int64_t return_ns = crn_min(back_ns < 0 ? limit : crn_mul_saturating(back_ns / 4, price), limit);
+    option->forward_ns = crn_add_saturating(option->forward_ns, leave_ns);
+    option->backward_ns = crn_add_saturating(option->backward_ns, return_ns);
     option->saved_bytes = stage->output_bytes;
     option->forward_workspace_bytes = crn_max(0, option->forward_workspace_bytes) + away;
     option->backward_workspace_bytes += away;
@@ -379,7 +381,8 @@ static int64_t joint_memory(const crn_task *task)
 
 static int64_t joint_work(const crn_task *task)
 {
-    return crn_max(16, rounds_of(task)) * cairn_problem_chain(task->problem)->stage_count * 400;
+    int64_t round_ns = 400 * (int64_t)cairn_problem_chain(task->problem)->stage_count;
+    return crn_mul_saturating(crn_max(16, rounds_of(task)), round_ns);
 }
 
 const crn_solver crn_joint_chain_solver = {

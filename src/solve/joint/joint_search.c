@@ -307,7 +307,7 @@ static cairn_status improve_entry(crn_joint_search *search, int32_t at, int64_t 
 /* Rounds are shared out a chunk at a time, the better half of the lists getting twice as many. */
 cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_answer *answer, cairn_error *error)
 {
-    int64_t polishing = search->task->deadline_ns == CAIRN_NONE ? POLISH * rounds : 1000;
+    int64_t polishing = search->task->deadline_ns == CAIRN_NONE ? crn_mul_saturating(POLISH, rounds) : 1000;
     while (rounds > 0 && search->pool_count > 0 && search->best_ns > search->bound_ns)
         for (int32_t i = 0; i < search->pool_count && rounds > 0; i++) {
             int64_t chunk = crn_max(1, CHUNK_WORK / (80 * size_of(&search->pool[i]) + 1));

@@ -29,7 +29,7 @@ from cairn.torch.parts import Part
 from cairn.torch.profiler import Profile
 from cairn.torch.rebuild import Rebuild, Sample
 from cairn.torch.stages import StageRef
-from executor_support import Op, backward, differing, drop, keep, planned, train, wild
+from executor_support import Op, backward, differing, drop, every_block, keep, planned, results, train, wild
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -1467,3 +1467,54 @@ def test_a_part_goes_with_the_last_tensor_that_autograd_holds() -> None:
             assert not [each for each in gc.get_objects() if type(each) is Part]
     finally:
         gc.enable()
+
+
+_BETWEEN: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda layer: None,
+    "other data": lambda layer: setattr(layer.up.weight, "data", layer.up.weight.data * 2),
+    "other data of a norm": lambda layer: setattr(layer.norm.weight, "data", layer.norm.weight.data * 2),
+    "data that are written": lambda layer: layer.up.weight.data.mul_(2),
+    "data of a norm that are written": lambda layer: layer.norm.weight.data.mul_(2),
+    "data of a buffer that are written": lambda layer: layer.shift.data.mul_(3),
+    "other data of a buffer": lambda layer: setattr(layer.shift, "data", layer.shift.data * 3),
+    "another part": lambda layer: setattr(layer, "up", nn.Linear(WIDTH, 4 * WIDTH)),
+    "another part without parameters": lambda layer: layer.pieces.__setitem__(0, nn.Sigmoid()),
+    "another parameter": lambda layer: setattr(layer.up, "weight", nn.Parameter(layer.up.weight.detach() * 2)),
+    "another buffer": lambda layer: setattr(layer, "shift", layer.shift * 3),
+    "an attribute": lambda layer: setattr(layer, "scale", 2.0) or setattr(layer, "count", True),
+    "an item of a list": lambda layer: layer.slopes.__setitem__(0, 2.0),
+    "a function": lambda layer: setattr(layer, "built_in", torch.sin),
+    "a forward": lambda layer: setattr(layer.pieces[0], "forward", lambda x: torch.tanh(x * 2)),
+    "a class": lambda layer: setattr(layer.pieces[0], "__class__", Turned),
+    "a hook": lambda layer: layer.up.register_forward_hook(lambda module, args, output: output * 2),
+    "a training flag": lambda layer: layer.dropout.eval(),
+    "a frozen parameter": lambda layer: layer.norm.weight.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("how", ["most is kept", "least is kept", "run again"])
+@pytest.mark.parametrize("what", _BETWEEN)
+def test_a_change_between_forward_and_backward_is_refused_or_of_no_effect(what: str, how: str) -> None:
+    def step(model: Net) -> dict[str, Any]:
+        torch.manual_seed(5)
+        loss = loss_of(model)
+        _BETWEEN[what](model.layers[1])
+        loss.backward()
+        return results(model, loss)
+
+    plain, other = net(Configured), net(Configured)
+    found = profile_of(Configured)
+    inside = inside_of(found)
+    parts = in_part(found.refs, inside, 1 if how == "most is kept" else 99)
+    with planned(other, found.refs, every_block(found.refs) if how == "run again" else parts, inside=inside):
+        for seed in range(2):
+            assert not differing(train(plain, loss_of, seed), train(other, loss_of, seed))
+        torch.manual_seed(9)
+        expected = step(plain)
+        try:
+            torch.manual_seed(9)
+            found_now = step(other)
+        except RecomputationError as error:
+            assert what != "nothing" and "'layers.1'" in str(error)
+        else:
+            assert not differing(expected, found_now)

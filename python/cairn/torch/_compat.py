@@ -267,6 +267,25 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
         return [0 if t is None else version(t) for t in tensors]
 
 
+def addresses(tensors: Iterable[torch.Tensor | None]) -> list[int]:
+    """Where tensors begin in memory; 0 where there is none, or none that torch tells."""
+    tensors = list(tensors)
+    try:
+        return list(map(address, tensors))
+    except (RuntimeError, TypeError):
+        return [_address_or_none(tensor) for tensor in tensors]
+
+
+def _address_or_none(tensor: torch.Tensor | None) -> int:
+    try:
+        return 0 if tensor is None else address(tensor)
+    except RuntimeError:
+        return 0
+
+
+address: Callable[..., int] = torch.Tensor.data_ptr
+
+
 def backward_id() -> int:
     """A number that tells apart the backwards that run one after the other in this thread; -1 outside of any."""
     return int(_graph_task_id()) if _graph_task_id is not None else -1

@@ -103,11 +103,7 @@ class OpenedBlock:
 
     def _sharing(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Which of a block's parameters and buffers lie in one storage, and where; mostly as when it ran last."""
-        try:
-            places = list(map(_address_of, tensors))
-        except (RuntimeError, TypeError):  # one is None, or sparse
-            return _shared(tensors)
-        last = self._places
+        places, last = _compat.addresses(tensors), self._places
         if places != last[0]:
             last = self._places = places, _shared(tensors)
         return last[1]
@@ -346,5 +342,4 @@ def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
 
 
 _own_look_of, _stride_of = operator.attrgetter("requires_grad", "shape", "dtype"), operator.methodcaller("stride")
-_address_of: Callable[..., int] = torch.Tensor.data_ptr
 _look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

@@ -151,8 +151,9 @@ class Part(Lease):
         backward = _compat.backward_id()
         if backward < 0 or backward != self._backward:
             self._enter(backward)
-        if self._rebuild is not None:
-            tensor = self.run.rebuild(self._rebuild, absent.index, self)
+        rebuild = self._rebuild
+        if rebuild is not None:
+            tensor = self.run.rebuild(rebuild, absent.index, self)
             if tensor is not None:
                 return tensor
             self._rebuild = None
@@ -160,6 +161,8 @@ class Part(Lease):
         self._run_again()
         if absent.tensor is None:
             raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it ran again")
+        if rebuild is not None and not rebuild.is_as_noted(absent.index, absent.tensor):
+            self.run.refuse_other_values(self.stage)
         return absent.tensor
 
     def _enter(self, backward: int) -> None:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from . import _compat, bits
+from . import _compat, bits, memory
 from .ambient import RandomState
 from .block_graph import BlockGraph, Pack
 from .block_options import DROP, MASK, is_always_there, masks, sources
@@ -251,6 +252,11 @@ class Rebuild:
         tensor, version = self._kept[index]
         return _compat.saved_version(tensor) != version
 
+    def is_as_noted(self, index: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that was not kept has the bytes that were noted of it."""
+        sample = self.program.samples[index]
+        return sample is None or index not in self._samples or sample.of(tensor) == self._samples[index]
+
     def let_go(self, indices: Iterable[int]) -> None:
         """Of some of what is kept, until it is held again."""
         for index in indices:
@@ -319,7 +325,13 @@ def sample_of(pack: Pack) -> Sample | None:
     if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape:
         return None
     size, stride, _ = pack.use.view
-    width, dense = pack.dtype.itemsize, [d for d, step in enumerate(stride) if step == 1 and size[d] > 1]
+    return _sample_at(tuple(size), tuple(stride), pack.dtype.itemsize)
+
+
+@functools.lru_cache(maxsize=256)
+def _sample_at(size: tuple[int, ...], stride: tuple[int, ...], width: int) -> Sample:
+    """Of a tensor that looks like this, with numbers of so many bytes."""
+    dense = [d for d, step in enumerate(stride) if step == 1 and size[d] > 1]
     count = min(size[dense[0]], max(1, _SAMPLED_BYTES // width)) if dense else 1  # of numbers, along that dimension
 
     def place(part: int) -> int:
@@ -331,4 +343,11 @@ def sample_of(pack: Pack) -> Sample | None:
     return Sample(place(2), place(5), count * width)
 
 
-__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "mask_of"]
+def sampled(tensor: torch.Tensor) -> tuple[bytes, bytes] | None:
+    """Some bytes of any tensor; None where nothing can be told at no cost."""
+    if not tensor.is_cpu or not memory.has_storage(tensor) or tensor.numel() == 0:
+        return None
+    return _sample_at(tuple(tensor.shape), tensor.stride(), tensor.element_size()).of(tensor)
+
+
+__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "mask_of", "sampled"]

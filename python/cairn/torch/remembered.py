@@ -100,6 +100,7 @@ class BlockRun:
     found: Record | None = None
     first: Packed | None = None
     box: Box | None = None  # of an opened block
+    samples: list[Any] | None = None  # of what it returned; None: not compared
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 
     def argument_name(self, index: int) -> str:

@@ -63,7 +63,7 @@ from .program import (
     Program,
     Value,
 )
-from .rebuild import Rebuild
+from .rebuild import Rebuild, sampled
 from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
 from .sharded import gather
 from .state import Before, BlockState, Record
@@ -248,7 +248,7 @@ class Run:
         except BaseException:
             self._forget(stage)
             raise
-        block.found = site.state.after(before)
+        block.found, block.samples = site.state.after(before), _samples(output)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -621,6 +621,15 @@ class Run:
         if difference is not None:
             raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
 
+    def refuse_other_values(self, stage: int) -> None:
+        """Raises where a block that ran again computed something else, unless that was to be accepted."""
+        if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
+            raise RecomputationError(
+                f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
+                "or something else that it reads was changed after the forward, or its operations do not repeat; keep "
+                "this block, or accept it with determinism_check='none'"
+            )
+
     def in_backward(self) -> int:
         """Looks, once in a backward, under which switches it runs; a number for that backward."""
         backward = _compat.backward_id()
@@ -680,6 +689,8 @@ class Run:
                 surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
             output = block.forward(*args, **kwargs)
             later.finish()
+        if block.samples is not None and _samples(output) != block.samples:
+            self.refuse_other_values(op.stage)
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
         return output
@@ -750,6 +761,11 @@ def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Te
     """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
     fresh = tensor.detach().requires_grad_(requires_grad)
     return fresh.view_as(fresh) if casting and requires_grad else fresh
+
+
+def _samples(output: Any) -> list[Any]:
+    """Some bytes of each tensor that a block returned."""
+    return [sampled(tensor) for tensor in unique_tensors_in(output)]
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

@@ -25,6 +25,12 @@ def _kind() -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
 
 
+def is_any(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of them is sharded by itself, so that its whole parameters come and go."""
+    kind = _kind()
+    return kind is not None and any(isinstance(module, kind) for module in modules)
+
+
 def refuse_sharded_parts(blocks: Iterable[Block]) -> None:
     """Raises Unsupported for blocks of which a part is sharded by itself."""
     kind = _kind()

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from . import _compat, memory
+from . import _compat, memory, sharded
 
 SMALL_BUFFER_BYTES = 64 * 1024
 
@@ -55,7 +55,16 @@ class BlockState:
             for name, part in () if module is None else module.named_modules(prefix=prefix):
                 self._prefixes.append(name)
                 self._parts.append(weakref.ref(part))
-        self._children = _children_of(self.attributes())
+        self.children = _children_of(self.attributes())
+
+    def replaced_part(self, children: list[int]) -> str | None:
+        """The name of the first part that is not as in the list of all children that there was."""
+        names = [f"{prefix}.{key}".lstrip(".") for prefix, part in zip(self._prefixes, self.modules(), strict=False)
+                 for key in part._modules]  # fmt: skip
+        now = _children_of(self.attributes())
+        if now == children:
+            return None
+        return next((n for n, found, before in zip(names, now, children, strict=False) if found != before), "one")
 
     def modules(self) -> list[nn.Module]:
         """The modules of the block."""
@@ -102,7 +111,7 @@ class BlockState:
         """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
-        if len(modules) != len(self._parts) or _children_of(attributes) != self._children:
+        if len(modules) != len(self._parts) or _children_of(attributes) != self.children:
             self._look()
             return self.before()
         parameters = list(itertools.chain.from_iterable(map(_values_of, map(_parameters_of, attributes))))
@@ -157,14 +166,22 @@ class Before:
 class Record:
     """What one run of a block found, for its later runs."""
 
-    __slots__ = ("_before", "_flags", "_state", "_versions")
+    __slots__ = ("_addresses", "_before", "_children", "_flags", "_state", "_versions")
 
     def __init__(self, state: BlockState, before: Before, versions: list[int], flags: list[bool]) -> None:
         self._state, self._before, self._versions, self._flags = state, before, versions, flags
+        self._children = state.children
+        self._addresses: list[int] | None = None  # of parameters, and of buffers
+        if not sharded.is_any(before.modules):
+            own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
+            self._addresses = _compat.addresses(own)
 
     def difference(self) -> str | None:
         """What is no longer as the first run found it, in words; None if all is."""
         before, state, modules = self._before, self._state, self._state.modules()
+        replaced = state.replaced_part(self._children)
+        if replaced is not None:
+            return f"its part '{replaced}' was replaced"
         if len(state.parameters()) != len(before.parameters) or len(state.buffers()) != len(before.buffers):
             return "a parameter or buffer was added or removed"
         written = _first_written(before.parameters, self._versions)
@@ -173,6 +190,9 @@ class Record:
         written = _first_written(before.buffers, before.versions, before.copies) if before.buffers else None
         if written is not None:
             return f"its buffer '{state.buffer_name(written)}' was modified in place"
+        moved = self._first_moved()
+        if moved is not None:
+            return f"its {moved} was given other data"
         if len(modules) != len(self._flags):
             return "a part was added or removed"
         return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
@@ -186,7 +206,19 @@ class Record:
         """A parameter as the run found it; None if it was written since."""
         found = self._before.parameters[index]
         assert found is not None
-        return found if _compat.version(found) == self._versions[index] else None
+        return found if _compat.version(found) == self._versions[index] and not self._is_moved(index, found) else None
+
+    def _is_moved(self, index: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was given other data (`parameter.data = ...`), which counts as no version."""
+        return self._addresses is not None and _compat.addresses((tensor,)) != self._addresses[index : index + 1]
+
+    def _first_moved(self) -> str | None:
+        before, count = self._before, len(self._before.parameters)
+        for index, tensor in enumerate((*before.parameters, *before.buffers)):
+            if tensor is not None and index - count not in before.copies and self._is_moved(index, tensor):
+                name = self._state.buffer_name(index - count) if index >= count else self._state.parameter_name(index)
+                return f"{'buffer' if index >= count else 'parameter'} '{name}'"
+        return None
 
     def buffer(self, index: int) -> torch.Tensor | None:
         """A buffer as the run found it: the copy, if one was taken; None if it was written since."""
@@ -194,7 +226,8 @@ class Record:
             return self._before.copies[index][1]
         found = self._before.buffers[index]
         assert found is not None
-        return found if _compat.version(found) == self._before.versions[index] else None
+        is_moved = self._is_moved(len(self._before.parameters) + index, found)
+        return found if _compat.version(found) == self._before.versions[index] and not is_moved else None
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[list[torch.Tensor]]:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch import memory, state
-from cairn.torch._compat import TORCH_VERSION, StorageRef
+from cairn.torch._compat import TORCH_VERSION, StorageRef, default_device
 from cairn.torch.errors import PlanMismatch, RecomputationError, Unsupported
 from cairn.torch.executor import Executor
 from cairn.torch.holders import Holder, Lease
@@ -912,6 +912,16 @@ def test_later_runs_find_the_switches_of_the_forward(name: str) -> None:
         loss.backward()
     assert found == [wanted, wanted]
     assert getattr(owner, attribute) == before
+
+
+@pytest.mark.parametrize("how", ["nowhere", "in a context", "for the thread"])
+def test_where_new_tensors_are_made_is_known(how: str) -> None:
+    try:
+        torch.set_default_device("meta" if how == "for the thread" else None)
+        with torch.device("meta") if how == "in a context" else contextlib.nullcontext():
+            assert default_device() == torch.empty(0).device
+    finally:
+        torch.set_default_device(None)
 
 
 def test_power_iteration_sees_its_old_vectors() -> None:

@@ -397,10 +397,21 @@ def _hooks_take_what_is_saved() -> bool:
 
 def default_device() -> torch.device:
     """Where new tensors are made."""
+    if _function_modes is not None and _function_modes() == 0 and _device_set() is None:
+        return _CPU  # which torch takes long to say
     try:
         return torch.get_default_device()
     except AttributeError:  # in torch 2.6, after set_default_device(None)
         return torch.empty(0).device
+
+
+_CPU = torch.device("cpu")
+_function_modes = getattr(torch._C, "_len_torch_function_stack", None)  # a default device is one of these
+
+
+def _device_set() -> Any:
+    """What `set_default_device` has set in this thread."""
+    return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -470,13 +481,27 @@ _FLOAT32_OF = [
 ]
 
 
+def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
+    """How to read a switch: the function of torch's own, without what a public one does around it, if there is that."""
+    found: Callable[[], Any] = getattr(torch._C, name, public)
+    return found
+
+
+def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:
+    """The same of an attribute of one of torch's backends."""
+    read = getattr(vars(type(owner)).get(name), "getter", None)
+    return read if callable(read) else lambda: getattr(owner, name)
+
+
 def kernel_switches() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
     """How to read and to set the precision of float32, first for many operations at once and then, where torch has
     that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are tried.
     """
     cudnn = torch.backends.cudnn
-    yield _unless_mixed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    yield _unless_mixed(lambda: cudnn.allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value))
+    precision = reader("_get_float32_matmul_precision", torch.get_float32_matmul_precision)
+    yield _unless_mixed(precision, torch.set_float32_matmul_precision)
+    allow_tf32 = attribute_reader(cudnn, "allow_tf32")
+    yield _unless_mixed(allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value))
     get, set_ = (getattr(torch._C, f"_{verb}_fp32_precision_{verb}ter", None) for verb in ("get", "set"))
     if get is not None and set_ is not None:
         yield from ((functools.partial(get, *which), functools.partial(set_, *which)) for which in _FLOAT32_OF)

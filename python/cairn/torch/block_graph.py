@@ -110,7 +110,9 @@ class Pack:
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may be this one in another run."""
-        if tensor.shape != self.shape or tensor.dtype != self.dtype or self.maker not in (None, type(tensor.grad_fn)):
+        if tensor.shape != self.shape or tensor.dtype != self.dtype:
+            return False
+        if self.maker is not None and type(tensor.grad_fn) is not self.maker:
             return False
         return self.use is None or (tensor.stride(), tensor.storage_offset()) == self.use.view[1:]
 

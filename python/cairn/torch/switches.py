@@ -53,23 +53,26 @@ def _set_deterministic(value: bool) -> None:
 
 
 def _attribute(owner: Any, name: str) -> Switch:
-    return Switch(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+    return Switch(_compat.attribute_reader(owner, name), lambda value: setattr(owner, name, value))
 
 
-def _library(prefer: Callable[..., Any]) -> Switch:
-    return Switch(prefer, prefer)
+def _attention(kind: str) -> Switch:
+    read = getattr(_cuda, f"{kind}_sdp_enabled")
+    return Switch(_compat.reader(f"_get_{kind}_sdp_enabled", read), getattr(_cuda, f"enable_{kind}_sdp"))
+
+
+def _library(kind: str) -> Switch:
+    prefer = getattr(_cuda, f"preferred_{kind}_library")
+    return Switch(_compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
 
 
 def _known() -> Iterator[Switch]:
-    yield Switch(_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp)
-    yield Switch(_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp)
-    yield Switch(_cuda.math_sdp_enabled, _cuda.enable_math_sdp)
-    yield Switch(_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp)
+    yield from map(_attention, ("flash", "mem_efficient", "math", "cudnn"))
     if hasattr(_cuda, "fp16_bf16_reduction_math_sdp_allowed"):
         yield Switch(_cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp)
     yield Switch(torch.are_deterministic_algorithms_enabled, _set_deterministic)
     yield Switch(torch.get_default_dtype, torch.set_default_dtype)
-    yield from map(_library, (_cuda.preferred_blas_library, _cuda.preferred_linalg_library))
+    yield from map(_library, ("blas", "linalg"))
     for owner, name in ((_cudnn, "enabled"), (_cudnn, "benchmark"), (_cudnn, "deterministic"), (_mkldnn, "enabled")):
         yield _attribute(owner, name)
     for read, write in _compat.kernel_switches():

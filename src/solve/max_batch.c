@@ -393,6 +393,7 @@ cairn_status cairn_max_batch_of(const cairn_env *env, const cairn_problem *probl
     cairn_status status = begin(&h, error);
     if (status == CAIRN_OK)
         status = find(&h, error);
+    status = crn_session_explain(&h.unit, status, error);
     crn_session_end(&h.unit);
     if (status != CAIRN_OK)
         *max_batch = nothing;

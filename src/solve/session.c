@@ -128,13 +128,12 @@ static cairn_status make_team(crn_session *session, cairn_error *error)
     return session->task.team ? CAIRN_OK : crn_no_memory(error);
 }
 
-/* An allocation that the meter refused is not the machine's fault. */
-static cairn_status explain(const crn_session *session, cairn_status status, cairn_error *error)
+cairn_status crn_session_explain(const crn_session *session, cairn_status status, cairn_error *error)
 {
     if (status != CAIRN_NO_MEMORY || !atomic_load(&session->meter.refused))
         return status;
     return crn_fail(error, CAIRN_MEMORY_LIMIT, "%s needs more than %lld bytes of memory (option memory-limit)",
-                    session->solver->info.name, (long long)session->meter.limit_bytes);
+                    session->solver ? session->solver->info.name : "the bound", (long long)session->meter.limit_bytes);
 }
 
 static void set_up(crn_session *session, const cairn_env *env, const cairn_problem *problem, int64_t budget_max_bytes)
@@ -197,7 +196,7 @@ cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error)
 {
     CRN_TRY(crn_session_prepare(session, env, problem, options, budget_max_bytes, error));
-    return explain(session, begin(session, options, error), error);
+    return crn_session_explain(session, begin(session, options, error), error);
 }
 
 void crn_session_end(crn_session *session)
@@ -241,7 +240,7 @@ cairn_status crn_session_least(crn_session *session, cairn_error *error)
 {
     if (session->least.bytes != CAIRN_NONE)
         return CAIRN_OK;
-    return explain(session, find_least(session, error), error);
+    return crn_session_explain(session, find_least(session, error), error);
 }
 
 /* ---- one budget ---- */
@@ -476,7 +475,7 @@ cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cair
                  sizeof(*answer.checkpoints));
     if (status != CAIRN_OK) {
         cairn_info_clear(info);
-        return explain(session, status, error);
+        return crn_session_explain(session, status, error);
     }
     info->solve_ns = crn_clock_ns() - started_ns;
     info->solver_peak_bytes = atomic_load(&session->meter.peak_bytes);

@@ -36,6 +36,8 @@ cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, con
 cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
 void crn_session_end(crn_session *session);
+/** The status and error of a call of the session: an allocation that the meter refused is not the machine's fault. */
+cairn_status crn_session_explain(const crn_session *session, cairn_status status, cairn_error *error);
 /** Another time limit for the first answer, from now on; CAIRN_NONE for none. */
 void crn_session_limit(crn_session *session, int64_t time_limit_ns);
 

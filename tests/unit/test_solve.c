@@ -364,6 +364,26 @@ static cairn_status solve_and_free(const cairn_env *env, void *context)
     return test_solve_status(env, context, options_of("auto", "60"));
 }
 
+/* As a solve tells it: not as a want of memory, which would be the machine's. */
+static void bounds_and_batches_tell_the_memory_limit(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(1);
+    test_graph_shape shape = {.nodes_min = 24, .nodes_max = 24, .training = true};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_options *options = options_of(NULL, "100");
+    cairn_bound bound;
+    cairn_max_batch batch;
+    cairn_error error;
+    assert_int_equal(cairn_options_set_int(options, "memory-limit", 500, NULL), CAIRN_OK);
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, &error), CAIRN_MEMORY_LIMIT);
+    assert_string_equal(error.message, "the bound needs more than 500 bytes of memory (option memory-limit)");
+    assert_int_equal(cairn_max_batch_of(NULL, problem, options, 1, &batch, &error), CAIRN_MEMORY_LIMIT);
+    assert_int_equal(batch.batch, CAIRN_NONE);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
 static void failing_allocations_leave_nothing(void **state)
 {
     (void)state;
@@ -387,6 +407,7 @@ int main(void)
         cmocka_unit_test(polling_waits_for_its_interval),
         cmocka_unit_test(an_answer_is_logged),
         cmocka_unit_test(memory_limits_are_kept),
+        cmocka_unit_test(bounds_and_batches_tell_the_memory_limit),
         cmocka_unit_test(failing_allocations_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

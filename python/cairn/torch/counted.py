@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, OUTPUT, SAVED
 from .stage_measure import StageMeasure
 
 Op = Sequence[Any]
+Kept = dict[int, tuple[int, int]]  # by stage: the option, and the stage whose backward it stays for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Counted:
     """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
 
     apart: frozenset[int] = frozenset()  # stages whose output is counted with what runs behind them, too
-    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies that do not stay from a stage's first run on
+    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies that are gone early, by stage and parameter
     early: frozenset[int] = frozenset()  # stages that count the copies that are there when they first run
     late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead
 
@@ -48,13 +50,18 @@ def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
     return Counted(frozenset(held), _let_go(_kept(ops), stages))
 
 
-def _let_go(kept: Mapping[int, int], stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
-    """The saved copies that do not stay where these stages keep these options."""
+def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
+    """The saved copies that are gone too early where stages keep these options until these stages' backwards: before
+    the region ends; or, if several stages save one, before the stage's own backward.
+    """
+    users = collections.Counter(name for stage in stages for name in stage.copies_held())
     return frozenset(
         (number, name)
         for number, stage in enumerate(stages, 1)
         for name in stage.copies_held()
-        if number not in kept or name not in stage.copies_held(kept[number])
+        if number not in kept
+        or name not in stage.copies_held(kept[number][0])
+        or (users[name] > 1 and kept[number][1] > number)
     )
 
 
@@ -71,20 +78,22 @@ def lets_go(ops: Sequence[Op], stage: int) -> bool:
     return False
 
 
-def _kept(ops: Sequence[Op]) -> dict[int, int]:
-    """The stages whose first run is kept until the backward, and with which option."""
-    kept: dict[int, int] = {}
+def _kept(ops: Sequence[Op]) -> Kept:
+    """What the first runs of stages leave, if it is there when the forward ends."""
+    kept: Kept = {}
     run: set[int] = set()
-    done: set[int] = set()
+    done = 0  # the stage whose backward was the last
     for op in ops:
         if op[0] in FORWARDS and op[1] not in run:
             run.add(op[1])
             if op[0] == FORWARD_SAVE:
-                kept[op[1]] = op[2] if len(op) > 2 else 0
-        elif op[0] == DROP and op[1] == SAVED and op[2] not in done:
-            kept.pop(op[2], None)
+                kept[op[1]] = op[2] if len(op) > 2 else 0, op[1]
+        elif op[0] == DROP and op[1] == SAVED and op[2] in kept and not done:
+            del kept[op[2]]
+        elif op[0] == DROP and op[1] == SAVED and op[2] in kept:
+            kept[op[2]] = kept[op[2]][0], max(kept[op[2]][1], done)
         elif op[0] == BACKWARD:
-            done.add(op[1])
+            done = op[1]
     return kept
 
 

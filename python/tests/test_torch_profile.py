@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import mechanism, memory, option_measure
+from cairn.torch import mechanism, memory, option_measure, waiting
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
@@ -112,8 +112,8 @@ def test_more_memory_than_the_blocks_need_is_never_taken() -> None:
     peaks: list[int] = []
     allocated = memory.CpuMeter.peak
 
-    def noted(self: Any, first: int, last: int, fresh: bool = False) -> int:
-        found = allocated(self, first, last, fresh)
+    def noted(self: Any, first: int, last: int) -> int:
+        found = allocated(self, first, last)
         peaks.append(found)
         return found
 
@@ -472,6 +472,34 @@ def test_running_again_costs_more_than_the_run() -> None:
     assert 0 < few <= many
 
 
+@pytest.mark.parametrize(
+    ("changes", "raised", "there"),
+    [
+        ([], [], []),
+        ([3, 0, 2], [3, 0, 2], [0, 0, 0]),  # gradients of parameters
+        ([5, 0, -5], [0, 0, 0], [5, 5, 0]),  # one that waits
+        ([5, 4, -5, -2], [2, 0, 0, 0], [3, 7, 2, 0]),
+        ([-3, 2, 1, -1], [0, 2, 0, 0], [0, 0, 1, 0]),  # what goes first was counted elsewhere
+    ],
+)
+def test_what_waits_in_a_backward_is_told_from_what_stays(
+    changes: list[int], raised: list[int], there: list[int]
+) -> None:
+    assert waiting.parted(changes) == (raised, there)
+
+
+def test_a_gradient_that_waits_is_on_its_way_back_with_those_of_the_chain() -> None:
+    """That of a sum around the second block waits while it and the first run again and backward."""
+    step = torch_models.around("around-one")
+    profile = profiled(step)
+    size = step.args[0].shape[0] * 256 * 4
+    of_loss = 4  # waits, too, as long as the caller's backward runs
+    waits = {stage.name: stage.accumulated_waiting_bytes - of_loss for stage in profile.stages}
+    assert [waits[f"blocks.{i}"] for i in range(6)] == [0, size, size, size, 0, 0]
+    second = profile.stages[1]
+    assert profile.chain()["stages"][1]["grad_bytes"] == second.grad_bytes + size + of_loss
+
+
 def test_a_profile_is_data() -> None:
     profile = profiled(torch_models.branches())
     again = ct.Profile.from_json(profile.to_json())
@@ -565,7 +593,6 @@ def test_meter_reads_levels_and_peaks() -> None:
         del last
     assert (meter.level(a), meter.level(b), meter.level(c)) == (0, 4000, 1000)
     assert (meter.peak(a, b), meter.peak(b, c), meter.peak(a, c)) == (24000, 4000, 24000)
-    assert meter.peak(b, c, fresh=True) == 1000
 
 
 def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not() -> None:
@@ -624,8 +651,18 @@ def test_what_a_block_leaves_counts_only_if_the_loss_reads_it() -> None:
     weight = model[0].weight.nbytes
     assert rises(first)[0] >= rises(unread)[0] + 2 * weight
     assert rises(first)[1:] == rises(unread)[1:]
-    (waiting,) = set(first.resident) - set(unread.resident)
-    assert "beside" in waiting and first.resident[waiting] == model[0].penalty.nbytes
+
+
+def test_the_gradient_of_what_a_block_leaves_waits_for_the_block() -> None:
+    class Aside(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.left = super().forward(x)
+            return x + self.left
+
+    model, x = nn.Sequential(*(Aside(64, 64) for _ in range(4))), torch.randn(256, 64)
+    profile = ct.profile(model, x, loss_fn=lambda y: y.sum() + model[1].left.square().sum(), passes=1)
+    waits = [stage.waiting_bytes // x.nbytes for stage in profile.stages[:4]]
+    assert waits == [0, 1, 1, 1]
 
 
 class Appending(nn.Module):

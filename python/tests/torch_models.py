@@ -282,6 +282,46 @@ def complex_numbers() -> Step:
     return Step(Complex().train(), (torch.randn(256, 64, dtype=torch.complex64),), {}, lambda y: y.abs().mean())
 
 
+class Around(nn.Module):
+    """Sums lead around blocks: the gradients of these ways wait for each other."""
+
+    def __init__(self, widths: tuple[int, ...], ways: tuple[tuple[int, int], ...]) -> None:
+        super().__init__()
+        self.blocks, self.ways = nn.ModuleList(map(Perceptron, widths, widths[1:])), ways
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [x]
+        for block in self.blocks:
+            x = block(x)
+            for earlier in (begin for begin, end in self.ways if end == len(made)):
+                other = made[earlier]
+                x = x + (other if other.shape == x.shape else other.mean(1, keepdim=True))
+            made.append(x)
+        return x
+
+
+class Perceptron(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(before, 2 * after), nn.Linear(2 * after, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+AROUND = {
+    "around-one": ((256, 256, 64, 64, 64, 256, 256), ((1, 5),)),
+    "around-nested": ((64, 256, 128, 64, 64, 128, 256), ((1, 6), (2, 5), (3, 4))),
+    "around-all": ((512, 32, 32, 32, 512), ((0, 4),)),
+    "around-other-sizes": ((64, 64, 512, 64, 64), ((1, 3), (2, 4))),
+}
+
+
+def around(name: str) -> Step:
+    widths, ways = AROUND[name]
+    return Step(Around(widths, ways).train(), (torch.randn(512, widths[0]),), {}, lambda y: y.square().mean())
+
+
 # -- Hugging Face, randomly initialised ----------------------------------------------------------------------
 
 
@@ -453,6 +493,7 @@ ODD = {
     "encoding": encoding,
     "unet": unet,
     "unet-channels-last": functools.partial(unet, torch.channels_last),
+    **{name: functools.partial(around, name) for name in AROUND},
 }
 
 

@@ -238,15 +238,13 @@ def parameters_of(block: Block) -> list[nn.Parameter]:
     return list({id(p): p for module in block.modules for p in module.parameters()}.values())
 
 
-def peak_without(
-    meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]], fresh: bool = False
-) -> int:
+def peak_without(meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]]) -> int:
     """The peak if so many bytes were released at each of these marks."""
     peaks, start, gone = [], first, 0
     for mark, size in going:
-        peaks.append(meter.peak(start, mark, fresh) - gone)
-        start, gone, fresh = mark, gone + size, False
-    return max([*peaks, meter.peak(start, last, fresh) - gone])
+        peaks.append(meter.peak(start, mark) - gone)
+        start, gone = mark, gone + size
+    return max([*peaks, meter.peak(start, last) - gone])
 
 
 # -- running twice -------------------------------------------------------------------------------------------

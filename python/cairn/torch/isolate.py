@@ -3,16 +3,19 @@
 How the backward is begun decides what is measured: `y.backward(d)` keeps y and d alive for the whole backward, which
 no training step does. So the block stands between two functions that save nothing: `_Source` hands over the inputs and
 is where their gradients end; `_Sink` takes the outputs, and in the backward makes their gradients and hands them over
-as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph.
+as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph. It is two
+functions: between them in the backward, what arrived has gone, unless others wait for it, too.
 
 How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
-are made with the layout in which they arrive, once that is known. One with gaps is a view of a larger gradient that
-others have views of (those of what was concatenated, say), so it does not go when the block has read it.
+are made with the layout in which they arrive, once that is known. One that others wait for, too, does not go when the
+block has read it (that of a sum around the block), nor does one with gaps: it is a view of a larger gradient that
+others have views of (those of what was concatenated, say).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -56,23 +59,15 @@ class _Sink(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         grads = _made(ctx.grads)
-        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.has_gaps]
+        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.is_shared]
         ctx.hooks.begun()
         return None, None, *grads
 
 
-class _Bridge(torch.autograd.Function):
+class _Arriving(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: torch.Tensor,
-        hooks: Hooks,
-        grads: Layouts,
-        outputs: list[torch.Tensor],
-        *inputs: torch.Tensor,
-    ) -> Any:
-        ctx.hooks = hooks
-        ctx.grads = grads
+    def forward(ctx: Any, link: torch.Tensor, hooks: Hooks, outputs: list[torch.Tensor]) -> Any:
+        ctx.hooks, ctx.link = hooks, link
         ctx.set_materialize_grads(False)
         taken = tuple(outputs)
         outputs.clear()
@@ -81,17 +76,33 @@ class _Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         ctx.hooks.arrived(grads)
+        return ctx.link.detach(), None, None
+
+
+class _Leaving(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, hooks: Hooks, grads: Layouts, *inputs: torch.Tensor) -> Any:
+        ctx.hooks = hooks
+        ctx.grads = grads
+        return anchor.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         result = _made(ctx.grads)
         ctx.hooks.begun()
-        return None, None, None, None, *result
+        return None, None, None, *result
 
 
 class Layout:
-    """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference."""
+    """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference.
 
-    __slots__ = ("_device", "_dtype", "_shape", "_strides")
+    `waits` says of a gradient that others hold it as well while a block's backward runs.
+    """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    __slots__ = ("_device", "_dtype", "_shape", "_strides", "waits")
+
+    def __init__(self, tensor: torch.Tensor, waits: bool = False) -> None:
+        self.waits = waits
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._strides = tensor.stride() if tensor.layout is torch.strided else None
 
@@ -102,15 +113,21 @@ class Layout:
         storage = torch.full((self._extent(),), 1e-3, dtype=self._dtype, device=self._device)
         return storage.as_strided(self._shape, self._strides)
 
+    def as_waiting(self, waits: bool) -> Layout:
+        """The same layout of a gradient that others hold as well, or not."""
+        changed = copy.copy(self)
+        changed.waits = waits
+        return changed
+
     @property
     def nbytes(self) -> int:
         """Of a new one."""
         return self._extent() * self._dtype.itemsize
 
     @property
-    def has_gaps(self) -> bool:
-        """Whether it leaves out a part of what it lies in."""
-        return self._extent() > self._stored_shape().numel()
+    def is_shared(self) -> bool:
+        """Whether it waits, or leaves out a part of what it lies in."""
+        return self.waits or self._extent() > self._stored_shape().numel()
 
     def _extent(self) -> int:
         """From the first element in memory to the last."""
@@ -133,11 +150,16 @@ class Layout:
         strides = self._strides and tuple(
             0 if size == 1 else stride for size, stride in zip(self._shape, self._strides, strict=True)
         )
-        return self._shape, strides, self._dtype, self._device
+        return self._shape, strides, self._dtype, self._device, self.waits
 
 
 #: Of the gradients of several tensors in order; None where a tensor gets none.
 Layouts = Sequence[Layout | None]
+
+
+def without_waiting(layouts: Layouts) -> list[Layout | None]:
+    """The same, of gradients that nobody else holds."""
+    return [layout and layout.as_waiting(False) for layout in layouts]
 
 
 def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:
@@ -208,9 +230,10 @@ def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks, grads: Lay
     tree = Tree.of(output)
     made = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
     taken = [detached(t) for t in made]
-    fresh = iter(
-        _Bridge.apply(_anchor(made[0].device), hooks, layouts_of(inputs, grads), taken, *inputs) if made else ()
-    )
+    fresh: Iterator[torch.Tensor] = iter(())
+    if made:
+        link = _Leaving.apply(_anchor(made[0].device), hooks, layouts_of(inputs, grads), *inputs)
+        fresh = iter(_Arriving.apply(link, hooks, taken))
     return tree.build([_replaced(t, same, fresh) for t in tree.leaves])
 
 

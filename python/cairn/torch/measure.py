@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import _compat, isolate, memory
+from . import _compat, isolate, memory, waiting
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .caches import refuse_learned_caches
@@ -69,6 +69,7 @@ class _Segment:
     end: _Moment | None = None
     backward_begin: _Moment | None = None
     backward_end: _Moment | None = None
+    saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
 
 
 @dataclasses.dataclass
@@ -90,6 +91,7 @@ class _Run:
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed
+    handed: dict[int, int] = dataclasses.field(default_factory=dict)  # gradients that it makes, by storage of the input
     arrived: _Moment | None = None
     arriving: isolate.Layouts = ()
 
@@ -128,6 +130,7 @@ class MemoryPass:
         self._calls: dict[int, int] = {}
         self._created = Created(self._meter)
         self._held: dict[int, int] = {}
+        self._is_backward = False  # of the step
 
     def run(self) -> StepMeasure:
         handles = [
@@ -145,7 +148,11 @@ class MemoryPass:
         return self._evaluate()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and not self._owners.is_shared(parameter):
+        if self._is_backward and self._owners.is_in_blocks(
+            parameter
+        ):  # by what a block left beside its result; counted where it runs alone
+            parameter.grad = None
+        elif parameter.grad is not None and not self._owners.is_shared(parameter):
             self._created.note(parameter.grad)
 
     def _step(self) -> None:
@@ -161,6 +168,7 @@ class MemoryPass:
         self._held = memory.storages(tensors_in((output, loss)))
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
+        self._is_backward = True
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
         del output, loss
@@ -188,15 +196,19 @@ class MemoryPass:
         )
         self._note_held(run.chained)
         self._note_readings(run, arguments)
-        hooks, waiting = isolate.Hooks(), self._owners.waiting(block, call)
-        output = run.alone.run(function, arguments, hooks, waiting, self._created)
-        self._note_weight_grads(run, waiting)
+        hooks, shared = isolate.Hooks(), self._owners.waiting(block, call)
+        output = run.alone.run(function, arguments, hooks, shared, self._created)
+        self._note_weight_grads(run, shared)
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.VersionWitness, arguments.tensors))
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
         handed = isolate.layouts_of(arguments.differentiable, run.alone.leaving)
-        self._join(len(self._runs) - 1, hooks, isolate.bytes_of(handed))
+        for tensor, layout in zip(arguments.differentiable, handed, strict=True):
+            if layout is not None and memory.has_storage(tensor):
+                key = _compat.storage_id(tensor)
+                run.handed[key] = run.handed.get(key, 0) + layout.nbytes
+        self._join(len(self._runs) - 1, hooks)
         self._sample.teller.one_done()
         return output
 
@@ -229,8 +241,8 @@ class MemoryPass:
                 run.alive |= {key: size for key, size in alive.items() if key not in read}
                 continue
             earlier.pinned |= read & set(alive)
-            if earlier.chained_to:
-                run.alive |= alive
+            passing = alive.keys() if earlier.chained_to else alive.keys() & earlier.left_outside
+            run.alive |= {key: alive[key] for key in passing}
         if run.chained:
             self._runs[-1].chained_to = True
         returned = {ref.key for earlier in self._runs for ref in earlier.outputs}
@@ -247,9 +259,9 @@ class MemoryPass:
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
 
-    def _note_weight_grads(self, run: _Run, waiting: Sequence[nn.Parameter]) -> None:
+    def _note_weight_grads(self, run: _Run, shared: Sequence[nn.Parameter]) -> None:
         """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
-        stage, there = run.stage, {id(p) for p in waiting}
+        stage, there = run.stage, {id(p) for p in shared}
         for parameter, size in run.alone.weight_grads:
             if id(parameter) in there:
                 continue
@@ -269,21 +281,26 @@ class MemoryPass:
         run.outputs = [ref for key, ref in refs.items() if key not in known]
         run.tensors = [(weakref.ref(t), isolate.identity(t), t._version) for t in fresh]
 
-    def _join(self, index: int, hooks: isolate.Hooks, handed_bytes: int) -> None:
+    def _join(self, index: int, hooks: isolate.Hooks) -> None:
         """Takes the readings at a block's place in the backward, where gradients of its inputs are made."""
         run, before, after = self._runs[index], self._segments[index], self._segments[index + 1]
+        there: list[_compat.StorageRef | None] = []
 
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
             present = [g for g in grads if g is not None]
             run.stage.grad_bytes = memory.unique_bytes(present)
             run.arriving = [None if g is None else isolate.Layout(g) for g in grads]
+            there.extend(_compat.StorageRef(g) if g is not None and memory.has_storage(g) else None for g in grads)
             run.arrived = after.backward_end = self._moment(run.stage.grad_bytes)
             run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
 
         def begun() -> None:
-            run.arguments.clear()
-            # what arrived is released as soon as this returns
-            before.backward_begin = self._moment(handed_bytes + run.stage.grad_bytes)
+            for layout, ref in zip(run.arriving, there, strict=True):
+                if layout is not None and ref is not None:
+                    layout.waits = ref.alive()
+            there.clear()
+            before.backward_begin = self._moment()
+            run.arguments.clear()  # what runs before the block has made them, and they go in its backward
 
         hooks.arrived, hooks.begun = arrived, begun
 
@@ -294,6 +311,10 @@ class MemoryPass:
             measured.alone.read()
             measured.arriving = [*measured.arriving, *measured.alone.beside.layouts]
         readers = self._readers()
+        for before, behind in zip(self._segments, self._runs, strict=False):
+            if before.backward_begin is not None:
+                on_chain = self._main_inputs(behind, readers)
+                before.backward_begin.grads_bytes = sum(behind.handed.get(key, 0) for key in on_chain)
         stages: list[StageMeasure] = []
         surroundings: list[StageMeasure | None] = []
         self._made_between = 0
@@ -304,8 +325,9 @@ class MemoryPass:
             surroundings.append(self._outside_stage(index, segment, main) if is_stage else None)
             stages += [stage for stage in surroundings[-1:] if stage is not None]
             if run is not None:
-                self._finish_block(index, run, main, readers)
+                self._finish_block(index, run, readers)
                 stages.append(run.stage)
+        self._count_waiting(surroundings)
         pinned: dict[str, int] = {}
         for run in self._runs:  # a block that runs twice has two outputs
             if size := _bytes_of(run, run.pinned):
@@ -313,8 +335,6 @@ class MemoryPass:
                 pinned[output] = pinned.get(output, 0) + size
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
-        if waiting := sum(isolate.bytes_of(run.alone.beside.layouts) for run in self._runs):
-            pinned["gradients of what blocks leave beside their results"] = waiting
         first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}
         input_grad = sum(size for key, size in first.items() if key in self._static)
         settled = all(map(_is_settled, self._runs))
@@ -326,8 +346,9 @@ class MemoryPass:
     def _pass_layouts_on(self) -> None:
         """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
-            if before.chained_to and not _is_settled(run) and run.alone.leaving == list(run.alone.arriving):
-                before.arriving = run.arriving
+            handed_on = run.alone.leaving == isolate.without_waiting(run.alone.arriving)
+            if before.chained_to and not _is_settled(run) and handed_on:
+                before.arriving = isolate.without_waiting(run.arriving)
 
     def _readers(self) -> dict[int, list[int]]:
         readers: dict[int, list[int]] = {}
@@ -350,7 +371,8 @@ class MemoryPass:
         assert segment.end is not None
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         if index and self._runs[index].chained:
-            self._made_between += max(0, growth)
+            segment.saved_bytes = max(0, growth)
+            self._made_between += segment.saved_bytes
             return False
         return bool(index) or growth > SLACK_BYTES or not set(main) <= self._static
 
@@ -361,10 +383,10 @@ class MemoryPass:
         stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         copies = self._copies_of(stage, 2 * index)
-        stage.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
+        stage.saved_bytes = segment.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
         before = self._runs[index - 1 : index] if index else []
         left = sum(_bytes_of(run, run.left_outside) for run in before)  # counted here, not by the block
-        base = self._meter.level(segment.begin.mark) - self._released_bytes(index, segment) - left
+        base = self._meter.level(segment.begin.mark) - self._passing_bytes(index, segment) - left
         stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
@@ -373,7 +395,7 @@ class MemoryPass:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
-        stage.saved_bytes += sum(_bytes_of(run, run.left_outside & segment.end.outputs.keys()) for run in before)
+        stage.saved_bytes += sum(_bytes_of(run, run.left_outside & self._lasting()) for run in before)
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
@@ -382,27 +404,63 @@ class MemoryPass:
         stage.made_copies, stage.saved_copies = copies.made, copies.saved
         return copies
 
-    def _released_bytes(self, index: int, segment: _Segment) -> int:
-        """What was still there of earlier blocks' outputs when a segment began, and went while it ran.
+    def _passing_bytes(self, index: int, segment: _Segment) -> int:
+        """What there is of earlier blocks' outputs when a segment begins, and goes before the forward ends.
 
         The caller still has what the last block read when that returns. A schedule that keeps it has it to the end.
         """
         assert segment.end is not None
-        gone = segment.begin.outputs.keys() - segment.end.outputs.keys()
-        earlier = self._runs[: max(index - 1, 0)]
-        return sum(_bytes_of(run, gone - run.pinned) for run in earlier)
+        there = segment.begin.outputs.keys()
+        gone = there - segment.end.outputs.keys()
+        total = 0
+        for run in self._runs[: max(index - 1, 0)]:
+            passing = there if run.chained_to else gone | (there & run.left_outside)
+            total += _bytes_of(run, passing - run.pinned - self._lasting())
+        return total
+
+    def _lasting(self) -> Set[int]:
+        """The outputs of blocks that are still there when the backward begins."""
+        begin = self._segments[-1].backward_begin
+        return begin.outputs.keys() if begin is not None else set()
 
     def _read_outside_backward(self, segment: _Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
         if begin is None or end is None or end.mark < begin.mark:
             return
         base = self._outside_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
-        stage.backward_rise_bytes = meter.peak(begin.mark, end.mark, fresh=True) - base
+        stage.backward_rise_bytes = meter.peak(begin.mark, end.mark) - base
         going = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
-        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, going, True) - base
-        left = self._outside_bytes(end) - self._outside_bytes(begin) + stage.saved_bytes
-        stage.weight_grad_bytes = max(left, 0)
-        stage.accumulated_weight_grad_bytes = max(left - sum(size for _, size in going), 0)
+        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, going) - base
+
+    def _count_waiting(self, surroundings: Sequence[StageMeasure | None]) -> None:
+        """What runs between two blocks and is no stage counts with the block behind it."""
+        changes: list[tuple[StageMeasure, int, int]] = []
+        for index, (segment, outside) in enumerate(zip(self._segments, surroundings, strict=True)):
+            created, accumulated = self._change_of(segment)
+            if outside is not None:
+                changes.append((outside, created, accumulated))
+                created = accumulated = 0
+            if index < len(self._runs):
+                own = self._change_at(index)
+                changes.append((self._runs[index].stage, created + own, accumulated + own))
+        waiting.count(*zip(*changes, strict=True))
+
+    def _change_of(self, segment: _Segment) -> tuple[int, int]:
+        """By how much what is there outside of blocks changes in the backward of a segment, beyond what it had saved:
+        where the step creates its gradients, and where it adds to existing ones.
+        """
+        begin, end = segment.backward_begin, segment.backward_end
+        if begin is None or end is None or end.mark < begin.mark:
+            return 0, 0
+        change = self._outside_bytes(end) - self._outside_bytes(begin) + segment.saved_bytes
+        return change, change - sum(size for mark, size in self._created.gone if begin.mark < mark <= end.mark)
+
+    def _change_at(self, index: int) -> int:
+        """The same at a block: gradients that arrived and wait for others, and those of inputs beside the chain."""
+        before, after = self._segments[index].backward_begin, self._segments[index + 1].backward_end
+        if before is None or after is None:
+            return 0
+        return self._outside_bytes(before) - self._outside_bytes(after)
 
     def _outside_name(self, index: int) -> str:
         if not self._runs:
@@ -413,12 +471,12 @@ class MemoryPass:
             return f"after {shown(self._runs[-1].stage.name)}"
         return f"between {shown(self._runs[index - 1].stage.name)} and {shown(self._runs[index].stage.name)}"
 
-    def _finish_block(self, index: int, run: _Run, main: dict[int, int], readers: dict[int, list[int]]) -> None:
+    def _finish_block(self, index: int, run: _Run, readers: dict[int, list[int]]) -> None:
         stage = run.stage
         self._copies_of(stage, 2 * index + 1)
         stage.input_bytes = sum(run.inputs.values())
         pinned = {key for other in self._runs for key in other.pinned}
-        held = sum(size for key, size in run.alive.items() if key not in pinned)
+        held = sum(size for key, size in run.alive.items() if key not in pinned | self._lasting())
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         apart, left = (run.pinned | run.unread) & run.made, run.left_outside  # not the chain's to keep
@@ -442,10 +500,6 @@ class MemoryPass:
             following = self._runs[index + 1]
             mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
             stage.grad_bytes = sum(following.alone.grads.get(key, 0) for key in mine)
-        for key in set(run.inputs) - set(main):
-            if readers[key][-1] == index:  # first in the backward: this gradient waits for the others
-                stage.weight_grad_bytes += run.alone.grads.get(key, 0)
-                stage.accumulated_weight_grad_bytes += run.alone.grads.get(key, 0)
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
 
@@ -485,6 +539,10 @@ class Owners:
     def is_shared(self, parameter: torch.Tensor) -> bool:
         users = self._users.get(id(parameter), [])
         return len(users) + (id(parameter) in self._outside) > 1
+
+    def is_in_blocks(self, parameter: torch.Tensor) -> bool:
+        """Whether blocks alone use it."""
+        return id(parameter) in self._users and id(parameter) not in self._outside
 
     def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
         """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives.

@@ -104,15 +104,9 @@ class Meter:
         """Bytes allocated at a mark."""
         return self._levels[mark]
 
-    def peak(self, first: int, last: int, fresh: bool = False) -> int:
-        """Most bytes allocated from mark `first` to mark `last`.
-
-        With `fresh`, releases right after `first` come before the first reading.
-        """
-        if first == last:
-            return self._levels[first]
-        opening = self._fresh_peaks[first] if fresh else self._peaks[first]
-        return max([opening, *self._peaks[first + 1 : last]])
+    def peak(self, first: int, last: int) -> int:
+        """Most bytes allocated from mark `first` to mark `last`."""
+        return self._levels[first] if first == last else max(self._peaks[first:last])
 
     was_interrupted = False
     excess = 0.0  # the share by which the allocator had taken more, at most, than it was asked for
@@ -123,7 +117,6 @@ class Meter:
 
     _levels: list[int]
     _peaks: list[int]  # from each mark to the next
-    _fresh_peaks: list[int]
 
 
 class CpuMeter(Meter):
@@ -173,25 +166,16 @@ class CpuMeter(Meter):
         self._recorder.stop(MARK_PREFIX)
         if self._interruptible:
             _before_profilers.end()
-        self._levels, self._peaks, self._fresh_peaks = [], [], []
+        self._levels, self._peaks = [], []
         level = 0
-        fresh = True  # nothing was allocated since the mark
         for event in self._recorder.events:
             if isinstance(event, str):
                 self._levels.append(level)
                 self._peaks.append(level)
-                self._fresh_peaks.append(level)
-                fresh = True
                 continue
             level += event
-            if not self._levels:
-                continue
-            if event < 0 and fresh:
-                self._fresh_peaks[-1] = level
-            else:
-                fresh = False
-            self._peaks[-1] = max(self._peaks[-1], level)
-            self._fresh_peaks[-1] = max(self._fresh_peaks[-1], level)
+            if self._peaks:
+                self._peaks[-1] = max(self._peaks[-1], level)
 
 
 _before_profilers = _compat.BeforeProfilers(CpuMeter.give_way)
@@ -211,7 +195,6 @@ class CudaMeter(Meter):
 
     def __enter__(self) -> CudaMeter:
         self._levels, self._peaks = [], []
-        self._fresh_peaks = self._peaks
         self._start = self._read()["current"]
         torch.cuda.reset_peak_memory_stats(self._device)
         return self

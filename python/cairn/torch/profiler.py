@@ -114,7 +114,7 @@ class Profile:
         for number, stage in enumerate(_held_apart(self.stages, counted.apart), 1):
             stages.append(_chain_stage(stage, before, created))
             copies.count(number, stage, stages[-1], counted)
-            before = stage.grad_bytes
+            before = stage.arriving_bytes(created)
         if len(self.stages) > 1:
             _join_loss(stages[-1], stages[-2]["grad_bytes"])
         return {
@@ -179,7 +179,7 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
     return {
         "name": shown(stage.name, stage.call),
         "output_bytes": stage.output_bytes,
-        "grad_bytes": stage.grad_bytes,
+        "grad_bytes": stage.arriving_bytes(created),
         "weight_grad_bytes": weight_grad,
         "no_recompute": bool(stage.keep_reason),
         "forward_only_ns": stage.forward_only_ns + stage.again_ns,  # a block that runs again begins by not saving

@@ -60,6 +60,8 @@ class StageMeasure:
     accumulated_weight_grad_bytes: int = 0
     made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters
     saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor whose copy it is, or ""
+    waiting_bytes: int = 0  # gradients that arrive beside that of its output: they wait for others
+    accumulated_waiting_bytes: int = 0
     held_bytes: int = 0  # kept by the caller until the step ends
     forward_ns: int = 0
     forward_only_ns: int = 0
@@ -73,6 +75,10 @@ class StageMeasure:
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors
     draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
     options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
+
+    def arriving_bytes(self, created: bool) -> int:
+        """Of all gradients on their way back when its backward begins."""
+        return self.grad_bytes + (self.waiting_bytes if created else self.accumulated_waiting_bytes)
 
     def saved_travels(self, number: int = 0) -> bool:
         """Whether all that an option saves is what transfers move, and is gone from the device when it was dropped."""

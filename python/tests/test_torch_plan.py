@@ -46,7 +46,7 @@ def resnet_profile() -> ct.Profile:
 
 #: By how much a prediction may be too high, as a share: values that several blocks read count all the step, and a
 #: block's output counts as saved even where nobody saves it.
-LOOSE = {"t5": 0.02, **dict.fromkeys(torch_models.ODD.keys() - torch_models.AROUND, 0.02), "recurrent-residual": 0.05}
+LOOSE = {"t5": 0.03, **dict.fromkeys(torch_models.ODD.keys() - torch_models.AROUND, 0.03), "recurrent-residual": 0.05}
 
 
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])

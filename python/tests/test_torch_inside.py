@@ -581,8 +581,8 @@ def test_exceptions_leave_the_next_step_sound() -> None:
 def test_removal_between_forward_and_backward() -> None:
     plain, other = net(), net()
     expected = train(plain, loss_of)
-    torch.manual_seed(0)
     with opened(other):
+        torch.manual_seed(0)
         loss = loss_of(other)
     loss.backward()
     assert all(torch.equal(p.grad, expected[f"gradient of {n}"]) for n, p in other.named_parameters())

@@ -6,7 +6,6 @@ static json_t *bound_json(const cairn_bound *bound)
     cli_object out = cli_object_new();
     cli_add_int(&out, "lower_bound_ns", bound->lower_bound_ns);
     cli_add_text(&out, "method", bound->method);
-    cli_add_int(&out, "least_lower_bytes", bound->least_lower_bytes);
     return cli_object_take(&out);
 }
 

@@ -14,8 +14,7 @@
 enum { CRN_OFFLOAD_PROFILES = 3 };
 
 typedef struct crn_offload_plan {
-    crn_task
-        task; /* a copy, for a session outlives the call that opens it; who may be stopped asks the task of the call */
+    crn_task task; /* a copy, for a session outlives the call that opened it */
     int32_t n;
     int32_t *option; /* of a stage */
     int32_t *wait;   /* of a stage: its wait, or CRN_NO_COPY */

@@ -8,8 +8,8 @@ functions: between them in the backward, what arrived has gone, unless others wa
 
 How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
 are made with the layout in which they arrive, once that is known. One that others wait for, too, does not go when the
-block has read it (that of a sum around the block), nor does one with gaps: it is a view of a larger gradient that
-others have views of (those of what was concatenated, say).
+block has read it: that of a sum around the block, or a view of one of which others have views (those of what was
+concatenated, say).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Sink(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         grads = _made(ctx.grads)
-        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.is_shared]
+        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.waits]
         ctx.hooks.begun()
         return None, None, *grads
 
@@ -96,13 +96,13 @@ class _Leaving(torch.autograd.Function):
 class Layout:
     """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference.
 
-    `waits` says of a gradient that others hold it as well while a block's backward runs.
+    `waits` says of a gradient that others hold it as well, or what it is a view of, while a block's backward runs.
     """
 
     __slots__ = ("_device", "_dtype", "_shape", "_strides", "waits")
 
-    def __init__(self, tensor: torch.Tensor, waits: bool = False) -> None:
-        self.waits = waits
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.waits = False
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._strides = tensor.stride() if tensor.layout is torch.strided else None
 
@@ -123,11 +123,6 @@ class Layout:
     def nbytes(self) -> int:
         """Of a new one."""
         return self._extent() * self._dtype.itemsize
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether it waits, or leaves out a part of what it lies in."""
-        return self.waits or self._extent() > self._stored_shape().numel()
 
     def _extent(self) -> int:
         """From the first element in memory to the last."""

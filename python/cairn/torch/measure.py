@@ -95,13 +95,6 @@ class _Run:
     arrived: _Moment | None = None
     arriving: isolate.Layouts = ()
 
-    @property
-    def left_outside(self) -> set[int]:
-        """The outputs that no block keeps: what runs next, outside of blocks, reads them, and may hold them."""
-        if self.chained_to:
-            return set()
-        return {ref.key for ref in self.outputs if ref.key in self.made} - self.pinned - self.saved_outputs
-
     def returned(self, tensor: torch.Tensor) -> bool:
         """True for a tensor that this run returned and nobody changed."""
         identity = isolate.identity(tensor)
@@ -241,8 +234,7 @@ class MemoryPass:
                 run.alive |= {key: size for key, size in alive.items() if key not in read}
                 continue
             earlier.pinned |= read & set(alive)
-            passing = alive.keys() if earlier.chained_to else alive.keys() & earlier.left_outside
-            run.alive |= {key: alive[key] for key in passing}
+            run.alive |= alive
         if run.chained:
             self._runs[-1].chained_to = True
         returned = {ref.key for earlier in self._runs for ref in earlier.outputs}
@@ -385,7 +377,7 @@ class MemoryPass:
         copies = self._copies_of(stage, 2 * index)
         stage.saved_bytes = segment.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
         before = self._runs[index - 1 : index] if index else []
-        left = sum(_bytes_of(run, run.left_outside) for run in before)  # counted here, not by the block
+        left = sum(_bytes_of(run, self._left_by(run)) for run in before)  # counted here, not by the block
         base = self._meter.level(segment.begin.mark) - self._passing_bytes(index, segment) - left
         stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
@@ -395,7 +387,7 @@ class MemoryPass:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
-        stage.saved_bytes += sum(_bytes_of(run, run.left_outside & self._lasting()) for run in before)
+        stage.saved_bytes += sum(_bytes_of(run, self._left_by(run) & self._lasting()) for run in before)
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
@@ -404,19 +396,24 @@ class MemoryPass:
         stage.made_copies, stage.saved_copies = copies.made, copies.saved
         return copies
 
+    def _left_by(self, run: _Run) -> set[int]:
+        """The outputs that no block needs: what runs next, outside of blocks, reads them, and may hold them.
+
+        Where the block saves one itself, that is so only if nobody holds it.
+        """
+        if run.chained_to:
+            return set()
+        return (
+            {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - (run.saved_outputs & self._lasting())
+        )
+
     def _passing_bytes(self, index: int, segment: _Segment) -> int:
         """What there is of earlier blocks' outputs when a segment begins, and goes before the forward ends.
 
         The caller still has what the last block read when that returns. A schedule that keeps it has it to the end.
         """
-        assert segment.end is not None
-        there = segment.begin.outputs.keys()
-        gone = there - segment.end.outputs.keys()
-        total = 0
-        for run in self._runs[: max(index - 1, 0)]:
-            passing = there if run.chained_to else gone | (there & run.left_outside)
-            total += _bytes_of(run, passing - run.pinned - self._lasting())
-        return total
+        there = segment.begin.outputs.keys() - self._lasting()
+        return sum(_bytes_of(run, there - run.pinned) for run in self._runs[: max(index - 1, 0)])
 
     def _lasting(self) -> Set[int]:
         """The outputs of blocks that are still there when the backward begins."""
@@ -479,16 +476,18 @@ class MemoryPass:
         held = sum(size for key, size in run.alive.items() if key not in pinned | self._lasting())
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart, left = (run.pinned | run.unread) & run.made, run.left_outside  # not the chain's to keep
+        apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not the chain's to keep
         if apart or (run.is_held and run.saved_outputs):
             stage.travel_bytes, stage.output_travels = 0, False
         elif run.is_held:  # the rest can travel
             stage.output_is_held, stage.output_travels = True, False
             stage.travel_bytes = max(0, stage.travel_bytes - stage.output_bytes)
         elif left:
-            stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - _bytes_of(run, left)), False
+            gone = _bytes_of(run, left - run.saved_outputs)
+            stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - gone), False
         stage.output_bytes -= _bytes_of(run, apart | left)
         stage.left_bytes = _bytes_of(run, left - apart)
+        stage.left_saved_bytes = _bytes_of(run, (left - apart) & run.saved_outputs)
         not_saved = _bytes_of(run, (apart | left) - run.saved_outputs)  # gone before the backward that was measured
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved

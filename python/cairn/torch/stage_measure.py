@@ -51,6 +51,7 @@ class StageMeasure:
     output_travels: bool = False  # the output by itself can
     also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
+    left_saved_bytes: int = 0  # of that, what it saves itself
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
@@ -103,14 +104,15 @@ class StageMeasure:
 
     def signature(self) -> tuple[Any, ...]:
         """Equal for blocks that need not be timed apart: that differ in nothing but who keeps their output."""
+        not_saved = self.left_bytes - self.left_saved_bytes
         sizes = (
             self.input_bytes,
             self.output_bytes + self.left_bytes,
-            self.saved_bytes + self.left_bytes,
+            self.saved_bytes + not_saved,
             self.saved_count,
             self.forward_rise_bytes,
             self.forward_only_rise_bytes,
-            self.backward_rise_bytes - self.left_bytes,
+            self.backward_rise_bytes - not_saved,
             self.weight_grad_bytes,
         )
         return (self.kind, self.class_name, sizes, self.random, tuple(self.writes_buffers), bool(self.keep_reason))

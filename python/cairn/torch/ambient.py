@@ -62,11 +62,6 @@ class Modes(NamedTuple):
         cache = any(enabled for _, enabled, _ in autocast) and torch.is_autocast_cache_enabled()
         return cls(torch.is_grad_enabled(), autocast, cache)
 
-    @property
-    def casts(self) -> bool:
-        """Whether autocast is on."""
-        return any(enabled for _, enabled, _ in self.autocast)
-
     def are_in_force(self) -> bool:
         """Whether they are those of this thread now."""
         if torch.is_grad_enabled() != self.grad:

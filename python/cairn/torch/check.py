@@ -452,7 +452,7 @@ class Watch:
         plan = self._plan
         peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
         self._of(plan).add(Measured(peak, self._took, self._existed), self._unforeseen)
-        self._judge(plan, peak)
+        self._judge(plan, peak, self._unforeseen)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Judges by what an optimizer has created in the step that it has just taken."""
@@ -465,7 +465,8 @@ class Watch:
                 each.steps = 0
         if found.worst is not None and unforeseen > found.unforeseen_bytes:
             self._existed = found.worst.gradients_existed
-            self._judge(plan, found.worst.peak_bytes + unforeseen - found.unforeseen_bytes, "the next step will take")
+            peak = found.worst.peak_bytes + unforeseen - found.unforeseen_bytes
+            self._judge(plan, peak, unforeseen, "the next step will take")
             self._correct()
 
     def _unforeseen_bytes(self, plan: Plan) -> int:
@@ -477,16 +478,18 @@ class Watch:
         if miss is not None and self._on_miss is not None:
             self._on_miss(*miss)
 
-    def _judge(self, plan: Plan, peak: int, taken: str = "the step took") -> None:
+    def _judge(self, plan: Plan, peak: int, unforeseen: int, taken: str = "the step took") -> None:
+        """Tells of a step over its budget. A plan that counts no state of optimizers promises nothing about it."""
         if peak <= plan.budget_bytes:
             return
+        is_promised = peak - unforeseen > plan.budget_bytes or OPTIMIZER_STATE in plan.resident
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
         cause = self._supposed_cause(plan)
         text = (
             f"{taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
             f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {cause}"
         )
-        if self._strict:
+        if self._strict and is_promised:
             raise BudgetExceeded(text)
         warnings.warn(text, stacklevel=2)
         if self._on_miss is not None:

@@ -33,7 +33,6 @@ from .state import BlockState
 from .switches import refuse_chosen_kernels
 from .takeover import Handler, Takeover
 from .travel import Depot, Travel
-from .tree import unique_tensors_in
 
 _NOTHING = contextlib.nullcontext()
 
@@ -244,8 +243,6 @@ class Executor:
         finally:
             self._thread.run = None
         run.forward_ended()
-        if any(map(torch.is_autocast_enabled, prepared.settings.device_types)):
-            _leave_region(output)
         note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
             self._guide.forward_ended(output)
@@ -373,10 +370,3 @@ def _chain(modules: Sequence[nn.Module], value: Any) -> Any:
     for module in modules:
         value = module(value)
     return value
-
-
-def _leave_region(output: Any) -> None:
-    """Has a backward that runs within the forward's autocast region begin as after it, without copies of parameters."""
-    for tensor in unique_tensors_in(output):
-        if tensor.requires_grad and not tensor.is_leaf:
-            _compat.hook_gradient(tensor, lambda gradient: torch.clear_autocast_cache())

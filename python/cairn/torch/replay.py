@@ -699,8 +699,6 @@ class Run:
         """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
-        if block.modes.casts and not self._in_forward:
-            surroundings.enter_context(_compat.outside_autocast())
         block.modes.enter(surroundings)
         if block.found is not None:
             copies = surroundings.enter_context(block.found.in_force())
@@ -716,11 +714,12 @@ class Run:
                     f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
                     "modified in place after the forward"
                 )
+        casting = any(enabled for _, enabled, _ in block.modes.autocast)
         leaves = []
         for index, argument in enumerate(block.arguments):
             tensor = self.find(stage, block, index)
             if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
-                tensor = _fresh(tensor, argument.requires_grad, block.modes.casts)
+                tensor = _fresh(tensor, argument.requires_grad, casting)
             leaves.append(tensor)
         return block.tree.build(leaves)
 

@@ -44,6 +44,7 @@ LOOSE = {
     "tabled": 0.03,
     "shared": 0.03,
     "unet-channels-last": 0.05,
+    **dict.fromkeys(torch_models.AROUND, 0.05),
 }
 
 #: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.

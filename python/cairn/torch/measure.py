@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from . import _compat, isolate, memory, waiting
-from .block_meter import BlockMeter, Created, parameters_of, peak_without
+from .block_meter import BlockMeter, Created, peak_without
 from .blocks import Block, intercepted
 from .caches import refuse_learned_caches
 from .cast_copies import Copies
+from .owners import Owners
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .stages import shown
@@ -515,42 +516,3 @@ def _bytes_of(run: _Run, keys: set[int]) -> int:
 def _static_storages(sample: Sample) -> list[_compat.StorageRef]:
     tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
     return [_compat.StorageRef(tensor) for tensor in tensors if memory.has_storage(tensor)]
-
-
-# -- what several stages share -------------------------------------------------------------------------------
-
-
-class Owners:
-    """Which parameters several stages use: their gradients wait for each other in the engine."""
-
-    def __init__(self, model: nn.Module, order: Sequence[Block]) -> None:
-        inside = {id(m) for block in order for top in block.modules for m in top.modules()}
-        outside = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
-        self._users: dict[int, list[tuple[int, int]]] = {}
-        calls: dict[int, int] = {}
-        for block in order:
-            call = calls.get(id(block), 0)
-            calls[id(block)] = call + 1
-            for p in parameters_of(block):
-                self._users.setdefault(id(p), []).append((id(block), call))
-        self._outside = {id(p) for p in outside}
-
-    def is_shared(self, parameter: torch.Tensor) -> bool:
-        users = self._users.get(id(parameter), [])
-        return len(users) + (id(parameter) in self._outside) > 1
-
-    def is_in_blocks(self, parameter: torch.Tensor) -> bool:
-        """Whether blocks alone use it."""
-        return id(parameter) in self._users and id(parameter) not in self._outside
-
-    def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
-        """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives.
-
-        Where the other user lies outside blocks it may be earlier or later: the worse is assumed.
-        """
-
-        def used_later(p: nn.Parameter) -> bool:
-            users = self._users.get(id(p), [])
-            return p.requires_grad and (id(p) in self._outside or (id(block), call) != users[-1])
-
-        return [p for p in parameters_of(block) if self.is_shared(p) and used_later(p)]

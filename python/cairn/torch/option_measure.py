@@ -30,7 +30,8 @@ from .block_meter import BlockMeter, Created, Rewinding, parameters_of
 from .block_options import Choice, candidates
 from .blocks import Block, intercepted
 from .constants import Constants
-from .measure import Owners, StepMeasure
+from .measure import StepMeasure
+from .owners import Owners
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program
 from .sample import Sample, backward_of

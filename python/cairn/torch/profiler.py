@@ -24,6 +24,7 @@ from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
 from .outside import Outside, Replaced
 from .outside import find as find_outside
+from .owners import Owners
 from .parametrized import refuse_cache
 from .progress import telling
 from .sample import Sample
@@ -284,7 +285,7 @@ def profile(
         timing.TimePasses(sample, found, measured, device).run(passes)
         if inside:
             sample.teller.begin("looking into blocks", len(measured.blocks))
-            owners = measure.Owners(model, _call_order(found, observed))
+            owners = Owners(model, _call_order(found, observed))
             option_measure.OptionPass(sample, found, measured, owners, device).run()
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
     taken = measure_optimizer(optimizer)
@@ -411,13 +412,13 @@ def _measure(
     but what happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, measure.Owners(sample.model, _call_order(blocks, observed)), device).run()
+        measure.MemoryPass(sample, blocks, Owners(sample.model, _call_order(blocks, observed)), device).run()
     arriving: measure.Arriving = {}
     again = 0
     while True:
         order = _call_order(blocks, observed)
         sample.teller.begin("measuring memory", len(order))
-        owners = measure.Owners(sample.model, order)
+        owners = Owners(sample.model, order)
         copies = _copies(sample, blocks) if observed.casts else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}

@@ -500,6 +500,26 @@ def test_a_gradient_that_waits_is_on_its_way_back_with_those_of_the_chain() -> N
     assert profile.chain()["stages"][1]["grad_bytes"] == second.grad_bytes + size + of_loss
 
 
+def test_outputs_that_a_list_has_until_the_forward_ends_are_held_by_nobody() -> None:
+    class Listing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = []
+            for block in self.blocks:
+                made.append(block(x))
+                x = x + made[-1]
+            return x
+
+    model, x = Listing(), torch.randn(256, 64)
+    profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
+    assert all(stage.also_held_bytes <= stage.output_bytes for stage in profile.stages)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=lambda y: y.square().mean()).ok
+
+
 def test_a_profile_is_data() -> None:
     profile = profiled(torch_models.branches())
     again = ct.Profile.from_json(profile.to_json())

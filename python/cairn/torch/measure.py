@@ -493,10 +493,9 @@ class MemoryPass:
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
-        after = self._segments[index + 1].end
-        if not run.chained_to and after is not None:
-            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & after.outputs.keys()) - run.pinned)
-        if run.chained_to:
+        if not run.chained_to:
+            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting()) - run.pinned)
+        else:
             following = self._runs[index + 1]
             mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
             stage.grad_bytes = sum(following.alone.grads.get(key, 0) for key in mine)

@@ -59,7 +59,8 @@ def test_the_rest(tmp_path: Path) -> None:
     problem = cairn.load(GPT2)
     limits, bound = cairn.limits(problem), cairn.bound(problem, "1.3GiB")
     assert command("limits", GPT2) == vars(limits)
-    assert command("bound", GPT2, "--budget", "1.3GiB") == vars(bound)
+    least = {"least_lower_bytes": limits.least_lower_bytes}  # which the format of bound does not have
+    assert command("bound", GPT2, "--budget", "1.3GiB") | least == vars(bound)
     schedule = cairn.solve(problem, "1.3GiB").require()
     schedule.save(tmp_path / "s.json")
     for name, budget, status in (("verify", "1.3GiB", 0), ("simulate", "none", 0), ("simulate", "1GB", 1)):

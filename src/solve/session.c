@@ -333,12 +333,24 @@ static bool is_refuted(const cairn_info *info)
     return info->budget_bytes != CAIRN_NONE && info->budget_bytes < info->least_lower_bytes;
 }
 
+/* There is room, but times beyond 2^63 - 1 cannot be told, and some solvers stop counting somewhat before. */
+static bool is_beyond_counting(const cairn_info *info)
+{
+    return info->least_bytes != CAIRN_NONE && info->budget_bytes != CAIRN_NONE &&
+           info->budget_bytes >= info->least_bytes;
+}
+
+static cairn_outcome outcome_of_nothing(const crn_answer *answer, const cairn_info *info)
+{
+    bool is_open = answer->stopped_early || answer->cut_short || is_beyond_counting(info);
+    return is_open && !is_refuted(info) ? CAIRN_OUTCOME_UNKNOWN : CAIRN_OUTCOME_INFEASIBLE;
+}
+
 static void fill_outcome(const crn_session *session, const crn_answer *answer, cairn_info *info)
 {
     const crn_solver *solver = crn_solver_find(info->solver);
     if (!answer->found)
-        info->outcome = (answer->stopped_early || answer->cut_short) && !is_refuted(info) ? CAIRN_OUTCOME_UNKNOWN
-                                                                                          : CAIRN_OUTCOME_INFEASIBLE;
+        info->outcome = outcome_of_nothing(answer, info);
     else if (info->lower_bound_ns == info->makespan_ns && !session->settings.minimize_memory)
         info->outcome = CAIRN_OUTCOME_OPTIMAL;
     else
@@ -354,6 +366,8 @@ static void fill_reason(const crn_answer *answer, cairn_info *info)
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
         snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short)
+        snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason),
                  "none was found before its work or memory ended (options iterations, memory-limit)");

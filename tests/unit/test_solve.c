@@ -90,6 +90,34 @@ static void infeasible_is_an_outcome(void **state)
     cairn_problem_free(problem);
 }
 
+/* With 14 bytes all four stages fit, but only if forwards of 3e18 ns and more are run four times: past 2^63. */
+static void what_takes_too_long_to_count_is_not_infeasible(void **state)
+{
+    (void)state;
+    static const cairn_stage_option slow = {"keep", 10, 3000000000000000000, 1, 0, 0}, quick = {"keep", 10, 1, 1, 0, 0},
+                                    second = {"keep", 10, 1000000000000000000, 1, 0, 0};
+    static const cairn_stage stages[] = {
+        {"a", 1, 1, 0, 3000000000000000000, 0, false, 1, &slow},
+        {"b", 1, 1, 0, 1, 0, false, 1, &quick},
+        {"c", 1, 1, 0, 1000000000000000000, 0, false, 1, &second},
+        {"d", 1, 1, 0, 1, 0, false, 1, &quick},
+    };
+    static const char *const solvers[] = {"chain-exact", "chain-dp", "chain-weak", "brute-chain", "auto"};
+    cairn_chain chain = {1, 1, 4, stages};
+    cairn_problem_info nothing = {.name = ""};
+    cairn_problem *problem;
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, &nothing, &problem, NULL), CAIRN_OK);
+    for (size_t i = 0; i < sizeof(solvers) / sizeof(*solvers); i++) {
+        cairn_options *options = options_of(solvers[i], "14");
+        cairn_info info;
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+        assert_true(info.least_bytes == 14 && info.outcome == CAIRN_OUTCOME_UNKNOWN);
+        assert_non_null(strstr(info.reason, "takes longer"));
+        cairn_options_free(options);
+    }
+    cairn_problem_free(problem);
+}
+
 static void what_is_asked_must_make_sense(void **state)
 {
     (void)state;
@@ -397,6 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_is_complete),
         cmocka_unit_test(infeasible_is_an_outcome),
+        cmocka_unit_test(what_takes_too_long_to_count_is_not_infeasible),
         cmocka_unit_test(what_is_asked_must_make_sense),
         cmocka_unit_test(an_overridden_machine_is_recorded),
         cmocka_unit_test(a_curve_equals_its_points),

@@ -11,6 +11,8 @@ typedef struct input {
 static cli_exit load_text(const cli_call *call, const char *path, input *in)
 {
     cairn_error error;
+    if (!*path)
+        return cli_misuse(call, "the name of a file to read is empty");
     if (cairn_file_read(NULL, path, &in->text, &in->length, &error) != CAIRN_OK)
         return cli_fail(call, path, &error);
     return CLI_FOUND;

@@ -1,5 +1,7 @@
 /* What was probably meant: the nearest of the words that exist. */
+#include <ctype.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli.h"
 
@@ -10,7 +12,15 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-/* Insertions, deletions, substitutions and swaps of neighbours that make one word of the other; the words are short. */
+static bool differ(char a, char b)
+{
+    return tolower((unsigned char)a) != tolower((unsigned char)b);
+}
+
+/*
+ * Insertions, deletions, substitutions and swaps of neighbours that make one word of the other, capitals aside; the words
+ * are short.
+ */
 static int distance(const char *a, const char *b)
 {
     int rows[3][WORD_MAX + 1];
@@ -21,8 +31,8 @@ static int distance(const char *a, const char *b)
         int *now = rows[i % 3], *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
-            now[j] = least(least(last[j], now[j - 1]) + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+            now[j] = least(least(last[j], now[j - 1]) + 1, last[j - 1] + differ(a[i - 1], b[j - 1]));
+            if (i > 1 && j > 1 && !differ(a[i - 1], b[j - 2]) && !differ(a[i - 2], b[j - 1]))
                 now[j] = least(now[j], before[j - 2] + 1);
         }
     }
@@ -39,7 +49,7 @@ const char *cli_nearest(const char *word, const char *(*candidate)(int index))
     for (int i = 0; (other = candidate(i)); i++) {
         if (strlen(other) > WORD_MAX)
             continue;
-        bool begins = length >= 3 && strncmp(word, other, length) == 0;
+        bool begins = length >= 3 && strncasecmp(word, other, length) == 0;
         int away = begins ? 0 : distance(word, other);
         if (away < best_distance) {
             best = other;

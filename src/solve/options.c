@@ -9,7 +9,9 @@
  */
 #include "solve/options.h"
 
+#include <ctype.h>
 #include <stdio.h>
+#include <ctype.h>
 #include <string.h>
 
 typedef enum option_id {
@@ -293,7 +295,8 @@ cairn_status cairn_options_set(cairn_options *options, const char *name, const c
         return CAIRN_OK;
     }
     if (parse_value(&table[id], value, &number, &why) != CAIRN_OK)
-        return crn_fail_at(error, why.status, CAIRN_NONE, name, "option %s: %s", name, why.message);
+        return crn_fail_at(error, why.status, CAIRN_NONE, name, "option %s: %s%s", name, why.message,
+                           id == BUDGET && !isdigit((unsigned char)*value) ? "; or none" : "");
     return store(options, id, number, error);
 }
 

@@ -99,16 +99,22 @@ static bool takes_kind(const cairn_solver_info *info, const crn_task *task)
 
 enum { NAMES_MAX = CAIRN_ERROR_MESSAGE_MAX / 4 * 3 };
 
-/* The solvers that can be asked in its place about this kind of problem: for the wanted answer, with or without a machine
- * as it, and not by trying everything. */
+/* Whether the other minimizes what is wanted; for time, it also has to be for a machine where the one that was asked is. */
+static bool serves(const cairn_solver_info *other, const cairn_solver_info *asked, const crn_task *task)
+{
+    bool for_memory = task->settings->minimize_memory, takes_either = strcmp(other->name, "auto") == 0;
+    return (other->minimizes_memory == for_memory || takes_either) &&
+           (other->needs_machine == asked->needs_machine || for_memory);
+}
+
+/* The solvers that can be asked in its place about this kind of problem, but for those that try everything. */
 static const char *in_its_place(const cairn_solver_info *info, const crn_task *task, char names[NAMES_MAX])
 {
     size_t length = 0;
     names[0] = '\0';
     for (int i = 0; i < SOLVER_COUNT && length < NAMES_MAX; i++) {
         const cairn_solver_info *other = &crn_solvers[i]->info;
-        bool minimizes = other->minimizes_memory == task->settings->minimize_memory || strcmp(other->name, "auto") == 0;
-        if (takes_kind(other, task) && minimizes && other->needs_machine == info->needs_machine && !other->exhaustive)
+        if (takes_kind(other, task) && serves(other, info, task) && !other->exhaustive)
             length += (size_t)snprintf(names + length, NAMES_MAX - length, "%s%s", length ? ", " : "", other->name);
     }
     return names;

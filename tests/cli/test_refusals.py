@@ -51,6 +51,11 @@ def expect_refusal(cairn, *words, **more):
         (["solve", "p", "--budget", "1", "--trace", "s", "-o", "s"], "same file"),
         (["solve", "p", "--budget", "1", "--solver", "store-al"], '"store-all"'),
         (["solve", "p", "--budget", "1", "--solver", "Store-All"], "store-all"),
+        (["solve", "p", "--budget", "1", "--solver", "CHAIN-EXACT"], '"chain-exact"'),
+        (["SOLVE", "p", "--budget", "1"], '"solve"'),
+        (["solve", "p", "--BUDGET", "1"], "--budget"),
+        (["solve", "", "--budget", "1"], "file to read is empty"),
+        (["verify", "p", ""], "file to read is empty"),
         (["solve", "p", "--budget", "1", "--minimize", "sorrow"], "time|memory"),
         (["verify", "p", "s", "--slots", "3"], "help verify"),
         (["limits", "p", "--budget", "1"], "help limits"),
@@ -66,6 +71,7 @@ def expect_refusal(cairn, *words, **more):
         (["solve", "p", "--budget", "1", "--to-host", "12 gb/s"], "did you mean 12GB/s?"),
         (["solve", "p", "--budget", "1", "--time-limit", "5S"], "did you mean 5s?"),
         (["solve", "p", "--budget", "10M"], "KiB, MiB"),
+        (["solve", "p", "--budget", "unlimited"], "or none"),
     ],
 )
 def test_wrong_usage_teaches_the_right_one(cairn, words, hint):
@@ -87,11 +93,14 @@ def test_wrong_usage_teaches_the_right_one(cairn, words, hint):
             ["one in the problem, or options host-budget, to-host and to-device"],
         ),
         (CHAIN, ["--solver", "select-linear"], ["minimizes memory (option minimize); for time there are", "chain-dp"]),
+        (CHAIN, ["--minimize", "memory", "--solver", "offload-dp"], ["for memory there are select-cubic", "auto"]),
+        (GRAPH | {"machine": CHAIN["machine"]}, ["--minimize", "memory", "--solver", "joint-graph"], ["select-acg"]),
     ],
 )
 def test_a_solver_that_does_not_serve_names_those_that_do(cairn, problem, words, hints):
     cairn.file("p", problem)
-    message = expect_refusal(cairn, "solve", "p", "--budget", "1GiB", *words)["message"]
+    budget = [] if "--minimize" in words else ["--budget", "1GiB"]
+    message = expect_refusal(cairn, "solve", "p", *budget, *words)["message"]
     for hint in hints:
         assert hint in message
     assert "brute" not in message

@@ -789,6 +789,75 @@ def test_blocks_in_reentrant_checkpoints_of_the_models_own_are_refused() -> None
     assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
 
 
+class Transforming(torch_models.Residual):
+    """A block that transforms its activation, or its layers, by torch.func."""
+
+    def __init__(self, transform: str) -> None:
+        super().__init__(32)
+        self.transform = transform
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        func = torch.func
+        y = super().forward(x)
+        if self.transform == "grad":
+            return x + func.grad(lambda t: torch.tanh(t).sum())(y)
+        if self.transform == "vjp":
+            return x + func.vjp(torch.tanh, y)[1](y)[0]
+        if self.transform == "jvp":
+            return x + func.jvp(torch.tanh, (y,), (y,))[1]
+        return x + self.down(func.vmap(self.up)(y))
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jvp"])
+def test_derivatives_by_torch_func_inside_a_model_are_refused_by_name(transform: str) -> None:
+    model = nn.Sequential(*(Transforming(transform) for _ in range(3)))
+    with pytest.raises(ct.Unsupported, match=r"'0' differentiates by torch\.func .* plan the parts of the model"):
+        ct.profile(model, torch.randn(8, 32), loss_fn=torch.sum)
+
+
+def test_layers_that_run_in_vmap_are_part_of_the_block_around_it() -> None:
+    model, x = nn.Sequential(*(Transforming("vmap") for _ in range(3))), torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert not plan.is_plain and ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
+def test_blocks_that_run_in_vmap_are_refused_by_name() -> None:
+    class Mapping(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                x = torch.func.vmap(layer)(x)
+            return x
+
+    model = nn.Sequential(nn.Linear(32, 32), Mapping(*(nn.Linear(32, 32) for _ in range(3))), nn.Tanh())
+    with pytest.raises(ct.Unsupported, match=r"calls '1\.0' within a transform of torch\.func .*blocks="):
+        ct.profile(model, torch.randn(8, 32), loss_fn=torch.sum, blocks="1.*")
+
+
+def test_blocks_with_weights_that_the_model_computes_are_refused_by_name() -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(*(torch_models.Residual(32) for _ in range(3)))
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights = {name: p * self.scale for name, p in self.inner.named_parameters()}
+            return torch.func.functional_call(self.inner, weights, (x,))
+
+    model, plain, x = Scaling(), Scaling(), torch.randn(64, 32)
+    plain.load_state_dict(model.state_dict())
+    with pytest.raises(ct.Unsupported, match=r"calls 'inner\.0' with weights .* plan the module that functional_call"):
+        ct.profile(model, x, loss_fn=torch.sum)
+    profile = ct.profile(model.inner, x, loss_fn=torch.sum)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    with ct.apply(model.inner, plan):
+        for one in (model, plain):
+            torch.manual_seed(0)
+            one(x).sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+
+
 class CheckpointInside(torch_models.Residual):
     reentrant = True
 

@@ -38,6 +38,9 @@ class Call:
     wrote_parameters: bool = False  # of the model, while it ran
     has_hooks: bool = False  # saved-tensor hooks of the model's own are in force around it
     is_reentrant: bool = False  # it runs in a torch.utils.checkpoint with use_reentrant=True
+    is_transformed: bool = False  # it runs within a transform of torch.func
+    has_computed_weights: bool = False  # torch.func.functional_call has put tensors with a graph in their places
+    has_result: bool = False  # it has ended, and returned something
     output_requires_grad: bool = False
 
 
@@ -78,6 +81,10 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
         watching = parameters.watching(recorder.note_written)
         with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward), watching:
             run()
+    except RuntimeError as error:
+        if "don't yet support saved tensor hooks" in str(error):
+            recorder.refuse_transform(error)
+        raise
     finally:
         for handle in handles:
             handle.remove()
@@ -100,8 +107,10 @@ class _Recorder:
 
     def enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs = [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
-            call = Call(name, module, len(self._open), self._keys(inputs))
+            is_transformed = _compat.transforms_are_active()
+            inputs = [] if is_transformed else [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
+            call = Call(name, module, len(self._open), self._keys(inputs), is_transformed=is_transformed)
+            call.has_computed_weights = not all(p.is_leaf for p in module.parameters())
             self.casts |= any(map(torch.is_autocast_enabled, {t.device.type for t in inputs}))
             call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
             call.is_reentrant = _compat.is_in_reentrant_checkpoint()
@@ -115,10 +124,11 @@ class _Recorder:
         if not self._open:
             return
         call, versions, storages = self._open.pop()
+        call.has_result = output is not None
         if any(a != b and a and b for a, b in zip(_parameter_storages(module), storages, strict=False)):
             call.wrote_parameters = True
             self.note_written()
-        outputs = [t for t in tensors_in(output) if memory.has_storage(t)]
+        outputs = [] if call.is_transformed else [t for t in tensors_in(output) if memory.has_storage(t)]
         call.returns = self._keys(outputs)
         call.wrote_input = any(t._version != version for t, version in versions)
         call.output_requires_grad = any(t.requires_grad for t in outputs)
@@ -130,6 +140,8 @@ class _Recorder:
 
     def note_saved(self, tensor: torch.Tensor) -> None:
         """Called with each tensor that autograd would save."""
+        if _compat.transforms_are_active():
+            self.refuse_transform()
         if memory.has_storage(tensor):
             saved = self._keys([tensor])
             for call, _, _ in self._open:
@@ -137,11 +149,22 @@ class _Recorder:
 
     def refuse_backward(self, packed: Any) -> torch.Tensor:
         """Called when autograd wants a saved tensor, although the forward has not ended."""
-        where = next((f"'{call.name}' takes" for call, _, _ in reversed(self._open) if call.name), "the model takes")
         raise Unsupported(
-            f"{where} gradients (autograd.grad or backward) inside the model's forward, so the step is no forward with "
-            "a backward behind it; plan the parts of the model that do not, each by itself"
+            f"{self._where()} takes gradients (autograd.grad or backward) inside the model's forward, so the step is "
+            "no forward with a backward behind it; plan the parts of the model that do not, each by itself"
         )
+
+    def refuse_transform(self, error: RuntimeError | None = None) -> None:
+        """Called where what a transform saves for the backward cannot be had."""
+        raise Unsupported(
+            f"{self._where()} differentiates by torch.func (grad, vjp, jvp, ...) inside the model's forward, which "
+            "saves tensors where no plan can reach them; plan the parts of the model that do not, each by itself"
+        ) from error
+
+    def _where(self) -> str:
+        """The innermost module that runs, or that an error has ended."""
+        running = (f"'{call.name}'" for call in reversed(self.calls) if call.name and not call.has_result)
+        return next(running, "the model")
 
     def _keys(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
         refs = [_compat.StorageRef(t) for t in tensors]
@@ -319,6 +342,7 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
         block = dataclasses.replace(block, borrowed=tuple(observed.run_by(block.modules)))
         seen.update(id(m) for m in block.modules)
         _refuse_checkpoints(observed, block)
+        _refuse_functional(observed, block)
         if _can_be_stage(observed, block):
             _refuse_hooks(observed, block)
             blocks.append(block)
@@ -332,6 +356,21 @@ def _refuse_checkpoints(observed: Trace, block: Block) -> None:
         raise Unsupported(
             f"the model's forward calls '{block.name}' within torch.utils.checkpoint with use_reentrant=True: take it "
             "out, and the budget decides which blocks are run again; or name the modules around it with blocks="
+        )
+
+
+def _refuse_functional(observed: Trace, block: Block) -> None:
+    """What runs again is not transformed; and a backward of weights that are computed runs on, out of the block."""
+    calls = [call for module in block.modules for call in observed.calls_of(module)]
+    if any(call.is_transformed for call in calls):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within a transform of torch.func (vmap, ...): name the modules "
+            "around it with blocks="
+        )
+    if any(call.has_computed_weights for call in calls):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' with weights that it has computed (torch.func.functional_call): "
+            "plan the module that functional_call is given, by itself, or name the modules around it with blocks="
         )
 
 

@@ -13,7 +13,7 @@ import pickle
 import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -678,6 +678,18 @@ def test_forwards_before_one_backward_are_measured_together() -> None:
     ct.handle(model).remove()
 
 
+def test_a_backward_that_is_differentiated_is_named_where_it_takes_too_much() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+    x = torch.randn(256, 64, requires_grad=True)
+    plain = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=plain.peak_bytes + plain.reserve_bytes, passes=1, strict=True)
+    (of_x,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    of_x.square().sum().backward()
+    with pytest.raises(ct.BudgetExceeded, match="create_graph"):
+        model(x)
+    ct.handle(model).remove()
+
+
 def test_steps_that_end_or_begin_within_a_backward_are_left_unmeasured_there() -> None:
     """Autograd runs a backward in a state of its own, in which measurements can neither end nor begin."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4)))
@@ -696,6 +708,29 @@ def test_steps_that_end_or_begin_within_a_backward_are_left_unmeasured_there() -
     model(x).sum().backward()
     assert ct.report(model).measured is not None
     ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    ct.handle(model).remove()
+
+
+def test_steps_that_cannot_be_judged_are_not_measured_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a generator whose critic steps between its forward and its backward: measuring takes time."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    critic = nn.Linear(8, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (critic, model)]
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1)
+    measured = []
+
+    def counted(*args: Any, of: Callable[..., Any] = memory.meter_for, **kwargs: Any) -> Any:
+        measured.append(args)
+        return of(*args, **kwargs)
+
+    monkeypatch.setattr(memory, "meter_for", counted)
+    for _ in range(12):
+        made = model(x)
+        for value, optimizer in zip((made.detach(), made), optimizers, strict=True):
+            critic(value).sum().backward()
+            optimizer.step()
+    assert 1 < len(measured) < 12
+    assert ct.report(model).measured is None
     ct.handle(model).remove()
 
 
@@ -996,6 +1031,8 @@ def never_run() -> nn.Module:
         ({"allow": "recompute"}, ValueError, "allow='recompute': it is a tuple"),
         ({"kwargs": "12MiB"}, TypeError, "budget is given by name"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn must be a function"),
+        ({"loss_fn": nn.MSELoss()}, TypeError, "the model's output alone, and this one cannot be .*'target'"),
+        ({"loss_fn": lambda: 0}, TypeError, "the model's output alone"),
         ({"keep": "zz"}, ValueError, "keep='zz' names no module"),
         ({"blocks": 3}, TypeError, "blocks must be"),
         ({"check_steps": "2"}, TypeError, "check_steps must be an integer, not '2'"),

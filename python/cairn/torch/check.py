@@ -33,6 +33,7 @@ from .untouched import Buffers, Parameters, RandomState, untouched
 UNSTEADY = 8
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
+MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst
 
 
 def resident_of(plan: Plan, gradient_bytes: int) -> int:
@@ -306,11 +307,13 @@ class _Found:
 
     plan: Plan  # held, so that no other one gets its id
     steps: int = 0
+    in_vain: int = 0  # steps that were begun and not judged
     worst: Measured | None = None
     unforeseen_bytes: int = 0  # state of optimizers that the worst step had, and the plan does not count
 
     def add(self, step: Measured, unforeseen_bytes: int) -> None:
         self.steps += 1
+        self.in_vain -= 1
         if self.worst is None or step.peak_bytes >= self.worst.peak_bytes:
             self.worst, self.unforeseen_bytes = step, unforeseen_bytes
 
@@ -324,7 +327,7 @@ class Watch:
     the plan does not count, if with it the next step would take more than the budget.
 
     Only one thread is measured at a time, for a meter belongs to the thread that entered it. A step during which
-    another thread begins one does not count.
+    another thread begins one does not count. Measuring takes time, so it ends after a few steps that did not count.
     """
 
     def __init__(self, steps: int, strict: bool = False, on_miss: Callable[[Plan, int], None] | None = None) -> None:
@@ -339,6 +342,7 @@ class Watch:
         self._last: int | None = None  # mark of the backward's end
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
+        self._differentiable = False  # whether a backward of the step is one that can be differentiated
         self._current: tuple[weakref.ref[nn.Module], Plan] | None = None  # of the latest step
         self._states = KeptStates()
         watch = weakref.ref(self)
@@ -382,7 +386,8 @@ class Watch:
                 return
             self._finish()
             self._current = weakref.ref(module), plan
-            if self._of(plan).steps < self._steps and not _compat.profiler_is_active():
+            found = self._of(plan)
+            if found.steps < self._steps and found.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
                 self._start(module, plan)
 
     def _is_mine(self) -> bool:
@@ -404,7 +409,8 @@ class Watch:
         self._existed = self._gradient_bytes > 0
         self._unforeseen = self._unforeseen_bytes(plan)
         self._resident = resident_of(plan, self._gradient_bytes) + self._unforeseen
-        self._forwards, self._together = [], 1
+        self._of(plan).in_vain += 1  # until it is judged
+        self._forwards, self._together, self._differentiable = [], 1, False
         self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -420,6 +426,7 @@ class Watch:
         def backward_begins(grad: torch.Tensor) -> None:
             if waiting:
                 waiting.clear()
+                self._differentiable |= torch.is_grad_enabled()
                 _compat.at_end_of_backward(self._backward_done)
 
         for root in roots:
@@ -507,6 +514,11 @@ class Watch:
             return (
                 f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "
                 "call, or plan a module that calls the model as often"
+            )
+        if self._differentiable:
+            return (
+                "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave "
+                "room for it by Budget(reserve=)"
             )
         return (
             "is something held that the profile did not see, such as what another model has saved? Plan again, with "

@@ -216,6 +216,9 @@ def test_what_can_be_neither_compared_nor_measured_is_refused() -> None:
     ct.checkpoint(model, torch.randn(64, 64), loss_fn=total, budget="16MiB", passes=1)
     with pytest.raises(ct.PlanMismatch, match="neither estimated nor measured"):
         model(torch.randn(200, 64, 64))
+    with pytest.raises(ct.PlanMismatch, match="measuring it failed .*RuntimeError.*dtype") as caught:
+        model(torch.randn(8, 64, dtype=torch.float64))
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_a_step_by_a_new_plan_is_measured() -> None:

@@ -181,6 +181,21 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> 
         )
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of the model's output, not {_kind(loss_fn)}")
+    if loss_fn is not None:
+        _check_takes_output(loss_fn)
+
+
+def _check_takes_output(loss_fn: Any) -> None:
+    """Raises TypeError where a function of the loss cannot be called with the model's output alone."""
+    try:
+        inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"loss_fn is called with the model's output alone, and this one cannot be ({error}): give a function such "
+            "as loss_fn=lambda output: criterion(output, target)"
+        ) from None
+    except ValueError:  # a function that does not say what it takes
+        return
 
 
 def check_plan(plan: Any) -> None:

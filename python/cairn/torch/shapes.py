@@ -23,7 +23,6 @@ Plans are kept for the shapes that were met last.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -378,6 +377,9 @@ class ShapePlans:
         error = measured if isinstance(measured, InfeasibleBudget) else estimated
         if isinstance(error, InfeasibleBudget):
             raise error.for_shapes(actual, estimated=error is estimated)
+        if isinstance(measured, Exception):
+            why = f", and measuring it failed ({type(measured).__name__}: {measured})"
+            raise self._mismatch(actual, args, kwargs, why) from measured
         raise self._mismatch(actual, args, kwargs, ", and could be neither estimated nor measured within the budget")
 
     def _base(self, actual: Sequence[str]) -> tuple[str, ...]:
@@ -401,8 +403,8 @@ class ShapePlans:
 
     def _measured(
         self, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ShapePlan | InfeasibleBudget | None:
-        """By profiling the step's own inputs; None where that cannot be done, or would take more than the budget."""
+    ) -> ShapePlan | Exception | None:
+        """By profiling the step's own inputs; None, or why, where that cannot be done or takes more than the budget."""
         base = self._base(actual)
         model, source, by = self._model(), self._source, growth(actual, base)
         if model is None or source is None or _is_distributed():
@@ -413,11 +415,12 @@ class ShapePlans:
             by = Growth(_size(actual) / max(1, _size(base)), 1.0)
         if profiling_bytes(self._profiles[base], by) > self.current.plan.budget_bytes:
             return None
-        found: Profile | None = None
-        with contextlib.suppress(TorchError, RuntimeError, ValueError):  # a loss for other shapes, for example
+        try:
             blocks, keep = _blocks_of(model, self._profiles[base])
             found = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
-        if found is None or _blocks_in(found.refs) != _blocks_in(self.current.plan.stages):
+        except (TorchError, RuntimeError, ValueError) as error:  # a loss for other shapes, for example
+            return error
+        if _blocks_in(found.refs) != _blocks_in(self.current.plan.stages):
             return None
         self._profiles[tuple(actual)] = found
         while len(self._profiles) > KEPT:

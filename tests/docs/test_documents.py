@@ -49,6 +49,17 @@ def test_links_lead_somewhere(document):
         assert not anchor or path.suffix != ".md" or anchor in anchors_of(path), f"{target} has no heading {anchor}"
 
 
+def test_every_document_is_reached_from_the_first_one():
+    reached, ahead = set(), [ROOT / "README.md"]
+    while ahead:
+        document = ahead.pop().resolve()
+        if document not in reached:
+            reached.add(document)
+            targets = [document.parent / target for target, _ in LINK.findall(document.read_text(encoding="utf-8"))]
+            ahead += [target for target in targets if target.suffix == ".md"]
+    assert {path.relative_to(ROOT) for path in DOCUMENTS if path not in reached} == set()
+
+
 def example(tmp_path: Path, text: str) -> subprocess.CompletedProcess:
     document = tmp_path / "document.md"
     document.write_text(text)

@@ -12,6 +12,7 @@
 #include "base/failure.h"
 #include "base/memory.h"
 #include "base/parallel.h"
+#include "base/queue.h"
 #include "base/sha256.h"
 #include "base/textbuf.h"
 
@@ -274,6 +275,62 @@ typedef struct marks {
     atomic_int bad_worker;
 } marks;
 
+/* Numbers below 1000 in a scattered order, with many equal bounds and ranks. */
+static crn_queue_entry scattered_entry(int32_t i)
+{
+    int32_t item = (i * 389) % 1000;
+    return (crn_queue_entry){item % 7 - 3, item % 5 - 2, item};
+}
+
+static bool is_in_order(const crn_queue_entry *a, const crn_queue_entry *b)
+{
+    if (a->bound != b->bound)
+        return a->bound < b->bound;
+    return a->rank != b->rank ? a->rank < b->rank : a->item < b->item;
+}
+
+static void a_queue_gives_the_least_first(void **state)
+{
+    (void)state;
+    crn_queue queue;
+    crn_queue_init(&queue, crn_allocator(NULL));
+    for (int32_t i = 0; i < 1000; i++) {
+        assert_true(crn_queue_make_room(&queue));
+        crn_queue_push(&queue, scattered_entry(i));
+        if (i % 10 == 9) /* pops between the pushes: what is taken out comes back */
+            crn_queue_push(&queue, crn_queue_pop(&queue));
+    }
+    crn_queue_entry before = crn_queue_pop(&queue);
+    for (int32_t i = 1; i < 1000; i++) {
+        crn_queue_entry next = crn_queue_pop(&queue);
+        assert_true(is_in_order(&before, &next));
+        before = next;
+    }
+    assert_int_equal(queue.count, 0);
+    crn_queue_clear(&queue);
+}
+
+static void a_queue_without_memory_stays_as_it_is(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    crn_queue queue;
+    crn_meter_init(&meter, crn_allocator(NULL), 1024 * (int64_t)sizeof(crn_queue_entry));
+    crn_queue_init(&queue, crn_meter_allocator(&meter));
+    for (int32_t i = 0; i < 1000; i++) {
+        assert_true(crn_queue_make_room(&queue));
+        crn_queue_push(&queue, scattered_entry(i));
+    }
+    while (queue.count < queue.capacity)
+        crn_queue_push(&queue, (crn_queue_entry){9, 0, queue.count});
+    assert_false(crn_queue_make_room(&queue));
+    assert_int_equal(queue.count, queue.capacity);
+    crn_queue_entry first = crn_queue_pop(&queue);
+    assert_true(first.bound == -3 && first.rank == -2 && first.item == 0);
+    crn_queue_clear(&queue);
+    assert_true(atomic_load(&meter.used_bytes) == 0);
+}
+
 static void mark(void *context, int64_t i, int worker)
 {
     marks *m = context;
@@ -372,6 +429,8 @@ int main(void)
         cmocka_unit_test(sha256_matches_published_digests),
         cmocka_unit_test(text_grows_escapes_and_is_handed_over),
         cmocka_unit_test(text_that_runs_out_of_memory_says_so_once),
+        cmocka_unit_test(a_queue_gives_the_least_first),
+        cmocka_unit_test(a_queue_without_memory_stays_as_it_is),
         cmocka_unit_test(a_team_runs_every_iteration_once),
         cmocka_unit_test(truth_values_survive_as_bits),
         cmocka_unit_test(numbers_survive_as_bits),

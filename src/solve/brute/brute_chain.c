@@ -12,9 +12,10 @@
  * way to add. (n + 1) * 2^(n-1) * product of (K_l + 1) states, 24 bytes each; n <= 6. This is the oracle of the tests:
  * it shares nothing with the dynamic programs.
  */
-#include "solve/solver.h"
-
 #include <string.h>
+
+#include "base/queue.h"
+#include "solve/solver.h"
 
 enum { STAGES_MAX = 6, STATES_MAX = 1 << 22, POLL_EVERY = 8192 };
 
@@ -23,12 +24,6 @@ typedef struct state {
     bool output[STAGES_MAX + 2];   /* a[l], 1 <= l < n */
     int32_t saved[STAGES_MAX + 2]; /* A[l]: 0 = none, else option + 1 */
 } state;
-
-/* Of two ways of equal key, the one with fewer forwards and backwards is taken. */
-typedef struct item {
-    int64_t key;
-    int32_t length, state;
-} item;
 
 typedef struct search {
     const crn_task *task;
@@ -39,9 +34,8 @@ typedef struct search {
     int64_t *key;         /* of a state: least so far */
     int32_t *length;      /* forwards and backwards on the way there */
     int32_t *parent;
-    cairn_op *op; /* that leads from the parent to the state */
-    item *heap;
-    size_t heap_count, heap_capacity;
+    cairn_op *op;    /* that leads from the parent to the state */
+    crn_queue queue; /* of states; of two of equal key, the one with fewer forwards and backwards is first */
     crn_arena arena;
     cairn_allocator allocator;
     bool failed; /* no memory */
@@ -112,48 +106,6 @@ static bool inputs_are_there(const search *s, const state *at)
     return true;
 }
 
-/* ---- the heap: least key first, then least number, so that the order is the same everywhere ---- */
-
-static bool comes_before(const item *a, const item *b)
-{
-    if (a->key != b->key)
-        return a->key < b->key;
-    return a->length != b->length ? a->length < b->length : a->state < b->state;
-}
-
-static void heap_push(search *s, item pushed)
-{
-    if (s->heap_count == s->heap_capacity) {
-        size_t capacity = 2 * s->heap_capacity + 1024;
-        item *grown = crn_realloc(&s->allocator, s->heap, s->heap_capacity, capacity, sizeof(*grown));
-        s->failed |= !grown;
-        if (!grown)
-            return;
-        s->heap = grown;
-        s->heap_capacity = capacity;
-    }
-    size_t i = s->heap_count++;
-    for (; i > 0 && comes_before(&pushed, &s->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = pushed;
-}
-
-static item heap_pop(search *s)
-{
-    item top = s->heap[0], last = s->heap[--s->heap_count];
-    size_t i = 0, child;
-    while ((child = 2 * i + 1) < s->heap_count) {
-        if (child + 1 < s->heap_count && comes_before(&s->heap[child + 1], &s->heap[child]))
-            child++;
-        if (!comes_before(&s->heap[child], &last))
-            break;
-        s->heap[i] = s->heap[child];
-        i = child;
-    }
-    s->heap[i] = last;
-    return top;
-}
-
 /* ---- steps ---- */
 
 /* The state that is being left. */
@@ -184,7 +136,9 @@ static void take_step(const leaving *from, const state *to, cairn_op op, int64_t
     s->length[number] = length;
     s->parent[number] = from->number;
     s->op[number] = op;
-    heap_push(s, (item){key, length, number});
+    s->failed = s->failed || !crn_queue_make_room(&s->queue);
+    if (!s->failed)
+        crn_queue_push(&s->queue, (crn_queue_entry){key, length, number});
 }
 
 static cairn_op op_of(cairn_op_code code, int32_t l)
@@ -255,10 +209,10 @@ static void backward(const leaving *from, const state *at)
               grad_bytes(from->s->chain, c - 1) + stage->weight_grad_bytes, option->backward_workspace_bytes);
 }
 
-static void leave(search *s, item top)
+static void leave(search *s, crn_queue_entry top)
 {
-    state at = decode(s, top.state);
-    leaving from = {s, top.state, top.length, top.key, resident_bytes(s, &at)};
+    state at = decode(s, top.item);
+    leaving from = {s, top.item, top.rank, top.bound, resident_bytes(s, &at)};
     for (int32_t l = 1; l <= at.grad; l++) {
         forwards(&from, &at, l);
         drops(&from, &at, l);
@@ -282,6 +236,7 @@ static cairn_status search_begin(search *s, const crn_task *task, int64_t budget
                   .by_memory = by_memory,
                   .allocator = crn_allocator(task->env)};
     crn_arena_init(&s->arena, s->allocator);
+    crn_queue_init(&s->queue, s->allocator);
     s->key = crn_arena_alloc(&s->arena, count, sizeof(*s->key));
     s->length = crn_arena_alloc(&s->arena, count, sizeof(*s->length));
     s->parent = crn_arena_alloc(&s->arena, count, sizeof(*s->parent));
@@ -295,7 +250,7 @@ static cairn_status search_begin(search *s, const crn_task *task, int64_t budget
 
 static void search_end(search *s)
 {
-    crn_free(&s->allocator, s->heap, s->heap_capacity, sizeof(*s->heap));
+    crn_queue_clear(&s->queue);
     crn_arena_clear(&s->arena);
 }
 
@@ -311,13 +266,15 @@ static cairn_status search_run(search *s, int32_t *goal, cairn_error *error)
     s->key[first] = s->by_memory ? bytes : 0;
     s->length[first] = 0;
     s->parent[first] = -1;
-    heap_push(s, (item){s->key[first], 0, first});
-    while (s->heap_count > 0 && !s->failed) {
-        item top = heap_pop(s);
-        if (top.key > s->key[top.state] || top.length > s->length[top.state])
+    if (!crn_queue_make_room(&s->queue))
+        return crn_no_memory(error);
+    crn_queue_push(&s->queue, (crn_queue_entry){s->key[first], 0, first});
+    while (s->queue.count > 0 && !s->failed) {
+        crn_queue_entry top = crn_queue_pop(&s->queue);
+        if (top.bound > s->key[top.item] || top.rank > s->length[top.item])
             continue;
-        if (top.state < s->per_grad) { /* grad 0 */
-            *goal = top.state;
+        if (top.item < s->per_grad) { /* grad 0 */
+            *goal = top.item;
             return CAIRN_OK;
         }
         if (++popped % POLL_EVERY == 0 && crn_should_stop(s->task, NULL))
@@ -361,8 +318,9 @@ static cairn_status brute_chain_accepts(const crn_task *task, cairn_error *error
 
 static int64_t brute_chain_memory(const crn_task *task)
 {
-    /* the three arrays, and a heap that holds a state several times */
-    return count_states(cairn_problem_chain(task->problem)) * (8 + 4 + 4 + 8 + 4 * (int64_t)sizeof(item)) + 65536;
+    /* the three arrays, and a queue that holds a state several times */
+    return count_states(cairn_problem_chain(task->problem)) * (8 + 4 + 4 + 8 + 4 * (int64_t)sizeof(crn_queue_entry)) +
+           65536;
 }
 
 enum { STATE_NS = 200 };

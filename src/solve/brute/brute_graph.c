@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/queue.h"
 #include "problem/problem.h"
 #include "solve/solver.h"
 
@@ -37,8 +38,7 @@ typedef struct brute_search {
     int32_t count, capacity;
     int32_t *table; /* open addressing: state number, -1 = free */
     int32_t table_size;
-    int32_t *heap, heap_count, heap_capacity; /* entries may be stale */
-    int64_t *heap_value;
+    crn_queue queue; /* of states; one that was settled since may still be in it */
     bool failed, stopped;
 } brute_search;
 
@@ -114,79 +114,10 @@ static bool grow_states(brute_search *b)
     return true;
 }
 
-static bool grow_heap(brute_search *b)
-{
-    int32_t capacity = b->heap_capacity ? 2 * b->heap_capacity : TABLE_MIN;
-    size_t old = (size_t)b->heap_capacity;
-    int32_t *heap = crn_realloc(&b->allocator, b->heap, old, (size_t)capacity, sizeof(*heap));
-    if (!heap)
-        return false;
-    b->heap = heap;
-    int64_t *value = crn_realloc(&b->allocator, b->heap_value, old, (size_t)capacity, sizeof(*value));
-    if (!value) {
-        crn_free(&b->allocator, heap, (size_t)capacity, sizeof(*heap));
-        crn_free(&b->allocator, b->heap_value, old, sizeof(*value));
-        b->heap = NULL;
-        b->heap_value = NULL;
-        b->heap_capacity = b->heap_count = 0;
-        return false;
-    }
-    b->heap_value = value;
-    b->heap_capacity = capacity;
-    return true;
-}
-
-/* Heap order: value, then state number, so that the search is the same everywhere. */
-static bool heap_less(const brute_search *b, int32_t i, int32_t j)
-{
-    if (b->heap_value[i] != b->heap_value[j])
-        return b->heap_value[i] < b->heap_value[j];
-    return b->heap[i] < b->heap[j];
-}
-
-static void heap_swap(brute_search *b, int32_t i, int32_t j)
-{
-    int32_t state = b->heap[i];
-    int64_t value = b->heap_value[i];
-    b->heap[i] = b->heap[j];
-    b->heap_value[i] = b->heap_value[j];
-    b->heap[j] = state;
-    b->heap_value[j] = value;
-}
-
-static void heap_push(brute_search *b, int32_t state, int64_t value)
-{
-    if (b->heap_count == b->heap_capacity && !grow_heap(b)) {
-        b->failed = true;
-        return;
-    }
-    int32_t i = b->heap_count++;
-    b->heap[i] = state;
-    b->heap_value[i] = value;
-    for (; i > 0 && heap_less(b, i, (i - 1) / 2); i = (i - 1) / 2)
-        heap_swap(b, i, (i - 1) / 2);
-}
-
-static int32_t heap_pop(brute_search *b)
-{
-    int32_t state = b->heap[0];
-    heap_swap(b, 0, --b->heap_count);
-    for (int32_t i = 0;;) {
-        int32_t least = i;
-        for (int32_t child = 2 * i + 1; child <= 2 * i + 2; child++)
-            if (child < b->heap_count && heap_less(b, child, least))
-                least = child;
-        if (least == i)
-            return state;
-        heap_swap(b, i, least);
-        i = least;
-    }
-}
-
 static void reach(brute_search *b, brute_key key, int64_t value, int32_t parent, cairn_op op)
 {
     if (b->failed || ((b->count + 1) * 2 > b->table_size && !grow_table(b)) ||
-        (b->count == b->capacity && !grow_states(b))) {
+        (b->count == b->capacity && !grow_states(b)) || !crn_queue_make_room(&b->queue)) {
         b->failed = true;
         return;
     }
@@ -202,7 +133,7 @@ static void reach(brute_search *b, brute_key key, int64_t value, int32_t parent,
     state->reached = value;
     state->parent = parent;
     state->op = op;
-    heap_push(b, b->table[at], value);
+    crn_queue_push(&b->queue, (crn_queue_entry){value, 0, b->table[at]});
 }
 
 /* ---- moves ---- */
@@ -253,8 +184,8 @@ static void try_drop(brute_search *b, int32_t from, int32_t v)
 static int32_t brute_run(const crn_task *task, brute_search *b)
 {
     reach(b, 0, b->budget_bytes != CAIRN_NONE ? 0 : b->fixed_bytes, -1, (cairn_op){0});
-    for (int64_t settled = 1; b->heap_count > 0 && !b->failed && !b->stopped;) {
-        int32_t at = heap_pop(b);
+    for (int64_t settled = 1; b->queue.count > 0 && !b->failed && !b->stopped;) {
+        int32_t at = crn_queue_pop(&b->queue).item;
         if (b->states[at].settled)
             continue;
         b->states[at].settled = true;
@@ -273,6 +204,7 @@ static int32_t brute_run(const crn_task *task, brute_search *b)
 static void brute_begin(const crn_task *task, int64_t budget_bytes, brute_search *b)
 {
     *b = (brute_search){.allocator = crn_allocator(task->env), .budget_bytes = budget_bytes};
+    crn_queue_init(&b->queue, b->allocator);
     b->graph = cairn_problem_graph(task->problem);
     b->fixed_bytes = cairn_problem_info_of(task->problem)->fixed_bytes;
 }
@@ -281,8 +213,7 @@ static void brute_end(brute_search *b)
 {
     crn_free(&b->allocator, b->states, (size_t)b->capacity, sizeof(*b->states));
     crn_free(&b->allocator, b->table, (size_t)b->table_size, sizeof(*b->table));
-    crn_free(&b->allocator, b->heap, (size_t)b->heap_capacity, sizeof(*b->heap));
-    crn_free(&b->allocator, b->heap_value, (size_t)b->heap_capacity, sizeof(*b->heap_value));
+    crn_queue_clear(&b->queue);
 }
 
 /* ---- the solver ---- */

@@ -7,22 +7,22 @@ enum { CAPACITY_MIN = 1 << 10 };
 void crn_exact_states_init(crn_exact_states *all, cairn_allocator allocator)
 {
     *all = (crn_exact_states){.allocator = allocator};
+    crn_queue_init(&all->queue, allocator);
 }
 
 void crn_exact_states_close(crn_exact_states *all)
 {
     crn_free(&all->allocator, all->table, (size_t)all->table_size, sizeof(*all->table));
-    crn_free(&all->allocator, all->queue, (size_t)all->queue_capacity, sizeof(*all->queue));
+    crn_queue_clear(&all->queue);
     all->table = NULL;
-    all->queue = NULL;
-    all->table_size = all->queue_count = all->queue_capacity = 0;
+    all->table_size = 0;
 }
 
 void crn_exact_states_free(crn_exact_states *all)
 {
     crn_exact_states_close(all);
     crn_free(&all->allocator, all->states, (size_t)all->capacity, sizeof(*all->states));
-    *all = (crn_exact_states){.allocator = all->allocator};
+    crn_exact_states_init(all, all->allocator);
 }
 
 /* ---- the table ---- */
@@ -71,61 +71,11 @@ static bool grow_states(crn_exact_states *all)
     return true;
 }
 
-/* ---- the queue ---- */
-
-/* By bound, then those that are nearer to the end, then the older ones: the search is the same everywhere. */
-static bool is_before(const crn_exact_entry *a, const crn_exact_entry *b)
-{
-    if (a->bound != b->bound)
-        return a->bound < b->bound;
-    return a->left != b->left ? a->left < b->left : a->state < b->state;
-}
-
-static bool grow_queue(crn_exact_states *all)
-{
-    if (all->queue_capacity > INT32_MAX / 2)
-        return false;
-    int32_t capacity = all->queue_capacity ? 2 * all->queue_capacity : CAPACITY_MIN;
-    size_t old = (size_t)all->queue_capacity;
-    crn_exact_entry *queue = crn_realloc(&all->allocator, all->queue, old, (size_t)capacity, sizeof(*queue));
-    if (!queue)
-        return false;
-    all->queue = queue;
-    all->queue_capacity = capacity;
-    return true;
-}
-
-static void push(crn_exact_states *all, crn_exact_entry entry)
-{
-    int32_t at = all->queue_count++;
-    for (; at > 0 && is_before(&entry, &all->queue[(at - 1) / 2]); at = (at - 1) / 2)
-        all->queue[at] = all->queue[(at - 1) / 2];
-    all->queue[at] = entry;
-}
-
-static crn_exact_entry pop(crn_exact_states *all)
-{
-    crn_exact_entry first = all->queue[0], last = all->queue[--all->queue_count];
-    int32_t at = 0;
-    for (;;) {
-        int32_t child = 2 * at + 1;
-        if (child + 1 < all->queue_count && is_before(&all->queue[child + 1], &all->queue[child]))
-            child++;
-        if (child >= all->queue_count || !is_before(&all->queue[child], &last))
-            break;
-        all->queue[at] = all->queue[child];
-        at = child;
-    }
-    all->queue[at] = last;
-    return first;
-}
-
 /* ---- reaching and settling ---- */
 
 void crn_exact_reach(crn_exact_states *all, const crn_exact_state *way, int64_t bound, int32_t left)
 {
-    if (all->failed || (all->count == all->capacity && !grow_states(all)) ||
-        (all->queue_count == all->queue_capacity && !grow_queue(all))) {
+    if (all->failed || (all->count == all->capacity && !grow_states(all)) || !crn_queue_make_room(&all->queue)) {
         all->failed = true;
         return;
     }
@@ -135,18 +85,18 @@ void crn_exact_reach(crn_exact_states *all, const crn_exact_state *way, int64_t 
     else if (all->states[*slot].spent <= way->spent)
         return;
     all->states[*slot] = *way;
-    push(all, (crn_exact_entry){bound, *slot, left});
+    crn_queue_push(&all->queue, (crn_queue_entry){bound, left, *slot});
 }
 
 int32_t crn_exact_next(crn_exact_states *all, int64_t *bound)
 {
-    while (all->queue_count > 0) {
-        crn_exact_entry entry = pop(all);
-        if (all->states[entry.state].settled)
+    while (all->queue.count > 0) {
+        crn_queue_entry entry = crn_queue_pop(&all->queue);
+        if (all->states[entry.item].settled)
             continue;
-        all->states[entry.state].settled = true;
+        all->states[entry.item].settled = true;
         *bound = entry.bound;
-        return entry.state;
+        return entry.item;
     }
     return -1;
 }

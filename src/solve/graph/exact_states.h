@@ -4,7 +4,7 @@
 #ifndef CRN_EXACT_STATES_H
 #define CRN_EXACT_STATES_H
 
-#include "base/memory.h"
+#include "base/queue.h"
 
 enum { CRN_EXACT_WORDS = 2, CRN_EXACT_NODES_MAX = 64 * CRN_EXACT_WORDS };
 
@@ -21,21 +21,14 @@ typedef struct crn_exact_state {
     bool settled;
 } crn_exact_state;
 
-/* An entry may be stale: its state was settled since. */
-typedef struct crn_exact_entry {
-    int64_t bound;
-    int32_t state, left; /* nodes that are left to compute first */
-} crn_exact_entry;
-
 typedef struct crn_exact_states {
     cairn_allocator allocator;
     crn_exact_state *states;
     int32_t count, capacity;
     int32_t *table; /* open addressing: state, -1 = free */
     int32_t table_size;
-    crn_exact_entry *queue; /* a binary heap */
-    int32_t queue_count, queue_capacity;
-    bool failed; /* an allocation did, and a state was not kept */
+    crn_queue queue; /* of states, by how many nodes are left; one that was settled since may still be in it */
+    bool failed;     /* an allocation did, and a state was not kept */
 } crn_exact_states;
 
 /** What one state takes at most, the table, the queue and growing included. */

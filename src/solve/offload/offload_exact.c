@@ -18,6 +18,7 @@
  */
 #include <string.h>
 
+#include "base/queue.h"
 #include "solve/offload/offload_plan.h"
 
 enum {
@@ -62,8 +63,7 @@ typedef struct search {
     label *labels;
     int32_t label_count, label_capacity;
     int32_t *table;
-    int32_t *heap;
-    int32_t heap_count, heap_capacity;
+    crn_queue queue; /* of labels: least bound first, then what has done most, then the oldest */
     bool overflow, no_memory;
     cairn_allocator allocator;
 } search;
@@ -91,39 +91,6 @@ static int32_t combinations(const cairn_chain *chain)
     for (int32_t l = 1; l <= chain->stage_count && product <= COMBINATIONS_MAX; l++)
         product *= chain->stages[l - 1].option_count;
     return product;
-}
-
-/* ---- the heap: least bound first, then what has done most, then the oldest ---- */
-
-static bool comes_before(const search *s, int32_t a, int32_t b)
-{
-    const label *x = &s->labels[a], *y = &s->labels[b];
-    if (x->bound != y->bound)
-        return x->bound < y->bound;
-    return x->done != y->done ? x->done > y->done : a < b;
-}
-
-static void heap_push(search *s, int32_t pushed)
-{
-    int32_t i = s->heap_count++;
-    for (; i > 0 && comes_before(s, pushed, s->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = pushed;
-}
-
-static int32_t heap_pop(search *s)
-{
-    int32_t top = s->heap[0], last = s->heap[--s->heap_count], i = 0, child;
-    while ((child = 2 * i + 1) < s->heap_count) {
-        if (child + 1 < s->heap_count && comes_before(s, s->heap[child + 1], s->heap[child]))
-            child++;
-        if (!comes_before(s, s->heap[child], last))
-            break;
-        s->heap[i] = s->heap[child];
-        i = child;
-    }
-    s->heap[i] = last;
-    return top;
 }
 
 /* ---- dominance ---- */
@@ -179,7 +146,7 @@ static bool dominates(const search *s, const label *a, const label *b)
     return s->by_memory || frees_as_early(a, b);
 }
 
-/* Room for one more label, and for its place in the heap. */
+/* Room for one more label, and for its place in the queue. */
 static bool make_room(search *s)
 {
     if (s->label_count == s->label_capacity) {
@@ -194,16 +161,8 @@ static bool make_room(search *s)
         s->labels = labels;
         s->label_capacity *= 2;
     }
-    if (s->heap_count < s->heap_capacity)
-        return true;
-    int32_t *heap =
-        crn_realloc(&s->allocator, s->heap, (size_t)s->heap_capacity, 2 * (size_t)s->heap_capacity, sizeof(*heap));
-    s->no_memory = !heap;
-    if (!heap)
-        return false;
-    s->heap = heap;
-    s->heap_capacity *= 2;
-    return true;
+    s->no_memory = !crn_queue_make_room(&s->queue);
+    return !s->no_memory;
 }
 
 /* Takes a label into the search unless it is of no use. */
@@ -225,7 +184,7 @@ static void offer(search *s, label *made)
     made->next_same = *place;
     *place = s->label_count;
     s->labels[s->label_count] = *made;
-    heap_push(s, s->label_count++);
+    crn_queue_push(&s->queue, (crn_queue_entry){made->bound, -made->done, s->label_count++});
 }
 
 /* ---- what is still to be done ---- */
@@ -459,12 +418,11 @@ static cairn_status search_begin(search *s, const crn_task *task, int64_t budget
                   .incumbent = incumbent,
                   .by_memory = by_memory,
                   .label_capacity = FIRST_CAPACITY,
-                  .heap_capacity = FIRST_CAPACITY,
                   .allocator = crn_allocator(task->env)};
     s->labels = crn_alloc(&s->allocator, (size_t)s->label_capacity, sizeof(*s->labels));
-    s->heap = crn_alloc(&s->allocator, (size_t)s->heap_capacity, sizeof(*s->heap));
+    crn_queue_init(&s->queue, s->allocator);
     s->table = crn_alloc(&s->allocator, TABLE_SIZE, sizeof(*s->table));
-    if (!s->labels || !s->heap || !s->table)
+    if (!s->labels || !s->table)
         return crn_no_memory(error);
     memset(s->table, 0xff, TABLE_SIZE * sizeof(*s->table));
     return CAIRN_OK;
@@ -475,7 +433,7 @@ static void search_end(search *s)
     if (!s->task)
         return;
     crn_free(&s->allocator, s->labels, (size_t)s->label_capacity, sizeof(*s->labels));
-    crn_free(&s->allocator, s->heap, (size_t)s->heap_capacity, sizeof(*s->heap));
+    crn_queue_clear(&s->queue);
     crn_free(&s->allocator, s->table, TABLE_SIZE, sizeof(*s->table));
 }
 
@@ -490,8 +448,8 @@ static cairn_status search_run(search *s, int32_t *goal, cairn_error *error)
     first.bound = s->by_memory ? first.device_bytes : work_left(s, &first);
     if (first.device_bytes <= s->budget_bytes)
         offer(s, &first);
-    while (s->heap_count > 0 && !s->overflow && !s->no_memory) {
-        int32_t top = heap_pop(s);
+    while (s->queue.count > 0 && !s->overflow && !s->no_memory) {
+        int32_t top = crn_queue_pop(&s->queue).item;
         if (s->labels[top].dominated)
             continue;
         if (s->labels[top].done == 2 * s->n) {
@@ -659,7 +617,7 @@ static cairn_status exact_solve(const crn_task *task, void *session, int64_t bud
 static int64_t exact_memory(const crn_task *task)
 {
     (void)task;
-    return 2 * LABELS_MAX * (int64_t)(sizeof(label) + sizeof(int32_t)) + TABLE_SIZE * 4;
+    return 2 * LABELS_MAX * (int64_t)(sizeof(label) + sizeof(crn_queue_entry)) + TABLE_SIZE * 4;
 }
 
 const crn_solver crn_offload_exact_solver = {

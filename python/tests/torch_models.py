@@ -558,6 +558,28 @@ class Doubled(nn.Module):
         return torch.tanh(self.linear(x * 2))
 
 
+class Paired(nn.Module):
+    """The gradients of the last layer's two outputs are one, that of their sum."""
+
+    class Layer(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tanh(self.left(x)) + y, torch.sigmoid(self.right(y)) * x
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Paired.Layer(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for layer in self.layers:
+            x, y = layer(x, y)
+        return x + y
+
+
 class Overwriting(nn.Module):
     """Adds to what its layers have read."""
 
@@ -603,6 +625,7 @@ def squared(model: nn.Module, *args: Tensor) -> Step:
 TANGLED = {
     "interleaved": lambda: squared(Interleaved(), torch.randn(512, 64)),
     "dense": lambda: squared(Dense(), torch.randn(4, 16, 32, 32)),
+    "paired": lambda: squared(Paired(), torch.randn(1024, 64)),
     "overwriting": lambda: squared(Overwriting(), torch.randn(512, 64)),
     "remembering": lambda: squared(nn.Sequential(*(Remembering() for _ in range(3))), torch.randn(512, 64)),
     "reconstructing": reconstructing,

@@ -6,7 +6,7 @@ of the model in other ways than by returning it (a loss of its own, left in an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class BlockMeter:
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
-        self.grads: dict[int, int] = {}  # bytes of the inputs' gradients, by storage of the input
+        self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
         self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
         self._handed_bytes = 0
@@ -185,12 +185,18 @@ class BlockMeter:
 
     def _noting(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor | None]], None]:
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
-            self.leaving = [None if grad is None else isolate.Layout(grad) for grad in grads]
+            self.leaving = isolate.layouts_of_all(grads)
             for tensor, grad in zip(inputs, grads, strict=True):
                 if grad is not None and memory.has_storage(tensor):
-                    self.grads[_compat.storage_id(tensor)] = memory.storage_bytes(grad)
+                    found = self.grads.setdefault(_compat.storage_id(tensor), {})
+                    found[_compat.storage_key(grad) or id(grad)] = memory.storage_bytes(grad)
 
         return arrived
+
+    def grad_bytes(self, inputs: Iterable[int]) -> int:
+        """Of the gradients of inputs, each storage once."""
+        found = {key: size for name in inputs for key, size in self.grads.get(name, {}).items()}
+        return sum(found.values())
 
     # saving nothing
 

@@ -9,7 +9,7 @@ functions: between them in the backward, what arrived has gone, unless others wa
 How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
 are made with the layout in which they arrive, once that is known. One that others wait for, too, does not go when the
 block has read it: that of a sum around the block, or a view of one of which others have views (those of what was
-concatenated, say).
+concatenated, say). Those of several outputs may lie in one storage, as that of their sum, which goes with the last.
 """
 
 from __future__ import annotations
@@ -97,21 +97,30 @@ class Layout:
     """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference.
 
     `waits` says of a gradient that others hold it as well, or what it is a view of, while a block's backward runs.
+    `storage` numbers the storage among those of a list, if others of the list lie in it, too; else it is 0.
     """
 
-    __slots__ = ("_device", "_dtype", "_shape", "_strides", "waits")
+    __slots__ = ("_device", "_dtype", "_offset", "_shape", "_strides", "storage", "waits")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.waits = False
+        self.waits, self.storage, self._offset = False, 0, 0
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._strides = tensor.stride() if tensor.layout is torch.strided else None
 
-    def tensor(self) -> torch.Tensor:
-        """A new one; all its values are normal numbers, for denormal ones take their own time."""
+    def tensor(self, storage: torch.Tensor | None = None) -> torch.Tensor:
+        """A new one, in a storage of its own or in one that was made for several."""
         if self._strides is None:
             return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
-        storage = torch.full((self._extent(),), 1e-3, dtype=self._dtype, device=self._device)
-        return storage.as_strided(self._shape, self._strides)
+        storage = self.room(self.nbytes) if storage is None else storage
+        return storage.as_strided(self._shape, self._strides, self._offset)
+
+    def room(self, size: int) -> torch.Tensor:
+        """A storage of so many bytes; all its values are normal numbers, for denormal ones take their own time."""
+        return torch.full((size // self._dtype.itemsize,), 1e-3, dtype=self._dtype, device=self._device)
+
+    def lie(self, storage: int, offset: int) -> None:
+        """Notes that it lies in a storage with others, so many elements behind the first."""
+        self.storage, self._offset = storage, offset
 
     def as_waiting(self, waits: bool) -> Layout:
         """The same layout of a gradient that others hold as well, or not."""
@@ -121,8 +130,8 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Of a new one."""
-        return self._extent() * self._dtype.itemsize
+        """Of a storage that it lies in, up to its end."""
+        return (self._offset + self._extent()) * self._dtype.itemsize
 
     def _extent(self) -> int:
         """From the first element in memory to the last."""
@@ -145,7 +154,7 @@ class Layout:
         strides = self._strides and tuple(
             0 if size == 1 else stride for size, stride in zip(self._shape, self._strides, strict=True)
         )
-        return self._shape, strides, self._dtype, self._device, self.waits
+        return self._shape, strides, self._dtype, self._device, self.waits, self.storage, self._offset
 
 
 #: Of the gradients of several tensors in order; None where a tensor gets none.
@@ -162,13 +171,40 @@ def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Lay
     return list(known) if len(known) == len(tensors) else [Layout(tensor) for tensor in tensors]
 
 
+def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None]:
+    """Of gradients that are there at once, and may lie in one storage."""
+    layouts = [None if tensor is None else Layout(tensor) for tensor in tensors]
+    places: dict[Any, list[tuple[Layout, int]]] = {}
+    for tensor, layout in zip(tensors, layouts, strict=True):
+        if tensor is not None and layout is not None and memory.has_storage(tensor):
+            lying = places.setdefault((_compat.storage_id(tensor), tensor.dtype), [])
+            lying.append((layout, int(tensor.storage_offset())))
+    for number, lying in enumerate((found for found in places.values() if len(found) > 1), 1):
+        begin = min(offset for _, offset in lying)
+        for layout, offset in lying:
+            layout.lie(number, offset - begin)
+    return layouts
+
+
 def bytes_of(layouts: Layouts) -> int:
     """Of new tensors with these layouts."""
-    return sum(layout.nbytes for layout in layouts if layout is not None)
+    alone = sum(layout.nbytes for layout in layouts if layout is not None and not layout.storage)
+    return alone + sum(_shared(layouts).values())
+
+
+def _shared(layouts: Layouts) -> dict[int, int]:
+    """Bytes of the storages in which several lie, by their numbers."""
+    sizes: dict[int, int] = {}
+    for layout in layouts:
+        if layout is not None and layout.storage:
+            sizes[layout.storage] = max(sizes.get(layout.storage, 0), layout.nbytes)
+    return sizes
 
 
 def _made(layouts: Layouts) -> list[torch.Tensor | None]:
-    return [None if layout is None else layout.tensor() for layout in layouts]
+    sizes, one_of = _shared(layouts), {layout.storage: layout for layout in layouts if layout is not None}
+    storages = {number: one_of[number].room(size) for number, size in sizes.items()}
+    return [None if layout is None else layout.tensor(storages.get(layout.storage)) for layout in layouts]
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class _Run:
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed
-    handed: dict[int, int] = dataclasses.field(default_factory=dict)  # gradients that it makes, by storage of the input
+    handed: list[tuple[int, isolate.Layout]] = dataclasses.field(default_factory=list)  # of inputs, by their storages
     arrived: _Moment | None = None
     arriving: isolate.Layouts = ()
 
@@ -198,10 +198,11 @@ class MemoryPass:
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
         handed = isolate.layouts_of(arguments.differentiable, run.alone.leaving)
-        for tensor, layout in zip(arguments.differentiable, handed, strict=True):
-            if layout is not None and memory.has_storage(tensor):
-                key = _compat.storage_id(tensor)
-                run.handed[key] = run.handed.get(key, 0) + layout.nbytes
+        run.handed = [
+            (_compat.storage_id(tensor), layout)
+            for tensor, layout in zip(arguments.differentiable, handed, strict=True)
+            if layout is not None and memory.has_storage(tensor)
+        ]
         self._join(len(self._runs) - 1, hooks)
         self._sample.teller.one_done()
         return output
@@ -282,7 +283,7 @@ class MemoryPass:
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
             present = [g for g in grads if g is not None]
             run.stage.grad_bytes = memory.unique_bytes(present)
-            run.arriving = [None if g is None else isolate.Layout(g) for g in grads]
+            run.arriving = isolate.layouts_of_all(grads)
             there.extend(_compat.StorageRef(g) if g is not None and memory.has_storage(g) else None for g in grads)
             run.arrived = after.backward_end = self._moment(run.stage.grad_bytes)
             run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
@@ -307,7 +308,8 @@ class MemoryPass:
         for before, behind in zip(self._segments, self._runs, strict=False):
             if before.backward_begin is not None:
                 on_chain = self._main_inputs(behind, readers)
-                before.backward_begin.grads_bytes = sum(behind.handed.get(key, 0) for key in on_chain)
+                handed = [layout for key, layout in behind.handed if key in on_chain]
+                before.backward_begin.grads_bytes = isolate.bytes_of(handed)
         stages: list[StageMeasure] = []
         surroundings: list[StageMeasure | None] = []
         self._made_between = 0
@@ -328,8 +330,7 @@ class MemoryPass:
                 pinned[output] = pinned.get(output, 0) + size
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
-        first = self._runs[0].alone.grads if self._runs and surroundings[0] is None else {}
-        input_grad = sum(size for key, size in first.items() if key in self._static)
+        input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
         settled = all(map(_is_settled, self._runs))
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
@@ -383,7 +384,7 @@ class MemoryPass:
         stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
-            stage.grad_bytes = sum(self._runs[index].alone.grads.get(key, 0) for key in main)
+            stage.grad_bytes = self._runs[index].alone.grad_bytes(main)
         else:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
@@ -498,7 +499,7 @@ class MemoryPass:
         else:
             following = self._runs[index + 1]
             mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
-            stage.grad_bytes = sum(following.alone.grads.get(key, 0) for key in mine)
+            stage.grad_bytes = following.alone.grad_bytes(mine)
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
 

@@ -7,7 +7,9 @@ tensors and what lies outside blocks, and the surroundings are measured in the g
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -81,7 +83,8 @@ class _Run:
     alone: BlockMeter
     inputs: dict[int, int]  # bytes by storage of the inputs that have a gradient
     chained: bool  # it reads exactly what the block before it returned
-    chained_to: bool = False  # so does the next block of this one
+    main: dict[int, int] = dataclasses.field(default_factory=dict)  # of them, those on the chain
+    chained_to: bool = False  # the next block reads exactly what this one returned
     is_held: bool = False  # what runs after it, outside of blocks, may hold its output
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
     made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
@@ -304,23 +307,22 @@ class MemoryPass:
         for measured in self._runs:
             measured.alone.read()
             measured.arriving = [*measured.arriving, *measured.alone.beside.layouts]
-        readers = self._readers()
+        self._find_main_inputs()
         for before, behind in zip(self._segments, self._runs, strict=False):
             if before.backward_begin is not None:
-                on_chain = self._main_inputs(behind, readers)
-                handed = [layout for key, layout in behind.handed if key in on_chain]
+                handed = [layout for key, layout in behind.handed if key in behind.main]
                 before.backward_begin.grads_bytes = isolate.bytes_of(handed)
         stages: list[StageMeasure] = []
         surroundings: list[StageMeasure | None] = []
         self._made_between = 0
         for index, segment in enumerate(self._segments):
             run = self._runs[index] if index < len(self._runs) else None
-            main = self._main_inputs(run, readers) if run is not None else {}
+            main = run.main if run is not None else {}
             is_stage = self._is_stage(index, segment, main)
             surroundings.append(self._outside_stage(index, segment, main) if is_stage else None)
             stages += [stage for stage in surroundings[-1:] if stage is not None]
             if run is not None:
-                self._finish_block(index, run, readers)
+                self._finish_block(index, run)
                 stages.append(run.stage)
         self._count_waiting(surroundings)
         pinned: dict[str, int] = {}
@@ -344,17 +346,27 @@ class MemoryPass:
             if before.chained_to and not _is_settled(run) and handed_on:
                 before.arriving = isolate.without_waiting(run.arriving)
 
-    def _readers(self) -> dict[int, list[int]]:
-        readers: dict[int, list[int]] = {}
-        for index, run in enumerate(self._runs):
-            for key in run.inputs:
-                readers.setdefault(key, []).append(index)
-        return readers
-
-    def _main_inputs(self, run: _Run, readers: dict[int, list[int]]) -> dict[int, int]:
+    def _find_main_inputs(self) -> None:
         """Inputs on the chain: those that no other block reads."""
-        index = self._runs.index(run)
-        return {key: size for key, size in run.inputs.items() if readers[key] == [index]}
+        readers = collections.Counter(key for run in self._runs for key in run.inputs)
+        for run in self._runs:
+            run.main = {key: size for key, size in run.inputs.items() if readers[key] == 1}
+
+    @functools.cached_property
+    def _lasting(self) -> Set[int]:
+        """The outputs of blocks that are still there when the backward begins."""
+        begin = self._segments[-1].backward_begin
+        return begin.outputs.keys() if begin is not None else set()
+
+    @functools.cached_property
+    def _pinned(self) -> set[int]:
+        """The outputs of blocks that are there to the end of the step."""
+        return {key for run in self._runs for key in run.pinned}
+
+    @functools.cached_property
+    def _known(self) -> set[int]:
+        """The outputs of blocks, and what is there during the whole step."""
+        return {ref.key for run in self._runs for ref in run.outputs} | self._static
 
     def _outside_bytes(self, moment: _Moment) -> int:
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
@@ -373,8 +385,7 @@ class MemoryPass:
     def _outside_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> StageMeasure:
         assert segment.end is not None
         stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
-        blocks_outputs = {ref.key for run in self._runs[:index] for ref in run.outputs}
-        stage.output_bytes = sum(size for key, size in main.items() if key not in blocks_outputs | self._static)
+        stage.output_bytes = sum(size for key, size in main.items() if key not in self._known)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         copies = self._copies_of(stage, 2 * index)
         stage.saved_bytes = segment.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
@@ -386,10 +397,10 @@ class MemoryPass:
         if index < len(self._runs):
             stage.grad_bytes = self._runs[index].alone.grad_bytes(main)
         else:
-            stage.held_bytes = sum(size for key, size in self._held.items() if key not in blocks_outputs | self._static)
+            stage.held_bytes = sum(size for key, size in self._held.items() if key not in self._known)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
-        stage.saved_bytes += sum(_bytes_of(run, self._left_by(run) & self._lasting()) for run in before)
+        stage.saved_bytes += sum(_bytes_of(run, self._left_by(run) & self._lasting) for run in before)
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
@@ -406,7 +417,7 @@ class MemoryPass:
         if run.chained_to:
             return set()
         return (
-            {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - (run.saved_outputs & self._lasting())
+            {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - (run.saved_outputs & self._lasting)
         )
 
     def _passing_bytes(self, index: int, segment: _Segment) -> int:
@@ -414,13 +425,12 @@ class MemoryPass:
 
         The caller still has what the last block read when that returns. A schedule that keeps it has it to the end.
         """
-        there = segment.begin.outputs.keys() - self._lasting()
-        return sum(_bytes_of(run, there - run.pinned) for run in self._runs[: max(index - 1, 0)])
+        just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
+        return sum(size for key, size in segment.begin.outputs.items() if self._passes(key) and key not in just_made)
 
-    def _lasting(self) -> Set[int]:
-        """The outputs of blocks that are still there when the backward begins."""
-        begin = self._segments[-1].backward_begin
-        return begin.outputs.keys() if begin is not None else set()
+    def _passes(self, key: int) -> bool:
+        """Whether an output of a block goes before the backward begins."""
+        return key not in self._lasting and key not in self._pinned
 
     def _read_outside_backward(self, segment: _Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
@@ -470,12 +480,11 @@ class MemoryPass:
             return f"after {shown(self._runs[-1].stage.name)}"
         return f"between {shown(self._runs[index - 1].stage.name)} and {shown(self._runs[index].stage.name)}"
 
-    def _finish_block(self, index: int, run: _Run, readers: dict[int, list[int]]) -> None:
+    def _finish_block(self, index: int, run: _Run) -> None:
         stage = run.stage
         self._copies_of(stage, 2 * index + 1)
         stage.input_bytes = sum(run.inputs.values())
-        pinned = {key for other in self._runs for key in other.pinned}
-        held = sum(size for key, size in run.alive.items() if key not in pinned | self._lasting())
+        held = sum(size for key, size in run.alive.items() if self._passes(key))
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not the chain's to keep
@@ -495,11 +504,10 @@ class MemoryPass:
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
         if not run.chained_to:
-            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting()) - run.pinned)
+            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting) - run.pinned)
         else:
             following = self._runs[index + 1]
-            mine = {ref.key for ref in run.outputs} & set(self._main_inputs(following, readers))
-            stage.grad_bytes = following.alone.grad_bytes(mine)
+            stage.grad_bytes = following.alone.grad_bytes(ref.key for ref in run.outputs if ref.key in following.main)
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
 

@@ -1310,6 +1310,27 @@ def test_compiled_blocks_are_planned_to_the_same_bits() -> None:
     )
 
 
+def test_blocks_that_run_compiled_functions_are_planned_to_the_same_bits() -> None:
+    """Nobody's modes may see the functions, which would be compiled with what the modes do."""
+    act = torch.compile(lambda x: 0.5 * x * (1 + torch.tanh(x + 0.04 * x.pow(3))), backend="aot_eager")
+
+    class Layer(torch_models.Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.dropout(self.down(act(self.up(x))))
+
+    class Acting(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return act(super().forward(x))
+
+    torch._dynamo.reset()
+    for kind, layer, count in ((nn.Sequential, Layer, 4), (Acting, torch_models.Residual, 0)):
+        model, x = kind(*(layer(32) for _ in range(4))), torch.randn(64, 32)
+        profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+        assert [stage.closed for stage in profile.stages].count("is compiled") == count
+        plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+        assert not plan.is_plain and ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
 def test_models_that_are_compiled_as_wholes_are_refused_before_they_run(never_run: nn.Module) -> None:
     x = torch.randn(2, 4)
     with pytest.raises(ct.Unsupported, match="compiled as a whole"):
@@ -1318,6 +1339,9 @@ def test_models_that_are_compiled_as_wholes_are_refused_before_they_run(never_ru
         inside = nn.Sequential(nn.Linear(4, 4))
         inside[0].compile(backend="eager")
         ct.checkpoint(inside, x)
+    compiled = type("Compiled", (nn.Linear,), {"forward": torch.compile(nn.Linear.forward, backend="eager")})
+    with pytest.raises(ct.Unsupported, match="compiled as a whole"):
+        ct.checkpoint(compiled(4, 4), x)
     never_run.compile(backend="eager")
     with pytest.raises(ct.Unsupported, match="compiled as a whole"):
         ct.checkpoint(never_run, x)

@@ -245,6 +245,33 @@ _frame_callback = getattr(
 )
 
 
+@contextlib.contextmanager
+def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
+    """Tells of each call in this thread of a function or module that torch.compile has made. Where nobody has imported
+    the compiler, nothing was compiled.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+
+    def called(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name in ("compile_wrapper", "_fn") and "callback" in code.co_freevars:
+            told()
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def is_compiled_function(function: Any) -> bool:
+    """Whether torch.compile has made it, of another one."""
+    return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether `Module.compile` was called on it."""
     return getattr(module, "_compiled_call_impl", None) is not None

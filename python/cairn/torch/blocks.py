@@ -27,15 +27,11 @@ class Block:
     container: nn.Sequential | None = None  # None: `modules` is the one module itself
     start: int = 0
     borrowed: tuple[nn.Module, ...] = ()  # what it runs of the model, and is no part of it
+    is_compiled: bool = False  # it runs what torch.compile has made, so it is only called, and not looked into
 
     @property
     def stop(self) -> int:
         return self.start + len(self.modules)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether torch.compile made it, or something in it: such a block is only called, and not looked into."""
-        return any(_compat.compiled_inside(part) is not None for part in self.parts())
 
     def parts(self) -> list[nn.Module]:
         """Its modules and all modules in them, as `BlockState` numbers them."""

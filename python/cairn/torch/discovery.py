@@ -51,6 +51,7 @@ class Trace:
     calls: list[Call]
     storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
     casts: bool  # autocast was on in some call
+    compiled: list[frozenset[int]]  # for each call of a compiled function, the identities of the modules around it
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
@@ -69,6 +70,16 @@ class Trace:
                 depth = call.depth
         return list(dict.fromkeys(found))
 
+    def runs_compiled(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether one of them runs what torch.compile has made."""
+        own = set(map(id, modules))
+        return any(around & own for around in self.compiled)
+
+    def runs_compiled_outside(self, blocks: Iterable[Block]) -> bool:
+        """Whether the model does so itself."""
+        own = {id(module) for block in blocks for module in block.modules}
+        return any(not around & own for around in self.compiled)
+
 
 def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> Trace:
     """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched."""
@@ -79,7 +90,8 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
         watching = parameters.watching(recorder.note_written)
-        with torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward), watching:
+        hooks = torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward)
+        with hooks, watching, _compat.compiled_calls_told(recorder.note_compiled):
             run()
     except RuntimeError as error:
         if "don't yet support saved tensor hooks" in str(error):
@@ -88,7 +100,7 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(recorder.calls, recorder.storages, recorder.casts)
+    return Trace(recorder.calls, recorder.storages, recorder.casts, recorder.compiled)
 
 
 def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -102,6 +114,7 @@ class _Recorder:
         self.calls: list[Call] = []
         self.storages: list[_compat.StorageRef] = []
         self.casts = False
+        self.compiled: list[frozenset[int]] = []
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
@@ -132,6 +145,10 @@ class _Recorder:
         call.returns = self._keys(outputs)
         call.wrote_input = any(t._version != version for t, version in versions)
         call.output_requires_grad = any(t.requires_grad for t in outputs)
+
+    def note_compiled(self) -> None:
+        """A function that torch.compile has made is called."""
+        self.compiled.append(frozenset(id(call.module) for call, _, _ in self._open))
 
     def note_written(self) -> None:
         """A parameter is written."""
@@ -339,7 +356,8 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
         if id(call.module) not in outermost or id(call.module) in seen:
             continue
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
-        block = dataclasses.replace(block, borrowed=tuple(observed.run_by(block.modules)))
+        borrowed, compiled = tuple(observed.run_by(block.modules)), observed.runs_compiled(block.modules)
+        block = dataclasses.replace(block, borrowed=borrowed, is_compiled=compiled)
         seen.update(id(m) for m in block.modules)
         _refuse_checkpoints(observed, block)
         _refuse_functional(observed, block)

@@ -17,7 +17,7 @@ from torch import nn
 from . import _compat, discovery, isolate, measure, memory, option_measure, shapes, timing
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer, check_profile_options
 from .blocks import Block, resolve
-from .cast_copies import Copies, CopyPass
+from .cast_copies import CopyPass
 from .counted import AS_PLAIN, Counted, CountedCopies
 from .errors import Unsupported
 from .handle import set_aside
@@ -275,7 +275,8 @@ def profile(
         found = discovery.find_blocks(model, observed, blocks)
         refuse_chosen_kernels(part for block in found for part in block.parts())
         refuse_sharded_parts(found)
-        replaced = find_outside(model, sample.output, found) if outside else Outside()
+        looks_outside = outside and not observed.runs_compiled_outside(found)
+        replaced = find_outside(model, sample.output, found) if looks_outside else Outside()
         sample.replaced = Replaced(model, replaced)
         measured, found = _measure(sample, found, observed, device)
         _keep_named(model, measured, keep)
@@ -349,7 +350,8 @@ def check_model(model: nn.Module) -> None:
     name = type(model).__name__
     if name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
         raise Unsupported(f"profile the module inside {name}, before it is wrapped")
-    if _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model):
+    compiled = _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model)
+    if compiled or _compat.is_compiled_function(model.forward):
         raise Unsupported(
             f"this {name} is compiled as a whole, and a plan works between its blocks: plan the model itself, with "
             "torch.compile(block) in the place of each block"
@@ -414,25 +416,19 @@ def _measure(
     if device.type == "cuda":
         measure.MemoryPass(sample, blocks, Owners(sample.model, _call_order(blocks, observed)), device).run()
     arriving: measure.Arriving = {}
+    copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
         order = _call_order(blocks, observed)
         sample.teller.begin("measuring memory", len(order))
         owners = Owners(sample.model, order)
-        copies = _copies(sample, blocks) if observed.casts else []
+        copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         if not bad and (measured.is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         arriving, again = measured.arriving, again + 1
-
-
-def _copies(sample: Sample, blocks: Sequence[Block]) -> list[Copies]:
-    """Autocast's copies; what is compiled makes its own."""
-    if any(_compat.compiled_inside(module) is not None for module in sample.model.modules()):
-        return []
-    return CopyPass(sample, blocks).run()
 
 
 def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:

@@ -14,13 +14,13 @@ import math
 import random
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import profiler
+from cairn.torch import _compat, profiler
 from cairn.torch._compat import StorageRef
 from cairn.torch.block_graph import Recorder
 from cairn.torch.errors import RecomputationError
@@ -978,6 +978,50 @@ def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: py
         for step in range(4, 7):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         assert len(count) == 1, what  # of the one layer
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch tells neither whether dicts have changed nor whether tensors look the same."""
+    monkeypatch.setattr(_compat, "_guards", None)
+    _compat._number_of_contents.cache_clear()
+    yield
+    _compat._number_of_contents.cache_clear()
+
+
+@pytest.mark.usefixtures("unsampled", "untold")
+@pytest.mark.parametrize("what", ["a number", "an item of a list", "1 that becomes True", "a frozen bias"])
+def test_a_change_is_noticed_where_torch_tells_less(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_a_change_to_a_block_between_steps_is_noticed(what, monkeypatch)
+
+
+def test_numbers_of_dicts_that_overlook_a_change_are_not_used() -> None:
+    def ours(names: dict[str, Any], counted: Iterator[int] = itertools.count()) -> int:  # noqa: B008
+        return next(counted)
+
+    def overlooking(names: dict[str, Any]) -> int:
+        return ours(names) if "value" in names else -1
+
+    def failing(names: dict[str, Any]) -> int:
+        raise RuntimeError
+
+    assert _compat.tells_changes(ours)
+    for number in (len, id, overlooking, failing):
+        assert not _compat.tells_changes(number)  # type: ignore[arg-type]
+
+
+def test_looks_that_hold() -> None:
+    def tensors(**other: Any) -> list[Tensor | None]:
+        how = {"size": (3, 4), "dtype": torch.float32, "requires_grad": True, **other}
+        return [torch.zeros(2), None, torch.zeros(**how)]
+
+    looks = _compat.Looks(tensors())
+    assert not looks.hold(tensors()[:2]) and not looks.hold(tensors()[1:]) and not looks.hold(tensors()[::-1])
+    for other in ({"size": (4, 3)}, {"dtype": torch.float64}, {"requires_grad": False}, {"device": "meta"}):
+        assert not looks.hold(tensors(**other))
+    assert not looks.hold([*tensors()[:2], torch.zeros(4, 3, requires_grad=True).t()])
+    doubled = _compat.Looks([torch.zeros(2)] * 2)
+    assert not doubled.hold([torch.zeros(2)] * 2)  # told too rarely, never wrongly
 
 
 SETTINGS, SLOPE = {"slope": 1.0, "slopes": [1.0]}, 1.0

@@ -8,7 +8,7 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -275,6 +275,96 @@ def is_compiled_function(function: Any) -> bool:
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether `Module.compile` was called on it."""
     return getattr(module, "_compiled_call_impl", None) is not None
+
+
+# -- what is as it was -----------------------------------------------------------------------------------------
+
+
+class Looks:
+    """Classes, shapes, strides, types and devices of tensors, which of them need gradients, and which are missing."""
+
+    __slots__ = ("_are_missing", "_check")
+
+    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        self._are_missing = [tensor is None for tensor in tensors]
+        self._check = _looks_check([tensor for tensor in tensors if tensor is not None])
+
+    def hold(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether others surely look the same. Where torch does not tell, or one tensor is there twice, none do."""
+        if self._check is None or [tensor is None for tensor in tensors] != self._are_missing:
+            return False
+        return self._check(*[tensor for tensor in tensors if tensor is not None])
+
+
+def _looks_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    guards: Any = getattr(_guards, "TensorGuards", None)
+    try:
+        check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check if check(*tensors) else None
+    except (AttributeError, RuntimeError, SystemError, TypeError):
+        return None
+
+
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
+# -- what dicts hold -------------------------------------------------------------------------------------------
+
+
+def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
+    """A number for each, which is another once something else is under any of its keys; None where torch does not tell.
+
+    The order in a dict is not meant, nor what is changed within its values.
+    """
+    number = _number_of_contents()
+    try:
+        return None if number is None else list(map(number, dicts))
+    except SystemError:  # there is something else among them
+        return None
+
+
+@functools.cache
+def _number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
+    number = getattr(_guards, "dict_version", None)
+    return number if number is not None and tells_changes(number) else None
+
+
+class _Owner:
+    """Has attributes."""
+
+
+def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
+    """Whether a number of what is in a dict tells every change, however attributes and items are set."""
+    owner = _Owner()
+    names = vars(owner)
+    ways: list[Callable[[object], Any]] = [
+        functools.partial(_set_attribute, owner),
+        functools.partial(setattr, owner, "value"),
+        functools.partial(names.__setitem__, "value"),
+        lambda value: names.update(value=value),
+        lambda value: names.__ior__({"value": value}),
+        lambda value: names.pop("value"),
+        functools.partial(names.setdefault, "value"),
+        lambda value: delattr(owner, "value"),
+        functools.partial(_set_attribute, owner),
+        lambda value: names.clear(),
+    ]
+    try:
+        found = [number(names)]
+        for _ in range(_TIMES):
+            for way in ways:
+                way(object())
+                found.append(number(names))
+    except Exception:
+        return False
+    return len(set(found)) == len(found)
+
+
+_TIMES = 100  # after a few the interpreter has its own short way of doing it
+
+
+def _set_attribute(owner: Any, value: object) -> None:
+    owner.value = value
 
 
 # -- the executor's --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from .attributes import OF_EVERY_MODULE, has_attributes
-from .elsewhere import Elsewhere, described, is_of_library, names_of
+from .elsewhere import Elsewhere, is_of_library, names_of
 from .frozen import OBJECT_DEPTH
 from .noted import Noted, call, is_comparable, is_noted, is_referred_to, items_of
 from .state import attributes_of
@@ -46,13 +46,10 @@ class Constants:
         self._elsewhere = Elsewhere(modules, objects)
         owned = [*attributes, *names_of(objects)]
         self._counts = list(map(len, owned))
-        names = [[n for n, v in each.items() if _is_noted(n, v)] for each in owned]
-        self._noted = Noted(self._namespaces(owned), [*names, *self._elsewhere.constants.names], self._is_exact)
+        self._noted = Noted(owned, [[n for n, v in each.items() if _is_noted(n, v)] for each in owned], self._is_exact)
 
     def _is_exact(self, index: int, name: Any) -> bool:
         """Numbers that no code names can be read, but hardly be asked for their types."""
-        if index >= len(self._kinds):
-            return True
         is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
         return is_opaque or name in self._elsewhere.read
 
@@ -67,8 +64,8 @@ class Constants:
                 and list(map(len, owned)) == self._counts
                 and _hooks_of(attributes) == self._hooks
                 and self._part_ids(attributes) == self._ids
-                and self._noted.hold(self._namespaces(owned))
-                and self._elsewhere.definitions.hold()
+                and self._noted.hold(owned)
+                and self._elsewhere.hold()
             )
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False  # one is gone, or has become a tensor or an array
@@ -89,21 +86,18 @@ class Constants:
         if len(modules) != len(self.flags) or self._part_ids(attributes) != self._ids:
             return "a part"
         owned = [*attributes, *names_of(objects)]
-        place = self._noted.difference(self._namespaces(owned))
+        place = self._noted.difference(owned)
         if place is not None:
-            return f"the attribute '{place[1]}' of {kinds[place[0]]}" if place[0] < len(owned) else described(place)
+            return f"the attribute '{place[1]}' of {kinds[place[0]]}"
         if _hooks_of(attributes) != self._hooks:
             return "a hook"
         counts = zip(kinds, owned, self._counts, strict=True)
         changed = [f"the number of attributes of {kind}" for kind, now, before in counts if len(now) != before]
-        return changed[0] if changed else self._elsewhere.definitions.difference()
+        return changed[0] if changed else self._elsewhere.difference()
 
     def _part_ids(self, attributes: Sequence[dict[str, Any]]) -> list[int]:
         parts = map(_values_of, map(_modules_of, map(attributes.__getitem__, self._with_parts)))
         return list(map(id, itertools.chain.from_iterable(parts)))
-
-    def _namespaces(self, owned: Sequence[dict[str, Any]]) -> list[Any]:
-        return [*owned, *self._elsewhere.constants.namespaces()]
 
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:

@@ -98,7 +98,7 @@ class Definitions:
             return None if self._counted() == self._counts else "the number of attributes of a class"
         if place[0] == len(self._places.names):
             return f"the forward of {self._forwards[place[1]].__name__}"
-        return described(place)
+        return _described(place)
 
     def _counted(self) -> list[int]:
         return list(map(len, names_of(map(call, self._classes))))
@@ -116,11 +116,9 @@ class Elsewhere:
 
     Attributes:
         read: all names of attributes and globals in the code.
-        constants: where numbers and the like are.
-        definitions: all else.
     """
 
-    __slots__ = ("constants", "definitions", "read")
+    __slots__ = ("_constants", "_definitions", "_noted", "read")
 
     def __init__(self, modules: Sequence[nn.Module], objects: Sequence[Any]) -> None:
         search = _Search()
@@ -129,9 +127,22 @@ class Elsewhere:
         bases = search.classes()
         search.run(_roots(modules))
         self.read = frozenset(search.names)
-        self.constants = _Places(search, is_constant)
+        self._constants = _Places(search, is_constant)
+        self._noted = Noted(self._constants.namespaces(), self._constants.names)
         others = _Places(search, lambda value: not is_constant(value))
-        self.definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), bases)
+        self._definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), bases)
+
+    def hold(self) -> bool:
+        """Whether all is as it was; functions, classes and objects, when it was looked at first in this step.
+
+        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
+        """
+        return self._noted.hold(self._constants.namespaces()) and self._definitions.hold()
+
+    def difference(self) -> str | None:
+        """What is another than it was, for people."""
+        place = self._noted.difference(self._constants.namespaces())
+        return self._definitions.difference() if place is None else _described(place)
 
 
 class _Places:
@@ -164,7 +175,7 @@ class _Places:
         return [*self._globals, *names_of(map(call, self._owners)), list(map(_get_contents, self._cells))]
 
 
-def described(place: Place) -> str:
+def _described(place: Place) -> str:
     """What is at such a place, in words."""
     return f"'{place[1]}', which its code reads," if type(place[1]) is str else "a variable of a closure"
 

@@ -6,6 +6,9 @@ variables around them, methods, parts and plain objects by identity; and other c
 with slots by what they say (`frozen.py`). Tensors are not compared, nor containers that hold any: a recording tells
 those that a run finds from those that it makes.
 
+What a name stands for cannot have changed while nothing changed in its dict, which torch can tell; then only what is in
+lists, dicts and objects is looked at.
+
 Nothing that may refer to the model is kept alive for this. The identity of what is gone may be given to another, so it
 is noted when something goes.
 """
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import _compat
 from .attributes import has_attributes
 from .frozen import frozen, is_array
 from .tree import fields_in_slots
@@ -47,8 +51,8 @@ class Noted:
     exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
     """
 
-    __slots__ = ("_exact", "_filled", "_frozen", "_gone", "_referred", "_ids", "_numbers", "_places", "_references",
-                 "_texts", "_values")  # fmt: skip
+    __slots__ = ("_are_dicts", "_contents", "_exact", "_filled", "_frozen", "_gone", "_ids", "_inexact", "_lists",
+                 "_numbers", "_places", "_referred", "_references", "_texts", "_values")  # fmt: skip
 
     def __init__(
         self,
@@ -57,32 +61,48 @@ class Noted:
         exact: Callable[[int, Any], bool] = lambda index, name: True,
     ) -> None:
         found = [(i, name, namespaces[i][name]) for i, each in enumerate(names) for name in each]
-        self._places = _Places((i, name) for i, name, value in found if is_comparable(value))
-        self._values = tuple(map(_copied, self._places.values(namespaces)))
-        inexact = [i for i, (at, n) in enumerate(self._places.names) if exact(at, n) and _is_inexact(self._values[i])]
-        self._filled = [i for i in inexact if isinstance(self._values[i], (list, dict))]
-        self._texts = [repr(self._values[i]) for i in self._filled]
-        self._exact = getter([i for i in inexact if i not in self._filled])
+        comparable = [(i, name, isinstance(value, (list, dict))) for i, name, value in found if is_comparable(value)]
+        self._places = _Places((i, name) for i, name, is_filled in comparable if not is_filled)
+        self._values = tuple(self._places.values(namespaces))
+        self._exact = getter(_inexact(self._places, self._values, exact))
         self._numbers = self._exact(self._values)
+        self._filled = _Places((i, name) for i, name, is_filled in comparable if is_filled)
+        self._lists = list(map(_copied, self._filled.values(namespaces)))
+        self._inexact = _inexact(self._filled, self._lists, exact)
+        self._texts = [repr(self._lists[i]) for i in self._inexact]
         self._referred = _Places((i, name) for i, name, value in found if is_referred_to(value))
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
         self._ids = list(map(id, self._referred.values(namespaces)))
         self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
+        self._are_dicts = all(isinstance(namespace, dict) for namespace in namespaces)
+        self._contents: list[int] | None = None  # of the namespaces, when all was compared last
 
     def hold(self, namespaces: Sequence[Any]) -> bool:
         """Whether all names stand for what they did.
 
         AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
         """
+        contents = _compat.contents(namespaces) if self._are_dicts else None
+        if contents is None or contents != self._contents:
+            if not self._names_hold(namespaces):
+                return False
+            self._contents = contents
+        lists = list(self._filled.values(namespaces))
+        return (
+            lists == self._lists
+            and [repr(lists[i]) for i in self._inexact] == self._texts
+            and all(frozen(namespaces[i][name]) == before for i, name, before in self._frozen)
+        )
+
+    def _names_hold(self, namespaces: Sequence[Any]) -> bool:
+        """Of what stays as it is while a name stands for it."""
         values = tuple(self._places.values(namespaces))
         return (
             not self._gone
             and values == self._values
             and (all(map(operator.is_, self._exact(values), self._numbers)) or self._are_same_numbers(values))
-            and [repr(values[i]) for i in self._filled] == self._texts
             and list(map(id, self._referred.values(namespaces))) == self._ids
-            and all(frozen(namespaces[i][name]) == before for i, name, before in self._frozen)
         )
 
     def _are_same_numbers(self, values: tuple[Any, ...]) -> bool:
@@ -94,7 +114,8 @@ class Noted:
 
     def difference(self, namespaces: Sequence[Any]) -> Place | None:
         """Where something else is found than it was."""
-        for place, before in zip(self._places.names, self._values, strict=True):
+        compared = zip(self._places.names, self._values, strict=True), zip(self._filled.names, self._lists, strict=True)
+        for place, before in itertools.chain(*compared):
             if not _is_same(_at(namespaces, place), before):
                 return place
         for place, number in zip(self._referred.names, self._ids, strict=True):
@@ -122,6 +143,11 @@ class _Places:
         """What is there now."""
         found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
         return itertools.chain.from_iterable(found)
+
+
+def _inexact(places: _Places, values: Sequence[Any], exact: Callable[[int, Any], bool]) -> list[int]:
+    """Of which values the types and signs of numbers count as well."""
+    return [i for i, (at, name) in enumerate(places.names) if exact(at, name) and _is_inexact(values[i])]
 
 
 def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:

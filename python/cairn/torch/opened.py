@@ -80,12 +80,21 @@ class _Key:
         return self._hash
 
 
+@dataclasses.dataclass(slots=True)
+class _Latest:
+    """What the latest run found, what its tensors looked like, and its key."""
+
+    found: tuple[Any, ...]
+    looks: _compat.Looks
+    key: _Key
+
+
 class OpenedBlock:
     """A block of a plan with options other than keeping everything."""
 
     def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
         self.inside, self.state, self._name = inside, state, name
-        self._last: tuple[Any, _Key] | None = None  # what the latest run found, and its key
+        self._last: _Latest | None = None
         self._places: tuple[list[int], tuple[Any, ...]] = [], ()  # where its tensors lay, and what they shared
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
@@ -94,12 +103,15 @@ class OpenedBlock:
     def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
         """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
         own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
-        grads, leaves = _looks_of(own), _leaves_key(tree.leaves)
-        found = frozen(tree.shape), modes, switches, grads, leaves, self._sharing(own)
+        tensors = [*own, *tree.leaves]
+        found = frozen(tree.shape), modes, switches, self._sharing(own), _places_of(tree.leaves)
         last = self._last  # another thread may replace it
-        if last is None or found != last[0]:
-            last = self._last = found, _Key((*found[:3], tuple(grads), tuple(leaves), *found[5:]))
-        return last[1]
+        if last is not None and found == last.found and last.looks.hold(tensors):
+            return last.key
+        key = _Key((*found, tuple(_looks_of(own)), tuple(map(_leaf_look_of, tree.leaves))))
+        if last is None or key != last.key:
+            last = self._last = _Latest(found, _compat.Looks(tensors), key)
+        return last.key
 
     def _sharing(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
         """Which of a block's parameters and buffers lie in one storage, and where; mostly as when it ran last."""
@@ -330,16 +342,19 @@ def _shared(tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _leaves_key(leaves: Sequence[torch.Tensor]) -> list[Any]:
-    """Shapes, types, and which leaves lie in one storage."""
+def _places_of(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Where in their storages they begin, which lie in one, and which have no history."""
     storages: dict[int, int] = {}
     found: list[Any] = []
     for index, leaf in enumerate(leaves):
         where = storages.setdefault(_compat.storage_key(leaf), index) if len(leaves) > 1 else 0
-        layout = (leaf.stride(), leaf.storage_offset()) if leaf.layout is torch.strided else ()
-        found.append((_look_of(leaf), layout, where))
-    return found
+        found.append((leaf.storage_offset() if leaf.layout is torch.strided else None, where, leaf.is_leaf))
+    return tuple(found)
+
+
+def _leaf_look_of(leaf: torch.Tensor) -> Any:
+    return _look_of(leaf), leaf.stride() if leaf.layout is torch.strided else None
 
 
 _own_look_of, _stride_of = operator.attrgetter("requires_grad", "shape", "dtype"), operator.methodcaller("stride")
-_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")
+_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")

@@ -83,6 +83,18 @@ _SWITCHES = tuple(_known())
 _READERS = [switch.read for switch in _SWITCHES]
 
 
+def _known_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An equal one that there was before, if there was: comparing it with itself takes no time."""
+    global _latest
+    latest = _latest  # another thread may replace it
+    if key != latest:
+        latest = _latest = key
+    return latest
+
+
+_latest: tuple[Any, ...] = ()
+
+
 class Switches:
     """The backend switches as they are now."""
 
@@ -91,7 +103,7 @@ class Switches:
     def __init__(self) -> None:
         self._values = tuple([read() for read in _READERS])
         self._device = _compat.default_device()
-        self.key: tuple[Any, ...] = (*self._values, self._device)  # equal where the same switches are set
+        self.key = _known_key((*self._values, self._device))  # the same object while the same switches are set
 
     def are_in_force(self) -> bool:
         """Whether nothing has to be switched."""

@@ -678,6 +678,22 @@ def test_forwards_before_one_backward_are_measured_together() -> None:
     ct.handle(model).remove()
 
 
+def test_a_backward_within_the_autocast_region_is_named_where_it_takes_too_much() -> None:
+    model = nn.Sequential(*(torch_models.Residual(256) for _ in range(4)))
+    x, region = torch.randn(32, 256), functools.partial(torch.autocast, "cpu", torch.bfloat16)
+    with region():
+        plain = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+        budget = plain.peak_bytes + plain.reserve_bytes
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget=budget, passes=1, strict=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with region():
+        model(x).sum().backward()
+    with region(), pytest.raises(ct.BudgetExceeded, match=r"ran within the autocast region.* end before the backward"):
+        model(x)
+    ct.handle(model).remove()
+
+
 def test_a_backward_that_is_differentiated_is_named_where_it_takes_too_much() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
     x = torch.randn(256, 64, requires_grad=True)

@@ -343,6 +343,7 @@ class Watch:
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
         self._differentiable = False  # whether a backward of the step is one that can be differentiated
+        self._casts = False  # whether one runs within an autocast region
         self._current: tuple[weakref.ref[nn.Module], Plan] | None = None  # of the latest step
         self._states = KeptStates()
         watch = weakref.ref(self)
@@ -410,7 +411,7 @@ class Watch:
         self._unforeseen = self._unforeseen_bytes(plan)
         self._resident = resident_of(plan, self._gradient_bytes) + self._unforeseen
         self._of(plan).in_vain += 1  # until it is judged
-        self._forwards, self._together, self._differentiable = [], 1, False
+        self._forwards, self._together, self._differentiable, self._casts = [], 1, False, False
         self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -427,6 +428,7 @@ class Watch:
             if waiting:
                 waiting.clear()
                 self._differentiable |= torch.is_grad_enabled()
+                self._casts |= torch.is_autocast_enabled(grad.device.type) and torch.is_autocast_cache_enabled()
                 _compat.at_end_of_backward(self._backward_done)
 
         for root in roots:
@@ -519,6 +521,11 @@ class Watch:
             return (
                 "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave "
                 "room for it by Budget(reserve=)"
+            )
+        if self._casts:
+            return (
+                "the backward ran within the autocast region, which keeps its copies of parameters to its end. Let it "
+                "end before the backward, or leave room for them by Budget(reserve=)"
             )
         return (
             "is something held that the profile did not see, such as what another model has saved? Plan again, with "

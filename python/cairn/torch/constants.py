@@ -19,7 +19,7 @@ from .attributes import OF_EVERY_MODULE, has_attributes
 from .elsewhere import Elsewhere, is_of_library, names_of
 from .frozen import OBJECT_DEPTH
 from .noted import Noted, call, is_comparable, is_noted, is_referred_to, items_of
-from .state import attributes_of
+from .state import attributes_of, children_of
 
 
 class Constants:
@@ -30,19 +30,18 @@ class Constants:
     flags.
     """
 
-    __slots__ = ("_counts", "_elsewhere", "_gone", "_hooks", "_ids", "_kinds", "_noted", "_objects", "_parts",
-                 "_with_parts", "flags")  # fmt: skip
+    __slots__ = ("_children", "_counts", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects", "_parts",
+                 "flags")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
         attributes = list(map(attributes_of, modules))
         self.flags = [module.training for module in modules]
         self._kinds = list(map(type, [*modules, *objects]))
-        self._with_parts = [index for index, module in enumerate(modules) if module._modules]
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
         self._objects = [weakref.ref(value) for value in objects]
-        self._ids, self._hooks = self._part_ids(attributes), _hooks_of(attributes)
+        self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
         owned = [*attributes, *names_of(objects)]
         self._counts = list(map(len, owned))
@@ -53,8 +52,10 @@ class Constants:
         is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
         return is_opaque or name in self._elsewhere.read
 
-    def hold(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
-        """Whether all are as they were, in these modules with these attributes."""
+    def hold(
+        self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None = None
+    ) -> bool:
+        """Whether all are as they were, in these modules with these attributes, and children if they are known."""
         try:
             objects = list(map(call, self._objects))
             owned = [*attributes, *names_of(objects)]
@@ -63,7 +64,7 @@ class Constants:
                 and list(map(type, itertools.chain(modules, objects))) == self._kinds
                 and list(map(len, owned)) == self._counts
                 and _hooks_of(attributes) == self._hooks
-                and self._part_ids(attributes) == self._ids
+                and (children_of(attributes) if children is None else children) == self._children
                 and self._noted.hold(owned)
                 and self._elsewhere.hold()
             )
@@ -83,7 +84,7 @@ class Constants:
         for owner, kind in zip([*modules, *objects], self._kinds, strict=False):
             if type(owner) is not kind:
                 return f"the class of a {kind.__name__}, now {type(owner).__name__},"
-        if len(modules) != len(self.flags) or self._part_ids(attributes) != self._ids:
+        if len(modules) != len(self.flags) or children_of(attributes) != self._children:
             return "a part"
         owned = [*attributes, *names_of(objects)]
         place = self._noted.difference(owned)
@@ -95,10 +96,6 @@ class Constants:
         changed = [f"the number of attributes of {kind}" for kind, now, before in counts if len(now) != before]
         return changed[0] if changed else self._elsewhere.difference()
 
-    def _part_ids(self, attributes: Sequence[dict[str, Any]]) -> list[int]:
-        parts = map(_values_of, map(_modules_of, map(attributes.__getitem__, self._with_parts)))
-        return list(map(id, itertools.chain.from_iterable(parts)))
-
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
     """The numbers of the hooks that run in the modules' calls, where there are any; torch gives none of them twice."""
@@ -108,7 +105,6 @@ def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 _pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
 _HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forward_hooks
-_modules_of, _values_of = operator.itemgetter("_modules"), operator.methodcaller("values")
 
 
 def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:

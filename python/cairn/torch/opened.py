@@ -125,7 +125,7 @@ class OpenedBlock:
         block cannot be opened.
         """
         entry = self._entries.get(key)
-        if entry is None or not entry.constants.hold(before.modules, before.attributes):
+        if entry is None or not entry.constants.hold(before.modules, before.attributes, before.children):
             return None, []
         program = entry.programs.get(option)
         return self._program(entry, option) if program is None else program, entry.constants.flags

@@ -55,13 +55,13 @@ class BlockState:
             for name, part in () if module is None else module.named_modules(prefix=prefix):
                 self._prefixes.append(name)
                 self._parts.append(weakref.ref(part))
-        self.children = _children_of(self.attributes())
+        self.children = children_of(self.attributes())
 
     def replaced_part(self, children: list[int]) -> str | None:
         """The name of the first part that is not as in the list of all children that there was."""
         names = [f"{prefix}.{key}".lstrip(".") for prefix, part in zip(self._prefixes, self.modules(), strict=False)
                  for key in part._modules]  # fmt: skip
-        now = _children_of(self.attributes())
+        now = children_of(self.attributes())
         if now == children:
             return None
         return next((n for n, found, before in zip(names, now, children, strict=False) if found != before), "one")
@@ -111,19 +111,20 @@ class BlockState:
         """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
-        if len(modules) != len(self._parts) or _children_of(attributes) != self.children:
+        if len(modules) != len(self._parts) or children_of(attributes) != self.children:
             self._look()
             return self.before()
-        parameters = list(itertools.chain.from_iterable(map(_values_of, map(_parameters_of, attributes))))
+        parameters = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_parameters_of, attributes)))))
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         if not buffers:
-            return Before(modules, attributes, parameters, buffers, [], copies)
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies)
         with torch.no_grad():
             for index, buffer in enumerate(buffers):
                 if buffer is not None and self._may_change(index, buffer):
                     copies[index] = buffer, buffer.clone()
-        return Before(modules, attributes, parameters, buffers, _compat.versions(buffers), copies)
+        versions = _compat.versions(buffers)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies)
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
@@ -157,6 +158,7 @@ class Before:
 
     modules: Sequence[nn.Module]
     attributes: Sequence[dict[str, Any]]
+    children: list[int]  # the identities of the parts that are registered in them
     parameters: Sequence[torch.Tensor | None]
     buffers: Sequence[torch.Tensor | None]
     versions: list[int]
@@ -166,11 +168,10 @@ class Before:
 class Record:
     """What one run of a block found, for its later runs."""
 
-    __slots__ = ("_addresses", "_before", "_children", "_flags", "_state", "_versions")
+    __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
 
     def __init__(self, state: BlockState, before: Before, versions: list[int], flags: list[bool]) -> None:
         self._state, self._before, self._versions, self._flags = state, before, versions, flags
-        self._children = state.children
         self._addresses: list[int] | None = None  # of parameters, and of buffers
         if not sharded.is_any(before.modules):
             own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
@@ -179,7 +180,7 @@ class Record:
     def difference(self) -> str | None:
         """What is no longer as the first run found it, in words; None if all is."""
         before, state, modules = self._before, self._state, self._state.modules()
-        replaced = state.replaced_part(self._children)
+        replaced = state.replaced_part(before.children)
         if replaced is not None:
             return f"its part '{replaced}' was replaced"
         if len(state.parameters()) != len(before.parameters) or len(state.buffers()) != len(before.buffers):
@@ -253,7 +254,7 @@ class Record:
                 registry[key] = tensor
 
 
-def _children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
+def children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
     """The identities of the parts that are registered in modules with these attributes."""
     return list(map(id, itertools.chain.from_iterable(map(_values_of, filter(None, map(_modules_of, attributes))))))
 

@@ -694,15 +694,43 @@ def test_a_backward_within_the_autocast_region_is_named_where_it_takes_too_much(
     ct.handle(model).remove()
 
 
-def test_a_backward_that_is_differentiated_is_named_where_it_takes_too_much() -> None:
+def test_gradients_of_several_backwards_are_taken_off_once() -> None:
+    """Where gradients do not count, what a step creates of them is taken off its measured peak."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(4)))
+    x, peaks = torch.randn(64, 64), []
+    for forwards in (1, 2):
+        model.zero_grad()
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget=UNLIMITED, passes=1, scope="activations")
+        for loss in [model(x).sum() for _ in range(forwards)]:
+            loss.backward()
+        peaks.append(ct.report(model).measured.peak_bytes)
+    assert 0 < peaks[0] < peaks[1]
+    ct.handle(model).remove()
+
+
+def test_backwards_that_take_more_are_named() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
     x = torch.randn(256, 64, requires_grad=True)
     plain = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
-    ct.checkpoint(model, x, loss_fn=torch.sum, budget=plain.peak_bytes + plain.reserve_bytes, passes=1, strict=True)
-    (of_x,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    of_x.square().sum().backward()
-    with pytest.raises(ct.BudgetExceeded, match="create_graph"):
-        model(x)
+
+    def differentiated() -> None:
+        (of_x,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        of_x.square().sum().backward()
+
+    def repeated() -> None:
+        output = model(x)
+        output.sum().backward(retain_graph=True)
+        output.square().sum().backward()
+
+    for step, budget, cause in (
+        (differentiated, plain.peak_bytes + plain.reserve_bytes, "create_graph"),
+        (repeated, plain.least_budget_bytes + 2000, "more than one backward"),
+    ):
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget=budget, passes=1, strict=True)
+        step()
+        with pytest.raises(ct.BudgetExceeded, match=cause):
+            model(x)
+        model.zero_grad()
     ct.handle(model).remove()
 
 

@@ -318,6 +318,21 @@ class _Found:
             self.worst, self.unforeseen_bytes = step, unforeseen_bytes
 
 
+#: What backwards may do that no plan counts, and what to do about it.
+_DIFFERENTIABLE = (
+    "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave room for it by "
+    "Budget(reserve=)"
+)
+_REPEATED = (
+    "a forward had more than one backward (retain_graph=True), and a plan is for one. Add the losses up before the "
+    "backward, or leave room for it by Budget(reserve=)"
+)
+_CASTING = (
+    "the backward ran within the autocast region, which keeps its copies of parameters to its end. Let it end before "
+    "the backward, or leave room for them by Budget(reserve=)"
+)
+
+
 class Watch:
     """Measures the first training steps that follow each plan of a model, where nothing else is measuring.
 
@@ -342,8 +357,7 @@ class Watch:
         self._last: int | None = None  # mark of the backward's end
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
-        self._differentiable = False  # whether a backward of the step is one that can be differentiated
-        self._casts = False  # whether one runs within an autocast region
+        self._seen: set[str] = set()  # what its backwards did that no plan counts
         self._current: tuple[weakref.ref[nn.Module], Plan] | None = None  # of the latest step
         self._states = KeptStates()
         watch = weakref.ref(self)
@@ -411,7 +425,7 @@ class Watch:
         self._unforeseen = self._unforeseen_bytes(plan)
         self._resident = resident_of(plan, self._gradient_bytes) + self._unforeseen
         self._of(plan).in_vain += 1  # until it is judged
-        self._forwards, self._together, self._differentiable, self._casts = [], 1, False, False
+        self._forwards, self._together, self._seen, self._uncounted = [], 1, set(), 0
         self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -422,14 +436,19 @@ class Watch:
         if self._meter is None or self._thread is not threading.current_thread():
             return
         roots = [t for t in tensors_in(output) if t.requires_grad]
-        waiting = [True]  # one of the roots' gradients comes first
+        backwards: set[int] = set()
 
         def backward_begins(grad: torch.Tensor) -> None:
-            if waiting:
-                waiting.clear()
-                self._differentiable |= torch.is_grad_enabled()
-                self._casts |= torch.is_autocast_enabled(grad.device.type) and torch.is_autocast_cache_enabled()
-                _compat.at_end_of_backward(self._backward_done)
+            if _compat.backward_id() in backwards:  # another one of the roots was the first
+                return
+            if torch.is_grad_enabled():
+                self._seen.add(_DIFFERENTIABLE)
+            if torch.is_autocast_enabled(grad.device.type) and torch.is_autocast_cache_enabled():
+                self._seen.add(_CASTING)
+            if backwards:
+                self._seen.add(_REPEATED)
+            backwards.add(_compat.backward_id())
+            _compat.at_end_of_backward(self._backward_done)
 
         for root in roots:
             root.register_hook(backward_begins)
@@ -443,7 +462,7 @@ class Watch:
             self._last = self._meter.mark()
             module = self._module()
             if module is not None:
-                self._resident -= uncounted_bytes(self._plan, module, self._gradient_bytes)
+                self._uncounted = uncounted_bytes(self._plan, module, self._gradient_bytes)
 
     def _stop(self) -> memory.Meter | None:
         """Ends the measurement; never within a backward, which runs in a state of its own."""
@@ -459,7 +478,7 @@ class Watch:
         if meter is None or last is None or meter.was_interrupted or self._disturbed:
             return
         plan = self._plan
-        peak = self._resident + meter.peak(self._first, last) - meter.level(self._first)
+        peak = self._resident - self._uncounted + meter.peak(self._first, last) - meter.level(self._first)
         self._of(plan).add(Measured(peak, self._took, self._existed), self._unforeseen)
         self._judge(plan, peak, self._unforeseen)
 
@@ -517,16 +536,9 @@ class Watch:
                 f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "
                 "call, or plan a module that calls the model as often"
             )
-        if self._differentiable:
-            return (
-                "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave "
-                "room for it by Budget(reserve=)"
-            )
-        if self._casts:
-            return (
-                "the backward ran within the autocast region, which keeps its copies of parameters to its end. Let it "
-                "end before the backward, or leave room for them by Budget(reserve=)"
-            )
+        for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):
+            if seen in self._seen:
+                return seen
         return (
             "is something held that the profile did not see, such as what another model has saved? Plan again, with "
             "Budget(reserve=) or a new profile"

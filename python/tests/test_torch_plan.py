@@ -12,6 +12,7 @@ import math
 import pickle
 import re
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1352,6 +1353,38 @@ def test_compiled_blocks_are_planned_to_the_same_bits() -> None:
     assert (
         len(torch._dynamo.utils.counters["recompile_limit"]) == 0 and not torch._dynamo.utils.counters["unimplemented"]
     )
+
+
+def test_forwards_that_are_replaced_on_instances_are_planned_to_the_same_bits() -> None:
+    """Of blocks, of their parts, and of a Sequential that would join its children."""
+
+    def louder(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * type(self).forward(self, x)
+
+    def patched(layers: nn.Sequential) -> nn.Sequential:
+        for part in (layers, layers[1], layers[1].up, layers[2]):
+            part.forward = types.MethodType(louder, part)
+        return layers
+
+    model, x = patched(nn.Sequential(*(torch_models.Residual(32) for _ in range(4)))), torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert not plan.is_plain and ct.verify(model, plan, x, loss_fn=torch.sum).ok
+    with (
+        ct.apply(model, plan),
+        pytest.raises(ct.Unsupported, match=r"a plan is at work on 0, a part of this Sequential"),
+    ):
+        ct.profile(nn.Sequential(model, nn.Tanh()), x, loss_fn=torch.sum)
+    assert isinstance(vars(model[1])["forward"], types.MethodType)
+    joined = nn.Sequential(nn.Linear(32, 32), nn.ReLU(inplace=True), nn.Linear(32, 32), nn.ReLU(inplace=True))
+    profile = ct.profile(joined, x, loss_fn=torch.sum, passes=1)
+    assert profile.stages[0].name == "0-1"
+    plan = ct.plan(profile, UNLIMITED)
+    joined.forward = types.MethodType(louder, joined)
+    with pytest.raises(ct.PlanMismatch, match="replaced on the instance: plan again"):
+        ct.apply(joined, plan)
+    profile = ct.profile(joined, x, loss_fn=torch.sum, passes=1)
+    assert ct.verify(joined, ct.plan(profile, UNLIMITED), x, loss_fn=torch.sum).ok
 
 
 def test_blocks_that_run_compiled_functions_are_planned_to_the_same_bits() -> None:

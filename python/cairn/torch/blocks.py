@@ -14,9 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from . import _compat
-from .errors import Unsupported
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
@@ -75,11 +72,6 @@ def intercepted(
     try:
         for module, forward in _replacements(blocks, handled):
             before = vars(module).get("forward")
-            if before is not None and _compat.compiled_inside(module) is None:
-                raise Unsupported(
-                    f"the forward of a {type(module).__name__} is replaced on the instance: "
-                    "if a plan is at work on the model, remove it first"
-                )
             vars(module)["forward"] = forward
             patched.append((module, before))
         yield

@@ -308,7 +308,7 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def _is_plain(container: nn.Sequential) -> bool:
-    return type(container).forward is nn.Sequential.forward
+    return type(container).forward is nn.Sequential.forward and "forward" not in vars(container)
 
 
 ALL_BUT = 0.9  # of a module's parameters

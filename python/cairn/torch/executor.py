@@ -185,6 +185,11 @@ class Executor:
             else:
                 parts.setdefault(id(block.container), (block.container, []))[1].append(block)
         for container, blocks in parts.values():
+            if "forward" in vars(container):
+                raise PlanMismatch(
+                    "the plan runs the children of a Sequential in order, whose forward was replaced on the instance: "
+                    "plan again"
+                )
             bounds = {block.start: (block.stop, block.name) for block in blocks}
             yield container, functools.partial(self._run_sequential, weakref.ref(container), bounds)
         for module in self._skipped(model):

@@ -33,6 +33,7 @@ from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
 from .stages import BLOCK, StageRef, shown, told
 from .state import SMALL_BUFFER_BYTES
 from .switches import refuse_chosen_kernels
+from .takeover import Takeover
 from .tree import tensors_in
 from .untouched import Parameters, untouched
 
@@ -269,6 +270,7 @@ def profile(
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
     with tells as sample.teller, set_aside(model), untouched(model, device) as parameters:
+        _refuse_planned_parts(model)
         sample.teller.begin("finding blocks")
         workspaces = memory.library_bytes(device)
         observed = _trace(sample, parameters)
@@ -305,6 +307,13 @@ def profile(
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
     )
+
+
+def _refuse_planned_parts(model: nn.Module) -> None:
+    """Raises Unsupported where a plan is at work on a part of a model that has none itself."""
+    for name, part in model.named_modules():
+        if isinstance(vars(part).get("forward"), Takeover):
+            raise Unsupported(f"a plan is at work on {name}, a part of this {type(model).__name__}: remove it first")
 
 
 def _check_gradients(sample: Sample) -> None:

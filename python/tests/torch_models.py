@@ -300,6 +300,26 @@ class Around(nn.Module):
         return x
 
 
+class Listing(nn.Module):
+    """Collects what its blocks return in a list, which goes when it returns."""
+
+    def __init__(self, is_chain: bool, width: int = 128) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(6))
+        self.is_chain = is_chain
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = []
+        for block in self.blocks:
+            made.append(block(x))
+            x = made[-1] if self.is_chain else x + made[-1]
+        return x * 2
+
+
+def listing(is_chain: bool) -> Step:
+    return Step(Listing(is_chain).train(), (torch.randn(512, 128),), {}, lambda y: y.square().mean())
+
+
 class Perceptron(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -493,6 +513,8 @@ ODD = {
     "encoding": encoding,
     "unet": unet,
     "unet-channels-last": functools.partial(unet, torch.channels_last),
+    "listing": functools.partial(listing, False),
+    "listing-chain": functools.partial(listing, True),
     **{name: functools.partial(around, name) for name in AROUND},
 }
 

@@ -5,6 +5,8 @@
   of the forward, and as long as a graph holds it. A stage that keeps its first run until its backward counts what it
   saves of them, except what an earlier one holds as well. All others are counted with the last stage's forward, or
   already with that of an *early* one, where that takes more.
+* Outputs of blocks that the caller still has, in a list say, when later stages first run. A stage that keeps what its
+  first run left has them in that. Those of others are counted as autocast's copies are.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .composition import Replay
-from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, OUTPUT, SAVED
+from .program import BACKWARD, DROP, FORWARD_DROP, FORWARD_SAVE, FORWARDS, OUTPUT, SAVED
 from .stage_measure import StageMeasure
+from .stages import shown
 
 Op = Sequence[Any]
 Kept = dict[int, tuple[int, int]]  # by stage: the option, and the stage whose backward it stays for
@@ -27,8 +30,8 @@ class Counted:
     """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
 
     apart: frozenset[int] = frozenset()  # stages whose output is counted with what runs behind them, too
-    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies that are gone early, by stage and parameter
-    early: frozenset[int] = frozenset()  # stages that count the copies that are there when they first run
+    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
+    early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
     late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead
 
     def __or__(self, other: Counted) -> Counted:
@@ -40,14 +43,38 @@ AS_PLAIN = Counted()  # all that stages save stays
 
 
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
-    """What is true of every schedule, as far as copies are concerned."""
-    return Counted(let_go=_let_go({}, stages), early=frozenset(range(1, len(stages) + 1)))
+    """What is true of every schedule, as far as copies and listed outputs are concerned."""
+    gone = _let_go({}, stages) | _listed(stages)
+    return Counted(let_go=gone, early=frozenset(range(1, len(stages) + 1)))
 
 
 def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
     """What is true of a schedule, but for early stages."""
     held = (number for number, stage in enumerate(stages, 1) if stage.also_held_bytes and lets_go(ops, number))
-    return Counted(frozenset(held), _let_go(_kept(ops), stages))
+    listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
+    return Counted(frozenset(held), _let_go(_kept(ops), stages) | frozenset(listed))
+
+
+def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
+    """The stages of which outputs are listed, with their names."""
+    names = {name for stage in stages for name in stage.listed}
+    numbered = ((number, shown(stage.name, stage.call)) for number, stage in enumerate(stages, 1))
+    return frozenset(pair for pair in numbered if pair[1] in names)
+
+
+def _stays(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
+    """Whether the first run of a stage leaves something that has its output, and that stays until the forward ends."""
+    first = None
+    for op in ops:
+        if op[0] == BACKWARD:
+            break
+        if op[0] in FORWARDS and op[1] == number and first is None:
+            first = SAVED if op[0] == FORWARD_SAVE else OUTPUT
+        elif (op[0] == DROP and (op[1], op[2]) == (first, number)) or (
+            op[0] == FORWARD_DROP and first == OUTPUT and op[1] == number + 1
+        ):
+            return False
+    return first == SAVED or (first == OUTPUT and not stage.left_bytes)  # what is left is in no output of the chain
 
 
 def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
@@ -97,16 +124,19 @@ def _kept(ops: Sequence[Op]) -> Kept:
     return kept
 
 
-class CountedCopies:
-    """Autocast's copies, for a chain that supposes that some of them are let go."""
+class Lingering:
+    """Autocast's copies and listed outputs, for a chain that supposes that some of them are let go."""
 
     def __init__(self, stages: Sequence[StageMeasure], let_go: frozenset[tuple[int, str]]) -> None:
         self.uncounted: list[int] = []  # for each stage: bytes there when it first runs that no saved bytes have
         self._shared: list[set[str]] = []  # what it saves and an earlier one holds
         self._bytes: dict[str, int] = {}
         held: set[str] = set()
+        gone = {name for _, name in let_go & _listed(stages)}
         for number, stage in enumerate(stages, 1):
-            self.uncounted.append(sum(size for name, size in self._bytes.items() if name not in held))
+            listed = sum(size for name, size in stage.listed.items() if name in gone)
+            copies = sum(size for name, size in self._bytes.items() if name not in held)
+            self.uncounted.append(copies + max(0, listed - stage.listed_slack_bytes))
             mine = {name for name in stage.copies_held() if (number, name) not in let_go}
             self._shared.append(mine & held)
             self._bytes.update(stage.made_copies)

@@ -12,8 +12,8 @@ apart is counted at least as often as it is there, and one that is not is kept b
 every answer keeps to its peak. The number of outputs apart only grows, so this ends, mostly at once. Where it ends
 without an answer, within a budget for which there is one, the schedule of the least budget is taken.
 
-Autocast's copies of parameters, which are held outside of blocks while the region lasts, are counted in the same way:
-with the stages that save them, until a schedule is found to let go of them (`counted.py`).
+What is held outside of blocks while the forward lasts, autocast's copies of parameters and outputs of blocks in a list,
+is counted in the same way: with the stages that save it, until a schedule is found to let go of it (`counted.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import cairn
 
-from .counted import AS_PLAIN, Counted, CountedCopies, first_runs, supposed_by
+from .counted import AS_PLAIN, Counted, Lingering, first_runs, supposed_by
 from .profiler import Profile
 
 Op = Sequence[Any]
@@ -57,7 +57,7 @@ class Chains:
     def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
         self._profile, self._asked = profile, (scope, gradients)
         self._options = {"solver": solver, **options}
-        self._depends = any(stage.also_held_bytes or stage.made_copies for stage in profile.stages)
+        self._depends = any(stage.also_held_bytes or stage.made_copies or stage.listed for stage in profile.stages)
         self._made: dict[Counted, tuple[Mapping[str, Any], cairn.Chain]] = {}
         self.problem, self.chain = self._counting(AS_PLAIN)
 
@@ -146,12 +146,12 @@ def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apa
 def _first_runs(
     profile: Profile, asked: tuple[str, str], counted: Counted, ops: Sequence[Op]
 ) -> tuple[dict[int, int], int, int]:
-    """The most memory while each stage but the last first runs, if it has autocast's copies beside it that the chain
-    does not count; while the last one's backward does; and at all, as the chain has it.
+    """The most memory while each stage but the last first runs, if there is something beside it that the chain does not
+    count; while the last one's backward does; and at all, as the chain has it.
     """
-    copies = CountedCopies(profile.stages, counted.let_go).uncounted[:-1]
-    if not any(copies):
+    uncounted = Lingering(profile.stages, counted.let_go).uncounted[:-1]
+    if not any(uncounted):
         return {}, 0, 0
     first, last, peak = first_runs(profile.chain(*asked, counted), ops)
-    there = enumerate(copies, 1)
+    there = enumerate(uncounted, 1)
     return {stage: first[stage] + size for stage, size in there if size and stage not in counted.early}, last, peak

@@ -72,6 +72,7 @@ class _Segment:
     end: _Moment | None = None
     backward_begin: _Moment | None = None
     backward_end: _Moment | None = None
+    returned: _Moment | None = None  # of the last one: when the model's forward has returned
     saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
 
 
@@ -155,7 +156,7 @@ class MemoryPass:
     def _step(self) -> None:
         self._segments.append(_Segment(self._moment()))
         with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
-            output, loss = self._sample.forward()
+            output, loss = self._sample.forward(self._returned)
         self._note_held(False)
         self._segments[-1].end = self._moment()
         self._keep_overwritten()
@@ -171,6 +172,9 @@ class MemoryPass:
         del output, loss
         for parameter in self._sample.model.parameters():
             parameter.grad = None
+
+    def _returned(self) -> None:
+        self._segments[-1].returned = self._moment()
 
     def _moment(self, grads_bytes: int = 0) -> _Moment:
         alive = {ref.key: ref.nbytes for run in self._runs for ref in run.outputs if ref.alive()}
@@ -391,8 +395,8 @@ class MemoryPass:
         stage.saved_bytes = segment.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
         before = self._runs[index - 1 : index] if index else []
         left = sum(_bytes_of(run, self._left_by(run)) for run in before)  # counted here, not by the block
-        base = self._meter.level(segment.begin.mark) - self._passing_bytes(index, segment) - left
-        stage.forward_rise_bytes = self._meter.peak(segment.begin.mark, segment.end.mark) - base
+        self._read_outside_forward(index, segment, stage)
+        stage.forward_rise_bytes += left
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
             stage.grad_bytes = self._runs[index].alone.grad_bytes(main)
@@ -420,17 +424,45 @@ class MemoryPass:
             {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - (run.saved_outputs & self._lasting)
         )
 
-    def _passing_bytes(self, index: int, segment: _Segment) -> int:
-        """What there is of earlier blocks' outputs when a segment begins, and goes before the forward ends.
+    def _read_outside_forward(self, index: int, segment: _Segment, stage: StageMeasure) -> None:
+        """By how much the forward of a segment rises above what the chain has when it begins.
 
-        The caller still has what the last block read when that returns. A schedule that keeps it has it to the end.
+        Of earlier blocks' outputs, what the caller lists is gone when the model's forward has returned. That of the
+        block before is the chain's: a schedule that keeps it has it to the end.
         """
+        begin, end, returned = segment.begin, segment.end, segment.returned
+        assert end is not None
         just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
-        return sum(size for key, size in segment.begin.outputs.items() if self._passes(key) and key not in just_made)
+        passing = {key: size for key, size in begin.outputs.items() if key not in just_made}
+        stage.listed, others = self._passing(passing)
+        meter, level, middle = self._meter, self._meter.level(begin.mark) - others, returned or end
+        stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level
+        if returned is not None:
+            rest = meter.peak(returned.mark, end.mark) - level + sum(stage.listed.values())
+            stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
+            stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
-    def _passes(self, key: int) -> bool:
-        """Whether an output of a block goes before the backward begins."""
-        return key not in self._lasting and key not in self._pinned
+    def _passing(self, there: Mapping[int, int]) -> tuple[dict[str, int], int]:
+        """What of earlier blocks' outputs goes before the backward begins: of what these have in what they leave, bytes
+        by block, and bytes of the rest.
+        """
+        listed: dict[str, int] = {}
+        others = 0
+        for key, size in there.items():
+            if key in self._makers:
+                listed[self._makers[key]] = listed.get(self._makers[key], 0) + size
+            elif key not in self._lasting and key not in self._pinned:
+                others += size
+        return listed, others
+
+    @functools.cached_property
+    def _makers(self) -> dict[int, str]:
+        """By the outputs that go before the backward begins, and that a block has in what it leaves, its name."""
+        found: dict[int, str] = {}
+        for run in self._runs:
+            left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
+            found |= dict.fromkeys(left - self._lasting - self._pinned, shown(run.stage.name, run.stage.call))
+        return found
 
     def _read_outside_backward(self, segment: _Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
@@ -484,7 +516,7 @@ class MemoryPass:
         stage = run.stage
         self._copies_of(stage, 2 * index + 1)
         stage.input_bytes = sum(run.inputs.values())
-        held = sum(size for key, size in run.alive.items() if self._passes(key))
+        stage.listed, held = self._passing(run.alive)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not the chain's to keep

@@ -18,7 +18,7 @@ from . import _compat, discovery, isolate, measure, memory, option_measure, shap
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer, check_profile_options
 from .blocks import Block, resolve
 from .cast_copies import CopyPass
-from .counted import AS_PLAIN, Counted, CountedCopies
+from .counted import AS_PLAIN, Counted, Lingering
 from .errors import Unsupported
 from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer
@@ -111,11 +111,11 @@ class Profile:
         """
         created = gradients == CREATED and scope == "step"
         stages = []
-        copies = CountedCopies(self.stages, counted.let_go)
+        lingering = Lingering(self.stages, counted.let_go)
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
         for number, stage in enumerate(_held_apart(self.stages, counted.apart), 1):
             stages.append(_chain_stage(stage, before, created))
-            copies.count(number, stage, stages[-1], counted)
+            lingering.count(number, stage, stages[-1], counted)
             before = stage.arriving_bytes(created)
         if len(self.stages) > 1:
             _join_loss(stages[-1], stages[-2]["grad_bytes"])

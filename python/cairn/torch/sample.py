@@ -44,9 +44,10 @@ class Sample:
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
 
-    def forward(self) -> tuple[Any, torch.Tensor | None]:
-        """The model's output and its loss; None where the loss is computed elsewhere."""
+    def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
+        """The model's output and its loss; None where the loss is computed elsewhere. `returned` is called between."""
         output = self.output()
+        returned()
         loss = self.loss(output)
         self.has_no_loss = loss is None
         return output, loss

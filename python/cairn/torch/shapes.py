@@ -472,6 +472,7 @@ def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
     grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
     for name in _LINEAR:
         setattr(grown, name, _grown(getattr(stage, name), by.linear))
+    grown.listed = {name: _grown(size, by.linear) for name, size in stage.listed.items()}
     _scale_measured(grown, by)
     for option in grown.options:
         _scale_measured(option, by)

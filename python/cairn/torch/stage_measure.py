@@ -63,6 +63,8 @@ class StageMeasure:
     saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor whose copy it is, or ""
     waiting_bytes: int = 0  # gradients that arrive beside that of its output: they wait for others
     accumulated_waiting_bytes: int = 0
+    listed: dict[str, int] = dataclasses.field(default_factory=dict)  # outputs of stages, there when it first runs
+    listed_slack_bytes: int = 0  # so much of that takes no more, for it goes before its forward's peak
     held_bytes: int = 0  # kept by the caller until the step ends
     forward_ns: int = 0
     forward_only_ns: int = 0

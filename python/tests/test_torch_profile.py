@@ -78,6 +78,36 @@ def test_steps_that_the_model_counts_itself_are_those_of_training() -> None:
         assert torch.equal(model(x), plain(x))
 
 
+@pytest.mark.parametrize("kept", ["tensor", "list", "in place"])
+def test_what_each_forward_leaves_for_the_next_one_is_that_of_training(kept: str) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.ModuleList(nn.GRUCell(64, 64) for _ in range(3))
+            self.state: Any = None if kept == "tensor" else [None] * 3
+            self.table: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.table = torch.ones(64, 64) if self.table is None else self.table  # made once
+            states = [self.state] * 3 if kept == "tensor" else self.state if kept == "in place" else list(self.state)
+            for i, cell in enumerate(self.cells):
+                x = cell(x, states[i])
+                states[i] = x.detach()
+            self.state = states[2] if kept == "tensor" else states
+            return x @ self.table
+
+    model, x = Recurrent(), torch.randn(64, 64)
+    plain, start = copy.deepcopy(model), model.state
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1)
+    assert model.state is start and model.table is not None
+    for _ in range(2):
+        assert torch.equal(model(x), plain(x))
+    before = model.state
+    ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    assert model.state is before and torch.equal(model(x), plain(x))
+    ct.handle(model).remove()
+
+
 def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
     step = torch_models.cnn()
     parameter = step.model[0].weight

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import types
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,12 +35,16 @@ class Attributes:
     run replaces would take memory.
     """
 
-    __slots__ = ("_containers", "_since")
+    __slots__ = ("_containers", "_first", "_replaced", "_seen", "_since")
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._since = _compat.history_mark()
         #: by identity: it, what is put back of it, and how much there was of it
         self._containers: dict[int, tuple[Any, Any, int]] = {}
+        #: by container and name: what had tensors at the first look, and the first tensor of each at the latest one
+        self._first: dict[tuple[int, Any], Any] | None = None
+        self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
+        self._replaced: set[tuple[int, Any]] = set()
         for module in modules:
             for value in self._note(vars(module)).values():
                 if type(value) in _ATOMS:
@@ -82,11 +87,47 @@ class Attributes:
                 container.update({name: value for name, value in before.items() if type(value) in _NUMBERS})
 
     def forget_losses(self) -> None:
-        """Takes the tensors out of lists that were appended since: those of steps that are over."""
+        """Takes the tensors out of lists that were put there since: those of steps that are over."""
         for container, before, _ in self._containers.values():
             if isinstance(container, list):
                 there = set(map(id, before))
-                container[:] = [item for item in container if id(item) in there or not isinstance(item, torch.Tensor)]
+                new = [isinstance(item, torch.Tensor) and id(item) not in there for item in container]
+                old = [*before, *([None] * len(container))]
+                items = [was if is_new else item for item, was, is_new in zip(container, old, new, strict=False)]
+                container[:] = [item for k, item in enumerate(items) if k < len(before) or not new[k]]
+
+    def look(self) -> None:
+        """Before each forward of several: notes which names hold other tensors than at the look before."""
+        found = {
+            (key, name): value
+            for key, (container, _, _) in self._containers.items()
+            if isinstance(container, dict)
+            for name, value in container.items()
+            if name not in OF_EVERY_MODULE and _first_tensor(value) is not None
+        }
+        if self._first is None:
+            self._first = found
+        for place, value in found.items():
+            tensor, seen = _first_tensor(value), self._seen.get(place)
+            if seen is not None and seen() is not tensor:
+                self._replaced.add(place)
+            if tensor is not None:
+                self._seen[place] = weakref.ref(tensor)
+
+    def restore_states(self) -> None:
+        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once."""
+        self.look()
+        for key, name in self._replaced:
+            container, before, _ = self._containers[key]
+            if self._first is not None and (key, name) in self._first:
+                container[name] = self._first[key, name]
+            elif name in before:
+                container[name] = before[name]
+            else:
+                container.pop(name, None)
+        for container, before, _ in self._containers.values():
+            if isinstance(container, list):
+                container[:] = before
 
     def _detached(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -96,6 +137,14 @@ class Attributes:
         if type(value) is dict and id(value) not in self._containers:
             return {key: self._detached(item) for key, item in value.items()}
         return value
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    """A tensor, or the first one in a list, tuple or dict."""
+    if isinstance(value, torch.Tensor):
+        return value
+    items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return next((item for item in items if isinstance(item, torch.Tensor)), None)
 
 
 def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -54,11 +55,20 @@ class Sample:
 
     def output(self) -> Any:
         """The model's output."""
+        self._attributes.look()
         self._attributes.forget_losses()
         self._attributes.restore_numbers()
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)
+
+    @contextlib.contextmanager
+    def stateless(self) -> Iterator[None]:
+        """A context after which what every forward leaves anew in attributes is as it was."""
+        try:
+            yield
+        finally:
+            self._attributes.restore_states()
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""

@@ -266,7 +266,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
         raise roomy
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    with set_aside(model), untouched(model, memory.device_of(model)) as parameters:
+    with set_aside(model), untouched(model, memory.device_of(model)) as parameters, sample.stateless():
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)

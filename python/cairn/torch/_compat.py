@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import operator
 import sys
 import threading
@@ -323,6 +324,12 @@ def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
         return None
 
 
+def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
+    """The dicts that `vars` of classes shows, only to be read; the views of them where the interpreter hides them."""
+    behind = gc.get_referents(*proxies)
+    return behind if len(behind) == len(proxies) else proxies
+
+
 @functools.cache
 def _number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
     number = getattr(_guards, "dict_version", None)
@@ -349,14 +356,24 @@ def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
         functools.partial(_set_attribute, owner),
         lambda value: names.clear(),
     ]
+    kind = type("Kind", (), {})
+    ways_of_class: list[Callable[[object], Any]] = [
+        functools.partial(_set_attribute, kind),
+        functools.partial(setattr, kind, "value"),
+        lambda value: delattr(kind, "value"),
+    ]
     try:
-        found = [number(names)]
-        for _ in range(_TIMES):
-            for way in ways:
-                way(object())
-                found.append(number(names))
+        return _tells_each(number, names, ways) and _tells_each(number, dicts_behind([vars(kind)])[0], ways_of_class)
     except Exception:
         return False
+
+
+def _tells_each(number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]) -> bool:
+    found = [number(names)]
+    for _ in range(_TIMES):
+        for way in ways:
+            way(object())
+            found.append(number(names))
     return len(set(found)) == len(found)
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from . import _compat
 from .attributes import has_attributes
 from .noted import Noted, Place, call, is_constant, is_noted
 
@@ -148,7 +149,7 @@ class Elsewhere:
 class _Places:
     """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures."""
 
-    __slots__ = ("_cells", "_globals", "_owners", "names")
+    __slots__ = ("_cells", "_first_class", "_globals", "_owners", "names")
 
     def __init__(self, search: _Search, is_wanted: Callable[[Any], bool]) -> None:
         def wanted(names: Iterable[str], namespace: Any) -> list[str]:
@@ -156,11 +157,14 @@ class _Places:
 
         found = [(space, wanted(names, space)) for space, names in search.globals.values()]
         owned = [(owner, wanted(names, vars(owner()))) for owner, names in search.attributes.values()]
+        owned.sort(key=lambda each: isinstance(each[0](), type))
         self._globals = [namespace for namespace, names in found if names]
         self._owners = [owner for owner, names in owned if names]
+        self._first_class = sum(not isinstance(owner(), type) for owner in self._owners)
         self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
         self.names: list[Any] = [names for _, names in (*found, *owned) if names]
-        self.names.append(range(len(self._cells)))
+        if self._cells:
+            self.names.append(range(len(self._cells)))
 
     def key(self) -> Any:
         """The same for the same names in the same namespaces, as long as these are there."""
@@ -172,7 +176,10 @@ class _Places:
 
         AttributeError or ValueError: one is gone.
         """
-        return [*self._globals, *names_of(map(call, self._owners)), list(map(_get_contents, self._cells))]
+        owned = list(names_of(map(call, self._owners)))
+        classes = _compat.dicts_behind(owned[self._first_class :])
+        cells = [list(map(_get_contents, self._cells))] if self._cells else ()
+        return [*self._globals, *owned[: self._first_class], *classes, *cells]
 
 
 def _described(place: Place) -> str:

@@ -1408,6 +1408,33 @@ def test_blocks_that_run_compiled_functions_are_planned_to_the_same_bits() -> No
         assert not plan.is_plain and ct.verify(model, plan, x, loss_fn=torch.sum).ok
 
 
+def test_blocks_are_looked_for_around_compiled_forwards() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3))
+
+        @torch.compile(backend="aot_eager")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.middle, self.leave = nn.Linear(32, 32), Compiled(), nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.leave(self.middle(self.enter(x)))
+
+    torch._dynamo.reset()
+    model, x = Around(), torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    assert [stage.name for stage in profile.stages if stage.closed == "is compiled"] == ["middle"]
+    assert ct.verify(model, ct.plan(profile, UNLIMITED), x, loss_fn=torch.sum).ok
+
+
 def test_models_that_are_compiled_as_wholes_are_refused_before_they_run(never_run: nn.Module) -> None:
     x = torch.randn(2, 4)
     with pytest.raises(ct.Unsupported, match="compiled as a whole"):

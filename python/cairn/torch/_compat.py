@@ -273,6 +273,14 @@ def is_compiled_function(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
 
 
+def parts_compiled_with(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    """The modules that run inside of a compiled one; none in every other module."""
+    inside = compiled_inside(module)
+    if inside is not None:
+        return inside.modules()
+    return list(module.modules())[1:] if is_compiled_function(module.forward) else ()
+
+
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether `Module.compile` was called on it."""
     return getattr(module, "_compiled_call_impl", None) is not None

@@ -105,7 +105,7 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
 
 def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules whose calls can be observed: none inside a compiled one, which is called as a whole."""
-    hidden = {id(p) for m in model.modules() if (c := _compat.compiled_inside(m)) is not None for p in c.modules()}
+    hidden = {id(part) for module in model.modules() for part in _compat.parts_compiled_with(module)}
     return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
 
 

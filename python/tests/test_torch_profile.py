@@ -108,6 +108,29 @@ def test_what_each_forward_leaves_for_the_next_one_is_that_of_training(kept: str
     ct.handle(model).remove()
 
 
+def test_state_that_changes_no_result_stays_where_its_block_is_run_again() -> None:
+    """A first run that finds none would do something else than the next ones."""
+
+    class Resetting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.state = nn.Linear(64, 64), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = torch.tanh(self.linear(x))
+            made = made if self.state is None else made * torch.ones_like(self.state)
+            self.state = made[:1].detach()
+            return made
+
+    model, x = nn.Sequential(*(Resetting() for _ in range(4))), torch.randn(64, 64)
+    plain = copy.deepcopy(model)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, inside=False, blocks=Resetting)
+    with ct.apply(model, ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)):
+        for each in (model, plain):
+            each(x).sum().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+
+
 def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
     step = torch_models.cnn()
     parameter = step.model[0].weight

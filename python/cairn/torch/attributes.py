@@ -114,10 +114,16 @@ class Attributes:
             if tensor is not None:
                 self._seen[place] = weakref.ref(tensor)
 
-    def restore_states(self) -> None:
-        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once."""
+    def restore_states(self, left: Iterable[nn.Module]) -> None:
+        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once.
+
+        Not of the modules in `left`, whose results do not depend on it.
+        """
         self.look()
+        stays = {id(vars(module)) for module in left}
         for key, name in self._replaced:
+            if key in stays:
+                continue
             container, before, _ = self._containers[key]
             if self._first is not None and (key, name) in self._first:
                 container[name] = self._first[key, name]

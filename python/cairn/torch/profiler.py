@@ -290,6 +290,8 @@ def profile(
             sample.teller.begin("looking into blocks", len(measured.blocks))
             owners = Owners(model, _call_order(found, observed))
             option_measure.OptionPass(sample, found, measured, owners, device).run()
+        varying = {stage.name for stage in measured.blocks if stage.keep_reason}
+        sample.repeatable = [part for block in found if block.name not in varying for part in block.parts()]
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
     taken = measure_optimizer(optimizer)
     return Profile(

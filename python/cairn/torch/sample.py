@@ -40,6 +40,7 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
+        self.repeatable: list[nn.Module] = []  # that do the same whatever an earlier run has left in their attributes
         self.teller = Teller()  # of the pass that runs it
         self._attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
@@ -68,7 +69,7 @@ class Sample:
         try:
             yield
         finally:
-            self._attributes.restore_states()
+            self._attributes.restore_states(self.repeatable)
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""

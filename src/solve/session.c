@@ -109,8 +109,8 @@ static cairn_status check_memory(const crn_session *session, cairn_error *error)
     if (needed <= session->meter.limit_bytes)
         return CAIRN_OK;
     return crn_fail(error, CAIRN_MEMORY_LIMIT,
-                    "%s would need up to %.1f MiB of memory and may use %.1f MiB (option memory-limit)",
-                    solver->info.name, (double)needed / 1048576, (double)session->meter.limit_bytes / 1048576);
+                    "%s would need up to %lld bytes of memory and may use %lld (option memory-limit)",
+                    solver->info.name, (long long)needed, (long long)session->meter.limit_bytes);
 }
 
 static int64_t problem_size(const cairn_problem *problem)

@@ -380,6 +380,10 @@ static void memory_limits_are_kept(void **state)
     cairn_options_set(options, "memory-limit", "1KiB", NULL);
     assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_MEMORY_LIMIT);
     assert_non_null(strstr(error.message, "memory-limit"));
+    cairn_options_set(options, "solver", "chain-exact", NULL);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_MEMORY_LIMIT);
+    assert_non_null(strstr(error.message, "bytes of memory and may use 1024 (option memory-limit)"));
+    cairn_options_set(options, "solver", "store-all", NULL);
     cairn_options_set(options, "memory-limit", "1MiB", NULL);
     assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_OK);
     assert_true(info.solver_peak_bytes <= 1048576);

@@ -196,6 +196,20 @@ def test_outputs_that_are_saved_twice_stay_as_long_as_what_runs_behind_them(grad
     assert refused.value.least_bytes == made[0].budget_bytes
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_outputs_that_blocks_save_and_others_hold_to_the_end_are_counted_once(is_read: bool) -> None:
+    sample = torch_models.holding(is_read)
+    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    assert any(stage.pinned_saved_bytes for stage in profile.stages)
+    prints: dict[str, list[int]] = {}
+    for peak, predicted in measured(sample, ct.plan(profile, UNLIMITED), prints):
+        assert peak <= predicted <= 1.01 * peak
+    for seed in range(1, SEEDS + 3):
+        plan = chosen_by_nobody(profile, seed)
+        for peak, predicted in measured(sample, plan, prints):
+            assert peak <= predicted + plan.reserve_bytes, plan.ops
+
+
 def test_kernels_that_take_more_for_larger_gradients_keep_to_their_peak() -> None:
     """Matrix exponentials add up more terms the larger the numbers are; the profile's gradients are large ones."""
     orthogonal = torch.nn.utils.parametrizations.orthogonal

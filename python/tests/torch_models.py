@@ -320,6 +320,37 @@ def listing(is_chain: bool) -> Step:
     return Step(Listing(is_chain).train(), (torch.randn(512, 128),), {}, lambda y: y.square().mean())
 
 
+class Holding(nn.Module):
+    """Its blocks save what they return, and the caller holds it: or other blocks read it, with what came between."""
+
+    class Block(nn.Module):
+        def __init__(self, before: int, after: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(before, after)
+
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return torch.tanh(self.linear(torch.cat(inputs, -1)))
+
+    def __init__(self, is_read: bool, width: int = 128) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(Holding.Block(width, width) for _ in range(4))
+        self.up = nn.ModuleList(Holding.Block(2 * width if is_read else width, width) for _ in range(4))
+        self.is_read = is_read
+
+    def forward(self, x: Tensor) -> Any:
+        made = []
+        for block in self.down:
+            made.append(x)
+            x = block(x)
+        for block in self.up:
+            x = block(x, made.pop()) if self.is_read else block(x)
+        return x, made
+
+
+def holding(is_read: bool) -> Step:
+    return Step(Holding(is_read).train(), (torch.randn(512, 128),), {}, lambda output: output[0].square().mean())
+
+
 class Perceptron(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

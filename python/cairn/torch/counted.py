@@ -1,6 +1,6 @@
 """What a step's chain counts where, if that depends on the schedule.
 
-* The output of a block that what runs behind it, outside of blocks, holds as well (`held_outside.py`).
+* The output of a block that what runs behind it, outside of blocks, or the caller holds as well (`held_outside.py`).
 * Autocast's copies of parameters. One is there from the first stage that makes it to the end of the region, at the end
   of the forward, and as long as a graph holds it. A stage that keeps its first run until its backward counts what it
   saves of them, except what an earlier one holds as well. All others are counted with the last stage's forward, or
@@ -29,30 +29,58 @@ Kept = dict[int, tuple[int, int]]  # by stage: the option, and the stage whose b
 class Counted:
     """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
 
-    apart: frozenset[int] = frozenset()  # stages whose output is counted with what runs behind them, too
+    apart: frozenset[int] = frozenset()  # stages whose output is counted with those who hold it, too
+    again: frozenset[int] = (
+        frozenset()
+    )  # stages whose resident outputs are there a second time, for they are made again
     let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
     early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
     late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead
 
     def __or__(self, other: Counted) -> Counted:
         late_bytes = max(self.late_bytes, other.late_bytes)
-        return Counted(self.apart | other.apart, self.let_go | other.let_go, self.early | other.early, late_bytes)
+        let_go, early = self.let_go | other.let_go, self.early | other.early
+        return Counted(self.apart | other.apart, self.again | other.again, let_go, early, late_bytes)
 
 
 AS_PLAIN = Counted()  # all that stages save stays
 
 
+def depends(stage: StageMeasure) -> bool:
+    """Whether what a stage counts depends on the schedule."""
+    return bool(stage.also_held_bytes or stage.pinned_bytes or stage.made_copies or stage.listed)
+
+
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
-    """What is true of every schedule, as far as copies and listed outputs are concerned."""
-    gone = _let_go({}, stages) | _listed(stages)
-    return Counted(let_go=gone, early=frozenset(range(1, len(stages) + 1)))
+    """What is true of every schedule, but for outputs that are held by what runs behind."""
+    apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_saved_bytes)
+    early = frozenset(range(1, len(stages) + 1))
+    return Counted(apart, let_go=_let_go({}, stages) | _listed(stages), early=early)
 
 
 def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
     """What is true of a schedule, but for early stages."""
-    held = (number for number, stage in enumerate(stages, 1) if stage.also_held_bytes and lets_go(ops, number))
+    kept = _kept(ops)
+    always = {number for number, (_, until) in kept.items() if until == number}
+    held = (
+        number
+        for number, stage in enumerate(stages, 1)
+        if (stage.also_held_bytes and lets_go(ops, number)) or (stage.pinned_saved_bytes and number not in always)
+    )
     listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
-    return Counted(frozenset(held), _let_go(_kept(ops), stages) | frozenset(listed))
+    again = (number for number in _made_again(ops) if stages[number - 1].pinned_bytes)
+    return Counted(frozenset(held), frozenset(again), _let_go(kept, stages) | frozenset(listed))
+
+
+def _made_again(ops: Sequence[Op]) -> set[int]:
+    """The stages that run again without saving."""
+    again: set[int] = set()
+    run: set[int] = set()
+    for op in ops:
+        if op[0] in FORWARDS:
+            again |= {op[1]} & run if op[0] != FORWARD_SAVE else set()
+            run.add(op[1])
+    return again
 
 
 def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:

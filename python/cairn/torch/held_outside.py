@@ -12,6 +12,9 @@ apart is counted at least as often as it is there, and one that is not is kept b
 every answer keeps to its peak. The number of outputs apart only grows, so this ends, mostly at once. Where it ends
 without an answer, within a budget for which there is one, the schedule of the least budget is taken.
 
+In the same way, outputs that are resident to the end of the step, for other blocks read them or the caller holds them,
+and that the block saves itself are counted once, as long as the schedule keeps what the first run left.
+
 What is held outside of blocks while the forward lasts, autocast's copies of parameters and outputs of blocks in a list,
 is counted in the same way: with the stages that save it, until a schedule is found to let go of it (`counted.py`).
 """
@@ -26,7 +29,7 @@ from typing import Any
 
 import cairn
 
-from .counted import AS_PLAIN, Counted, Lingering, first_runs, supposed_by
+from .counted import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
 from .profiler import Profile
 
 Op = Sequence[Any]
@@ -57,7 +60,7 @@ class Chains:
     def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
         self._profile, self._asked = profile, (scope, gradients)
         self._options = {"solver": solver, **options}
-        self._depends = any(stage.also_held_bytes or stage.made_copies or stage.listed for stage in profile.stages)
+        self._depends = any(map(depends, profile.stages))
         self._made: dict[Counted, tuple[Mapping[str, Any], cairn.Chain]] = {}
         self.problem, self.chain = self._counting(AS_PLAIN)
 

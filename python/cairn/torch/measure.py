@@ -529,6 +529,8 @@ class MemoryPass:
             gone = _bytes_of(run, left - run.saved_outputs)
             stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - gone), False
         stage.output_bytes -= _bytes_of(run, apart | left)
+        stage.pinned_bytes = _bytes_of(run, run.pinned & run.made)
+        stage.pinned_saved_bytes = _bytes_of(run, run.pinned & run.made & run.saved_outputs)
         stage.left_bytes = _bytes_of(run, left - apart)
         stage.left_saved_bytes = _bytes_of(run, (left - apart) & run.saved_outputs)
         not_saved = _bytes_of(run, (apart | left) - run.saved_outputs)  # gone before the backward that was measured

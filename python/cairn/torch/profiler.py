@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -113,7 +113,7 @@ class Profile:
         stages = []
         lingering = Lingering(self.stages, counted.let_go)
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
-        for number, stage in enumerate(_held_apart(self.stages, counted.apart), 1):
+        for number, stage in enumerate(_held_apart(self.stages, counted), 1):
             stages.append(_chain_stage(stage, before, created))
             lingering.count(number, stage, stages[-1], counted)
             before = stage.arriving_bytes(created)
@@ -162,15 +162,39 @@ OPTIMIZER_STATE = "optimizer state"
 STATE = ("parameters", "buffers", OPTIMIZER_STATE, "workspaces of libraries")
 
 
-def _held_apart(stages: Sequence[StageMeasure], apart: Collection[int]) -> Sequence[StageMeasure]:
-    """The stages; what is held of the outputs of some by what runs behind them is counted there, too."""
-    changed = list(map(copy.copy, stages))
-    for number in apart:
+def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[StageMeasure]:
+    """The stages; what others hold of the outputs of some is counted with these, too."""
+    numbered = enumerate(map(copy.copy, stages), 1)
+    changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
+    for number in counted.again:
+        stage = changed[number - 1]
+        stage.output_bytes += stage.pinned_bytes
+        stage.options = [
+            dataclasses.replace(option, saved_bytes=max(option.saved_bytes, stage.output_bytes))
+            for option in stage.options
+        ]
+    for number in counted.apart:
         stage, behind = changed[number - 1 : number + 1]
         stage.output_bytes -= stage.also_held_bytes
         behind.saved_bytes += stage.also_held_bytes
         behind.forward_rise_bytes += stage.also_held_bytes
     return changed
+
+
+def _once(stage: StageMeasure) -> StageMeasure:
+    """The stage without what it saves of its output that is resident anyway, and does not go in its backward."""
+
+    def without(measured: Any) -> dict[str, Any]:
+        return {
+            "saved_bytes": measured.saved_bytes - stage.pinned_saved_bytes,
+            "backward_rise_bytes": measured.backward_rise_bytes + stage.pinned_saved_bytes,
+            "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + stage.pinned_saved_bytes,
+        }
+
+    if not stage.pinned_saved_bytes:
+        return stage
+    options = [dataclasses.replace(option, **without(option)) for option in stage.options]
+    return dataclasses.replace(stage, **without(stage), options=options)
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:

@@ -445,7 +445,15 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
 
 # -- estimates -----------------------------------------------------------------------------------------------
 
-_LINEAR = ("input_bytes", "output_bytes", "also_held_bytes", "grad_bytes", "held_bytes")
+_LINEAR = (
+    "input_bytes",
+    "output_bytes",
+    "also_held_bytes",
+    "pinned_bytes",
+    "pinned_saved_bytes",
+    "grad_bytes",
+    "held_bytes",
+)
 _CONSTANT = ("parameters", "buffers", "optimizer state", "random states and buffers to replay")
 
 

@@ -50,6 +50,8 @@ class StageMeasure:
     travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
     output_travels: bool = False  # the output by itself can
     also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
+    pinned_bytes: int = 0  # of its output, what is resident to the end of the step
+    pinned_saved_bytes: int = 0  # of that, what it saves itself
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     left_saved_bytes: int = 0  # of that, what it saves itself
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel

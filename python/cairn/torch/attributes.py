@@ -31,13 +31,14 @@ _ATOMS = _SMALL | {torch.Tensor, nn.Parameter}
 class Attributes:
     """The attributes of modules and of objects among them, and what is in their lists, dicts and sets.
 
-    Large tensors that have a name are left as they are, unless someone waits for their gradients: to hold those that a
-    run replaces would take memory.
+    Large tensors that have a name are left as they are, unless someone waits for their gradients, or they are wanted
+    (`with_large`): to hold those that a run replaces takes memory.
     """
 
-    __slots__ = ("_containers", "_first", "_replaced", "_seen", "_since")
+    __slots__ = ("_containers", "_first", "_replaced", "_seen", "_since", "_with_large")
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
+        self._with_large = with_large
         self._since = _compat.history_mark()
         #: by identity: it, what is put back of it, and how much there was of it
         self._containers: dict[int, tuple[Any, Any, int]] = {}
@@ -55,7 +56,7 @@ class Attributes:
                     self._note(vars(value))
 
     def _note(self, container: Any) -> Any:
-        before = _own(container) if type(container) is dict else container.copy()
+        before = _own(container, self._with_large) if type(container) is dict else container.copy()
         self._containers[id(container)] = container, before, len(container)
         return before
 
@@ -64,7 +65,7 @@ class Attributes:
         for container, before, count in self._containers.values():
             if isinstance(container, dict):
                 if len(container) != count or not _holds(container, before):
-                    _restore_names(container, before)
+                    _restore_names(container, before, self._with_large)
             elif isinstance(container, list):
                 container[:] = before
             else:
@@ -158,19 +159,19 @@ def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
 
 
-def _restore_names(names: dict[Any, Any], before: dict[Any, Any]) -> None:
-    now = _own(names)
+def _restore_names(names: dict[Any, Any], before: dict[Any, Any], with_large: bool) -> None:
+    now = _own(names, with_large)
     for name in now.keys() - before.keys():
         del names[name]
     names.update({name: value for name, value in before.items() if name in now or name not in names})
 
 
-def _own(names: dict[Any, Any]) -> dict[Any, Any]:
+def _own(names: dict[Any, Any], with_large: bool) -> dict[Any, Any]:
     """What is put back of something with names."""
     return {
         name: value
         for name, value in names.items()
-        if name not in OF_EVERY_MODULE and (type(value) in _SMALL or not _is_large(value))
+        if name not in OF_EVERY_MODULE and (with_large or type(value) in _SMALL or not _is_large(value))
     }
 
 

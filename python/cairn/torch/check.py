@@ -128,8 +128,9 @@ def verify(
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
     with set_aside(model), untouched(model, device) as parameters:
-        runs = _Runs(sample, plan, device, parameters)
+        runs, attributes = _Runs(sample, plan, device, parameters), Attributes(model.modules(), with_large=True)
         sample.watch(parameters)
+        attributes.restore()  # and each step puts back what it finds
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
             plain = runs.step(existing=False, keeps=True) if compare else None
             with apply(model, plan):
@@ -187,7 +188,7 @@ class _Runs:
         self._parameters.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules())
+        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules(), with_large=True)
         first = meter.mark()
         began = time.perf_counter_ns()
         output, loss = self._sample.forward()

@@ -1115,7 +1115,7 @@ def never_run() -> nn.Module:
         ({"slots": -1}, cairn.BadInput, "slots is -1"),
         ({"optimizer": torch.optim.AdamW}, TypeError, "the class AdamW"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", str(value)),
 )
 def test_mistakes_are_named_before_anything_runs(
     never_run: nn.Module, given: dict[str, Any], error: type[Exception], message: str

@@ -204,19 +204,7 @@ def test_verify_runs_every_step_from_the_same_attributes() -> None:
 
 @pytest.mark.parametrize("is_set", [False, True])
 def test_verify_begins_every_step_with_the_state_that_the_model_has(is_set: bool) -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells = nn.ModuleList(nn.GRUCell(64, 64) for _ in range(2))
-            self.state: torch.Tensor | None = torch.randn(64, 64) if is_set else None  # beyond what is small
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for cell in self.cells:
-                x = cell(x, self.state)
-            self.state = x.detach()
-            return x
-
-    model, x = Recurrent(), torch.randn(64, 64)
+    model, x = torch_models.Stateful(is_set), torch.randn(64, 64)
     plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
     state = model.state
     assert ct.verify(model, plan, x, loss_fn=torch.sum).ok

@@ -233,6 +233,15 @@ def test_blocks_that_are_no_sequence_are_left_out_by_name(model: nn.Module, reas
     assert all(row.same_loss for row in found.measured) and of_method(found, "every block")
 
 
+def test_every_way_begins_with_the_state_that_the_model_has() -> None:
+    model = torch_models.Stateful()
+    step = torch_models.Step(model, (torch.randn(64, 64),), {}, torch.sum)
+    profile = ct.profile(model, **step.sample, passes=1)
+    found = ct.sweep(profile, 2, model=model, rounds=1, beside=[], **step.sample)
+    assert found.measured and all(row.same_loss for row in found.measured)
+    assert model.state is None
+
+
 def test_what_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no compiler here\nand more")

@@ -695,3 +695,18 @@ def made(name: str) -> Step:
 
         pytest.importorskip("transformers")
     return (ALL | ODD | TANGLED)[name]()
+
+
+class Stateful(nn.Module):
+    """Begins with the state that its last forward has left, which is no small tensor."""
+
+    def __init__(self, is_set: bool = False) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.GRUCell(64, 64) for _ in range(2))
+        self.state: torch.Tensor | None = torch.randn(64, 64) if is_set else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for cell in self.cells:
+            x = cell(x, self.state)
+        self.state = x.detach()
+        return x

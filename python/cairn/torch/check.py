@@ -128,9 +128,8 @@ def verify(
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
     with set_aside(model), untouched(model, device) as parameters:
-        runs, attributes = _Runs(sample, plan, device, parameters), Attributes(model.modules(), with_large=True)
+        runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
-        attributes.restore()  # and each step puts back what it finds
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
             plain = runs.step(existing=False, keeps=True) if compare else None
             with apply(model, plan):

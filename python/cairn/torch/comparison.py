@@ -52,7 +52,7 @@ class Comparison:
         self._sample, self._plan = sample, plan
         self._device = memory.device_of(sample.model)
         self._start, self._buffers = RandomState(self._device), Buffers(sample.model)
-        self._attributes = Attributes(sample.model.modules())
+        self._attributes = Attributes(sample.model.modules(), with_large=True)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:
         """Of ways that take turns, the first of which is the plain step; for one that fails, the reason in a line."""
@@ -109,7 +109,7 @@ class Comparison:
         """The state that every step begins from."""
         self._start.restore()
         self._buffers.restore()
-        self._attributes = Attributes(self._sample.model.modules())
+        self._attributes = Attributes(self._sample.model.modules(), with_large=True)
         existing = self._plan.gradients == ACCUMULATED
         for p in self._sample.model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None

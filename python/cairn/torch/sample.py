@@ -73,7 +73,7 @@ class Sample:
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
-        attributes = Attributes(self.model.modules())
+        attributes = Attributes(self.model.modules(), with_large=True)
         with isolate.saving_nothing(), parameters.watching():
             self.output()
         attributes.restore()

@@ -131,6 +131,37 @@ def test_state_that_changes_no_result_stays_where_its_block_is_run_again() -> No
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
 
 
+def test_a_block_that_reads_what_its_last_run_has_left_with_a_history_is_kept() -> None:
+    """As RecurrentGemma's do, whose first row is to forget the state, which the model sets to zeros before it runs."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.state = nn.Linear(64, 64), torch.zeros(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            forgets = torch.zeros(64, 1)
+            made = torch.sigmoid(self.gate(x)) * forgets * self.state + x
+            self.state = made[-1]
+            return torch.tanh(made)
+
+    class Model(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self:
+                if isinstance(layer, Recurrent):
+                    layer.state = torch.zeros(64)
+            return super().forward(x)
+
+    model, x = Model(*(each for _ in range(3) for each in (nn.Linear(64, 64), Recurrent()))), torch.randn(64, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    kept = {stage.name: stage.keep_reason for stage in profile.stages if stage.kind == "block" and stage.keep_reason}
+    assert list(kept) == ["1", "3", "5"] and all(
+        "what its last run left in an attribute" in kept[name] for name in kept
+    )
+    plan = ct.plan(profile, ct.plan(profile, 2**30).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
 def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
     step = torch_models.cnn()
     parameter = step.model[0].weight

@@ -72,6 +72,12 @@ class Attributes:
                 container.clear()
                 container.update(before)
 
+    def have_history(self) -> bool:
+        """Whether a run since left a tensor under some name that gradients could go through."""
+        names = (items for items, _, _ in self._containers.values() if isinstance(items, dict))
+        values = (value for items in names for name, value in items.items() if name not in OF_EVERY_MODULE)
+        return any(isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since) for value in values)
+
     def detach(self) -> None:
         """Takes the history from tensors that were made since: that of a run whose backward is over."""
         for container, _, _ in self._containers.values():

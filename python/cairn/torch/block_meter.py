@@ -6,6 +6,7 @@ of the model in other ways than by returning it (a loss of its own, left in an a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from .attributes import Attributes
 from .beside import Arrivals, Beside, collecting_apart
 from .blocks import Block
 from .prints import fingerprint
-from .stage_measure import CHANGES_INPUT, SLACK_BYTES, StageMeasure
+from .stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
 from .untouched import Buffers, RandomState
 
@@ -92,11 +93,15 @@ class BlockMeter:
         attributes = Attributes(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
-        attributes.detach()
-        del attributes  # so that the run below releases what it replaces, as in a step
         replay.note_first_run(self._stage)
         if any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
+        if attributes.have_history():
+            replay.rewind()
+            if self._count_again(function, arguments) != self._stage.saved_count:
+                self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
+        attributes.detach()
+        del attributes  # so that the run below releases what it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if prints != [fingerprint(t) for t in tensors_in(output)]:
@@ -199,6 +204,21 @@ class BlockMeter:
         return sum(found.values())
 
     # saving nothing
+
+    def _count_again(self, function: Callable[..., Any], arguments: isolate.Arguments) -> int:
+        """How many tensors are saved by a run that finds what the run before has left, with its history."""
+        attributes, count = Attributes(self._block.parts()), itertools.count()
+
+        def counting(tensor: torch.Tensor) -> isolate.Layout:
+            next(count)
+            return isolate.Layout(tensor)
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(counting, isolate.Layout.tensor)
+        with collecting_apart(), hooks:
+            args, kwargs = arguments.source(isolate.Hooks())
+            function(*args, **kwargs)
+        attributes.restore()
+        return next(count)
 
     def _run_plainly(self, function: Callable[..., Any], arguments: isolate.Arguments, hooks: isolate.Hooks) -> Any:
         self._mark("plain base")

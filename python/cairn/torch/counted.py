@@ -30,9 +30,7 @@ class Counted:
     """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
 
     apart: frozenset[int] = frozenset()  # stages whose output is counted with those who hold it, too
-    again: frozenset[int] = (
-        frozenset()
-    )  # stages whose resident outputs are there a second time, for they are made again
+    again: frozenset[int] = frozenset()  # stages that make their resident outputs again, a second time
     let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
     early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
     late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead

@@ -128,6 +128,7 @@ class MemoryPass:
         self._calls: dict[int, int] = {}
         self._created = Created(self._meter)
         self._held: dict[int, int] = {}
+        self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
         self._is_backward = False  # of the step
 
     def run(self) -> StepMeasure:
@@ -280,7 +281,15 @@ class MemoryPass:
         refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
         known = self._static | set(run.inputs) | {ref.key for r in self._runs for ref in r.outputs}
         run.outputs = [ref for key, ref in refs.items() if key not in known]
-        run.tensors = [(weakref.ref(t), isolate.identity(t), t._version) for t in fresh]
+        run.tensors = [
+            (weakref.ref(t, functools.partial(self._note_gone, _compat.storage_id(t))), isolate.identity(t), t._version)
+            for t in fresh
+        ]
+
+    def _note_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
+        """An output is about to go."""
+        if self._meter.is_here():
+            self._gone[storage] = self._meter.mark()
 
     def _join(self, index: int, hooks: isolate.Hooks) -> None:
         """Takes the readings at a block's place in the backward, where gradients of its inputs are made."""
@@ -427,15 +436,19 @@ class MemoryPass:
     def _read_outside_forward(self, index: int, segment: _Segment, stage: StageMeasure) -> None:
         """By how much the forward of a segment rises above what the chain has when it begins.
 
-        Of earlier blocks' outputs, what the caller lists is gone when the model's forward has returned. That of the
-        block before is the chain's: a schedule that keeps it has it to the end.
+        Of earlier blocks' outputs, what the caller lists is there at the peak. What the block before read is mostly
+        gone at once, when its output takes the name of that. Its output is the chain's: a schedule that keeps it has it
+        to the end.
         """
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
         just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
-        passing = {key: size for key, size in begin.outputs.items() if key not in just_made}
-        stage.listed, others = self._passing(passing)
-        meter, level, middle = self._meter, self._meter.level(begin.mark) - others, returned or end
+        meter, middle = self._meter, returned or end
+        there = {key: size for key, size in begin.outputs.items() if key not in just_made}
+        stays = {key for key in there if key in middle.outputs or self._is_at_peak(key, begin.mark, middle.mark)}
+        stage.listed, others = self._passing({key: size for key, size in there.items() if key in stays})
+        others += sum(self._passing_bytes(key, size) for key, size in there.items() if key not in stays)
+        level = meter.level(begin.mark) - others
         stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level
         if returned is not None:
             rest = meter.peak(returned.mark, end.mark) - level + sum(stage.listed.values())
@@ -451,9 +464,18 @@ class MemoryPass:
         for key, size in there.items():
             if key in self._makers:
                 listed[self._makers[key]] = listed.get(self._makers[key], 0) + size
-            elif key not in self._lasting and key not in self._pinned:
-                others += size
+            else:
+                others += self._passing_bytes(key, size)
         return listed, others
+
+    def _is_at_peak(self, key: int, first: int, last: int) -> bool:
+        """Whether an output that goes between two marks is there when most is."""
+        gone = self._gone.get(key, first)
+        return first < gone <= last and self._meter.peak(first, gone) == self._meter.peak(first, last)
+
+    def _passing_bytes(self, key: int, size: int) -> int:
+        """Of an output of a block, if it goes before the backward begins."""
+        return 0 if key in self._lasting or key in self._pinned else size
 
     @functools.cached_property
     def _makers(self) -> dict[int, str]:

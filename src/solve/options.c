@@ -11,7 +11,6 @@
 
 #include <ctype.h>
 #include <stdio.h>
-#include <ctype.h>
 #include <string.h>
 
 typedef enum option_id {

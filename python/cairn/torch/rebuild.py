@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -306,15 +306,15 @@ class Rebuild:
 class Sample:
     """Some bytes of a tensor on the CPU, from two places: whether it is what it was, at almost no cost."""
 
-    __slots__ = ("_first", "_from_first", "_length", "_second")
+    __slots__ = ("_first", "_read", "_second")
 
     def __init__(self, first: int, second: int, length: int) -> None:
-        self._first, self._second, self._length = first, second - first, length
-        self._from_first: Callable[[int], Any] = (ctypes.c_char * (second - first + length)).from_address
+        self._first, self._second = first, second
+        self._read = (ctypes.c_char * length).from_address
 
     def of(self, tensor: torch.Tensor) -> tuple[bytes, bytes]:
-        there = self._from_first(tensor.data_ptr() + self._first)
-        return there[: self._length], there[self._second :]
+        start = tensor.data_ptr()
+        return self._read(start + self._first).raw, self._read(start + self._second).raw
 
 
 _SAMPLED_BYTES = 32  # at each place, where so many lie side by side

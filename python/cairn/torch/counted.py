@@ -50,7 +50,7 @@ def depends(stage: StageMeasure) -> bool:
 
 
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
-    """What is true of every schedule, but for outputs that are held by what runs behind."""
+    """What is true of every schedule, but for outputs that are held by what runs behind, or are made again."""
     apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_saved_bytes)
     early = frozenset(range(1, len(stages) + 1))
     return Counted(apart, let_go=_let_go({}, stages) | _listed(stages), early=early)

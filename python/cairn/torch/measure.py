@@ -446,8 +446,7 @@ class MemoryPass:
         meter, middle = self._meter, returned or end
         there = {key: size for key, size in begin.outputs.items() if key not in just_made}
         stays = {key for key in there if key in middle.outputs or self._is_at_peak(key, begin.mark, middle.mark)}
-        stage.listed, others = self._passing({key: size for key, size in there.items() if key in stays})
-        others += sum(self._passing_bytes(key, size) for key, size in there.items() if key not in stays)
+        stage.listed, others = self._passing(there, there.keys() - stays)
         level = meter.level(begin.mark) - others
         stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level
         if returned is not None:
@@ -455,27 +454,23 @@ class MemoryPass:
             stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
-    def _passing(self, there: Mapping[int, int]) -> tuple[dict[str, int], int]:
+    def _passing(self, there: Mapping[int, int], gone: Set[int] = frozenset()) -> tuple[dict[str, int], int]:
         """What of earlier blocks' outputs goes before the backward begins: of what these have in what they leave, bytes
-        by block, and bytes of the rest.
+        by block, and bytes of the rest, with what is `gone` too soon.
         """
         listed: dict[str, int] = {}
         others = 0
         for key, size in there.items():
-            if key in self._makers:
+            if key in self._makers and key not in gone:
                 listed[self._makers[key]] = listed.get(self._makers[key], 0) + size
-            else:
-                others += self._passing_bytes(key, size)
+            elif key not in self._lasting and key not in self._pinned:
+                others += size
         return listed, others
 
     def _is_at_peak(self, key: int, first: int, last: int) -> bool:
         """Whether an output that goes between two marks is there when most is."""
         gone = self._gone.get(key, first)
         return first < gone <= last and self._meter.peak(first, gone) == self._meter.peak(first, last)
-
-    def _passing_bytes(self, key: int, size: int) -> int:
-        """Of an output of a block, if it goes before the backward begins."""
-        return 0 if key in self._lasting or key in self._pinned else size
 
     @functools.cached_property
     def _makers(self) -> dict[int, str]:

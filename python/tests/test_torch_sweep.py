@@ -237,7 +237,7 @@ def test_every_way_begins_with_the_state_that_the_model_has() -> None:
     model = torch_models.Stateful()
     step = torch_models.Step(model, (torch.randn(64, 64),), {}, torch.sum)
     profile = ct.profile(model, **step.sample, passes=1)
-    found = ct.sweep(profile, 2, model=model, rounds=1, beside=[], **step.sample)
+    found = ct.sweep(profile, 2, model=model, rounds=1, beside=[SEQUENTIAL], **step.sample)
     assert found.measured and all(row.same_loss for row in found.measured)
     assert model.state is None
 

@@ -8,10 +8,11 @@ that the training loop empties, or be counted as steps of training.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -99,27 +100,27 @@ class Attributes:
             if isinstance(container, list):
                 there = set(map(id, before))
                 new = [isinstance(item, torch.Tensor) and id(item) not in there for item in container]
-                old = [*before, *([None] * len(container))]
-                items = [was if is_new else item for item, was, is_new in zip(container, old, new, strict=False)]
-                container[:] = [item for k, item in enumerate(items) if k < len(before) or not new[k]]
+                replaced = [was if is_new else item for item, was, is_new in zip(container, before, new, strict=False)]
+                added = [item for k, item in enumerate(container) if k >= len(before) and not new[k]]
+                container[:] = [*replaced, *added]
 
     def look(self) -> None:
         """Before each forward of several: notes which names hold other tensors than at the look before."""
-        found = {
-            (key, name): value
-            for key, (container, _, _) in self._containers.items()
-            if isinstance(container, dict)
-            for name, value in container.items()
-            if name not in OF_EVERY_MODULE and _first_tensor(value) is not None
-        }
+        found: dict[tuple[int, Any], Any] = {}
+        for key, (container, _, _) in self._containers.items():
+            for name, value in container.items() if isinstance(container, dict) else ():
+                tensor = None if name in OF_EVERY_MODULE else _first_tensor(value)
+                if tensor is not None:
+                    found[key, name] = value
+                    self._see((key, name), tensor)
         if self._first is None:
             self._first = found
-        for place, value in found.items():
-            tensor, seen = _first_tensor(value), self._seen.get(place)
-            if seen is not None and seen() is not tensor:
-                self._replaced.add(place)
-            if tensor is not None:
-                self._seen[place] = weakref.ref(tensor)
+
+    def _see(self, place: tuple[int, Any], tensor: torch.Tensor) -> None:
+        seen = self._seen.get(place)
+        if seen is not None and seen() is not tensor:
+            self._replaced.add(place)
+        self._seen[place] = weakref.ref(tensor)
 
     def restore_states(self, left: Iterable[nn.Module]) -> None:
         """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once.
@@ -150,6 +151,16 @@ class Attributes:
         if type(value) is dict and id(value) not in self._containers:
             return {key: self._detached(item) for key, item in value.items()}
         return value
+
+
+@contextlib.contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """The body leaves what a model's modules have in attributes as it was, large tensors included."""
+    attributes = Attributes(model.modules(), with_large=True)
+    try:
+        yield
+    finally:
+        attributes.restore()
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from . import isolate, memory
-from .attributes import Attributes
+from .attributes import Attributes, left_as_found
 from .outside import Outside, Replaced
 from .progress import Teller
 from .tree import Tree, tensors_in
@@ -73,10 +73,8 @@ class Sample:
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
-        attributes = Attributes(self.model.modules(), with_large=True)
-        with isolate.saving_nothing(), parameters.watching():
+        with left_as_found(self.model), isolate.saving_nothing(), parameters.watching():
             self.output()
-        attributes.restore()
 
     @property
     def random(self) -> RandomState:

@@ -15,6 +15,7 @@ from torch import nn
 from . import memory, sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
 from .arguments import ACCUMULATED, allowed, check_budget, check_call, host_budget_of
+from .attributes import left_as_found
 from .comparison import Comparison, Steps, Turn
 from .errors import InfeasibleBudget
 from .handle import Recalled, set_aside
@@ -266,7 +267,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
         raise roomy
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    with set_aside(model), untouched(model, memory.device_of(model)) as parameters, sample.stateless():
+    with set_aside(model), untouched(model, memory.device_of(model)) as parameters, left_as_found(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)

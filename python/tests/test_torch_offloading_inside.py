@@ -167,9 +167,9 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
             kept[name] = meter.level(last) - meter.level(first)
             loss.backward()
             other.zero_grad()
-    stage = profile_of(Mlp).stages[0]
-    states = RANDOM_STATE_BYTES * len(stage.draws)  # blocks share them, and those of steps that need none are not there
-    assert kept["there"] - kept["away"] >= 3 * (stage.options[1].travel_bytes - states)
+    # blocks share random states, and those of steps that need none are not there
+    travel = [s.options[1].travel_bytes - RANDOM_STATE_BYTES * len(s.draws) for s in profile_of(Mlp).stages[:3]]
+    assert kept["there"] - kept["away"] >= sum(travel)
 
 
 def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import mechanism, memory, option_measure, waiting
+from cairn.torch import mechanism, memory, option_measure, profiler, waiting
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
 from torch import nn
@@ -549,11 +549,30 @@ def test_running_again_costs_more_than_the_run() -> None:
     assert all(0 < stage.again_ns < 10**8 for stage in blocks)
     chain = profile.chain()
     for stage, described in zip(profile.stages, chain["stages"], strict=True):
-        assert described["forward_only_ns"] == stage.forward_only_ns + stage.again_ns
-        assert described["options"][0]["forward_ns"] == stage.forward_ns
+        options = described["options"]
+        assert options[0]["forward_ns"] + options[0]["backward_ns"] == stage.forward_ns + stage.backward_ns
+        assert described["forward_only_ns"] >= stage.again_ns
+        if all(measured.backward_ns >= stage.again_ns for measured in (stage, *stage.options)):
+            # so that nothing is saved that no backward uses
+            assert described["forward_only_ns"] <= min(option["forward_ns"] for option in options)
     known = mechanism.cost()
     few, many = (known.of(Block("", (nn.Linear(4, 4),)), count) for count in (2, 40))
     assert 0 < few <= many
+
+
+def test_nothing_is_saved_to_be_dropped_unused() -> None:
+    """Where running again costs something, to save and drop is no way around it."""
+    profile = profiled(torch_models.made("llama"))
+    times = {"forward_ns": 10**7, "backward_ns": 2 * 10**7}
+    for stage in profile.stages:
+        for measured in (stage, *stage.options):
+            vars(measured).update(times)
+        vars(stage).update(forward_only_ns=10**7, again_ns=10**6)
+    top = ct.plan(profile, 2**40)
+    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
+    plans = [ct.plan(profile, low + (high - low) * i // 10) for i in range(10)]
+    assert any(len(plan.ops) > len(top.ops) for plan in plans)
+    assert not any(op[:2] == ["drop", "saved"] for plan in plans for op in plan.ops)
 
 
 @pytest.mark.parametrize(
@@ -1063,3 +1082,27 @@ def test_gradients_taken_in_the_forward_are_refused_by_name() -> None:
 
     with pytest.raises(ct.Unsupported, match="'1' takes gradients"):
         ct.profile(nn.Sequential(nn.Linear(8, 8), Descending(8, 8)), torch.randn(4, 8), loss_fn=torch.sum)
+
+
+# -- random states -------------------------------------------------------------------------------------------
+
+COPIES = "random states and buffers to replay"
+
+
+@pytest.mark.parametrize(("drawing", "states"), [((), 1), ((0, 1, 2, 3), 4), ((1,), 2), ((0, 3), 2)])
+def test_blocks_between_two_draws_share_a_random_state(drawing: tuple[int, ...], states: int) -> None:
+    def block(index: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5) if index in drawing else nn.Tanh(), nn.Linear(8, 8))
+
+    model = nn.Sequential(*map(block, range(4)))
+    profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, blocks=list(model), passes=1)
+    assert len(block_names(profile)) == 4
+    one_more = profiler.RANDOM_STATE_BYTES  # while a block runs again
+    assert profile.resident[COPIES] == states * profiler.RANDOM_STATE_BYTES + one_more
+
+
+def test_the_state_before_a_block_that_is_kept_counts_for_the_next_one() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)))
+    x, blocks = torch.randn(4, 8), list(model)[1:]
+    profile = ct.profile(model, x, loss_fn=torch.sum, blocks=blocks, keep=[model[1]], passes=1)
+    assert profile.resident[COPIES] == 2 * profiler.RANDOM_STATE_BYTES

@@ -27,6 +27,13 @@ class RandomState:
         self._cpu = _generator.get_state()
         self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
 
+    def equals(self, other: RandomState) -> bool:
+        """Whether the same generators are in the same state."""
+        if len(self._devices) != len(other._devices) or not torch.equal(self._cpu, other._cpu):
+            return False
+        pairs = zip(self._devices, other._devices, strict=True)
+        return all(here == there and torch.equal(one, another) for (here, one), (there, another) in pairs)
+
     def restore(self) -> None:
         """Makes it the state of the generators."""
         _generator.set_state(self._cpu)

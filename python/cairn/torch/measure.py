@@ -27,6 +27,7 @@ from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .stages import shown
 from .tree import tensors_in
+from .untouched import RandomState
 
 LOSS_BYTES = 4
 
@@ -126,6 +127,7 @@ class MemoryPass:
         self._runs: list[_Run] = []
         self._segments: list[_Segment] = []
         self._calls: dict[int, int] = {}
+        self._random_state: int | None = None  # before the last block, fingerprinted
         self._created = Created(self._meter)
         self._held: dict[int, int] = {}
         self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
@@ -190,6 +192,8 @@ class MemoryPass:
         refuse_learned_caches(block.name, (*args, *kwargs.values()))
         arguments = isolate.Arguments(args, kwargs)
         stage = StageMeasure(block.name, "block", block.class_name, call)
+        state = RandomState(self._device).torch_fingerprint()
+        stage.random_state_is_new, self._random_state = state != self._random_state, state
         run = _Run(
             stage,
             BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static),

@@ -198,8 +198,13 @@ def _once(stage: StageMeasure) -> StageMeasure:
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
-    """A stage's workspaces are what its measured peaks have beyond the results that the chain itself counts."""
+    """A stage's workspaces are what its measured peaks have beyond the results that the chain itself counts.
+
+    What running a block again costs beside the run, `again_ns`, comes on top of each forward that no backward follows:
+    each forward has it, and the backward takes it back. A run that saves nothing takes no longer than one that saves.
+    """
     saved = max(stage.saved_bytes, stage.output_bytes)
+    least_ns = min([stage.forward_ns, *(option.forward_ns for option in stage.options)])
     weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
     rise = stage.backward_rise_bytes if created else stage.accumulated_backward_rise_bytes
     return {
@@ -208,18 +213,20 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
         "grad_bytes": stage.arriving_bytes(created),
         "weight_grad_bytes": weight_grad,
         "no_recompute": bool(stage.keep_reason),
-        "forward_only_ns": stage.forward_only_ns + stage.again_ns,  # a block that runs again begins by not saving
+        "forward_only_ns": min(stage.forward_only_ns, least_ns) + stage.again_ns,
         "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
         "options": [
             {
                 "name": "keep",
                 "saved_bytes": saved,
-                "forward_ns": stage.forward_ns,
-                "backward_ns": stage.backward_ns,
+                **_times(stage, stage.again_ns),
                 "forward_workspace_bytes": stage.forward_rise_bytes - saved,
                 "backward_workspace_bytes": rise - grad_before - weight_grad,
             },
-            *(_chain_option(number, option, grad_before + weight_grad, created) for number, option in stage.opened()),
+            *(
+                _chain_option(number, option, grad_before + weight_grad, created, stage.again_ns)
+                for number, option in stage.opened()
+            ),
         ],
     }
 
@@ -237,14 +244,18 @@ def _join_loss(last: dict[str, Any], grad_before: int) -> None:
         option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
 
 
-def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool) -> dict[str, Any]:
+def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:
+    shifted = min(again_ns, measured.backward_ns)
+    return {"forward_ns": measured.forward_ns + shifted, "backward_ns": measured.backward_ns - shifted}
+
+
+def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool, again_ns: int) -> dict[str, Any]:
     """An option that keeps a part; `handed` are the gradients that the backward leaves."""
     rise = option.backward_rise_bytes if created else option.accumulated_backward_rise_bytes
     return {
         "name": f"part {number}",
         "saved_bytes": option.saved_bytes,
-        "forward_ns": option.forward_ns,
-        "backward_ns": option.backward_ns,
+        **_times(option, again_ns),
         "forward_workspace_bytes": option.forward_rise_bytes - option.saved_bytes,
         "backward_workspace_bytes": rise - handed,
     }
@@ -509,8 +520,8 @@ def _resident(
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if not stage.keep_reason]
     copied = [_copied_bytes(sample.model, stage) for stage in states]
-    # one for each run to come, and those of the present one while a block runs again
-    replayed = RANDOM_STATE_BYTES * (len(states) + 1) + sum(copied) + max(copied, default=0)
+    # those for runs to come, and those of the present one while a block runs again
+    replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
     named = {
         "parameters": sum(parameters.values()),
         "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
@@ -520,6 +531,17 @@ def _resident(
         **measured.pinned,
     }
     return {name: size for name, size in named.items() if size}
+
+
+def _random_states(blocks: Iterable[StageMeasure]) -> int:
+    """Random states before blocks that may run again: those between which nothing is drawn share one."""
+    count, is_new = 0, False
+    for stage in blocks:
+        is_new |= stage.random_state_is_new
+        if not stage.keep_reason:
+            count += is_new
+            is_new = False
+    return count
 
 
 def _count_copies_of_buffers(model: nn.Module, stages: Iterable[StageMeasure]) -> None:

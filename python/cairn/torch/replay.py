@@ -116,6 +116,7 @@ class Run:
         self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
         self._switches = Switches()
         self._modes: Modes | None = None  # of the block that ran last
+        self._last_state: RandomState | None = None  # before it ran
         self._switched = False  # they differ in the backward that was looked at last
         self._casting = False  # autocast is on in that backward
         self._compared_in = -1  # its number
@@ -289,7 +290,10 @@ class Run:
         for leaf in leaves:
             if not leaf.is_cpu:
                 known = tuple(dict.fromkeys((*known, *filter(with_generator, [leaf.device]))))
-        return RandomState(known)
+        state = RandomState(known)
+        if self._last_state is None or not self._last_state.equals(state):  # blocks between two draws share one
+            self._last_state = state
+        return self._last_state
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where each tensor argument of a block will be found when it runs again."""

@@ -74,6 +74,7 @@ class StageMeasure:
     backward_ns: int = 0
     again_ns: int = 0  # what running it again costs beside the run
     random: bool = False
+    random_state_is_new: bool = True  # random numbers were drawn since the block before began
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
     closed: str = ""  # why it has no options beside keeping everything; empty: it has, or was not looked at

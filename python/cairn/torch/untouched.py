@@ -14,6 +14,7 @@ from torch import nn
 
 from . import _compat
 from .attributes import Attributes
+from .prints import fingerprint
 from .tree import tensors_in
 
 
@@ -39,6 +40,11 @@ class RandomState:
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
+
+    def torch_fingerprint(self) -> int:
+        """Of the states of torch's generators."""
+        states = [self.cpu] if self.cuda is None else [self.cpu, self.cuda]
+        return hash(tuple(map(fingerprint, states)))
 
     def torch_differs(self, other: RandomState) -> bool:
         if not torch.equal(self.cpu, other.cpu):

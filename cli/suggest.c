@@ -1,59 +1,15 @@
 /* What was probably meant: the nearest of the words that exist. */
-#include <ctype.h>
-#include <string.h>
-#include <strings.h>
-
 #include "cli.h"
-
-enum { WORD_MAX = 48 };
-
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
-static bool differ(char a, char b)
-{
-    return tolower((unsigned char)a) != tolower((unsigned char)b);
-}
-
-/*
- * Insertions, deletions, substitutions and swaps of neighbours that make one word of the other, capitals aside; the words
- * are short.
- */
-static int distance(const char *a, const char *b)
-{
-    int rows[3][WORD_MAX + 1];
-    int n = (int)strlen(a), m = (int)strlen(b);
-    for (int j = 0; j <= m; j++)
-        rows[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        int *now = rows[i % 3], *last = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
-        now[0] = i;
-        for (int j = 1; j <= m; j++) {
-            now[j] = least(least(last[j], now[j - 1]) + 1, last[j - 1] + differ(a[i - 1], b[j - 1]));
-            if (i > 1 && j > 1 && !differ(a[i - 1], b[j - 2]) && !differ(a[i - 2], b[j - 1]))
-                now[j] = least(now[j], before[j - 2] + 1);
-        }
-    }
-    return rows[n % 3][m];
-}
 
 const char *cli_nearest(const char *word, const char *(*candidate)(int index))
 {
     const char *best = NULL, *other;
-    size_t length = strlen(word);
-    int best_distance = length <= 3 ? 2 : length <= 8 ? 3 : 4; /* less than this is near */
-    if (length == 0 || length > WORD_MAX)
-        return NULL;
+    int32_t least = INT32_MAX;
     for (int i = 0; (other = candidate(i)); i++) {
-        if (strlen(other) > WORD_MAX)
-            continue;
-        bool begins = length >= 3 && strncasecmp(word, other, length) == 0;
-        int away = begins ? 0 : distance(word, other);
-        if (away < best_distance) {
+        int32_t slips = cairn_slips(word, other);
+        if (slips >= 0 && slips < least) {
             best = other;
-            best_distance = away;
+            least = slips;
         }
     }
     return best;

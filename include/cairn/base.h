@@ -79,6 +79,13 @@ CAIRN_API const char *cairn_status_text(cairn_status status);
 CAIRN_API const char *cairn_version(void);
 
 /**
+ * How many slips of typing make `word` of `other`: letters too many, missing, wrong or swapped, capitals aside; 0 also
+ * where `word` is how `other` begins. -1 where it takes more of them than are likely in a word of that length. For
+ * messages that say what was probably meant.
+ */
+CAIRN_API int32_t cairn_slips(const char *word, const char *other);
+
+/**
  * Packs into bits which of `count` numbers are not zero: eight to a byte, the first in the lowest bit, what is left of the
  * last byte zero. A number has `width` bytes: 1 (a truth value), or 2, 4 or 8, of which the highest bit is a sign, so that
  * a floating-point minus zero is zero. `bits` has room for (count + 7) / 8 bytes and does not overlap `numbers`.

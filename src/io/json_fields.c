@@ -104,6 +104,22 @@ size_t crn_field_find(const crn_field *fields, size_t count, const char *name)
     return i;
 }
 
+cairn_status crn_field_unknown(const crn_field *fields, size_t count, const crn_path *path, cairn_error *error)
+{
+    const char *near = NULL;
+    int32_t least = INT32_MAX;
+    for (size_t i = 0; i < count; i++) {
+        int32_t slips = cairn_slips(path->field, fields[i].name);
+        if (slips >= 0 && slips < least) {
+            near = fields[i].name;
+            least = slips;
+        }
+    }
+    if (near)
+        return crn_path_fail(error, CAIRN_BAD_INPUT, path, "unknown field; did you mean \"%s\"?", near);
+    return crn_path_fail(error, CAIRN_BAD_INPUT, path, "unknown field");
+}
+
 cairn_status crn_fields_check(const crn_field *fields, size_t count, uint64_t seen, const crn_path *path,
                               cairn_error *error)
 {
@@ -125,7 +141,7 @@ cairn_status crn_fields_read(json_t *object, const crn_field *fields, size_t cou
         crn_path here = {path, key, 0};
         size_t i = crn_field_find(fields, count, key);
         if (i == count)
-            return crn_path_fail(error, CAIRN_BAD_INPUT, &here, "unknown field");
+            return crn_field_unknown(fields, count, &here, error);
         CRN_TRY(crn_field_read(value, fields, i, target, &here, error));
     }
     return crn_fields_check(fields, count, target->seen, path, error);

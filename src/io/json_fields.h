@@ -45,6 +45,8 @@ cairn_status crn_field_read(const json_t *value, const crn_field *fields, size_t
 /** Refuses when a required field was not there. path: of the object. */
 cairn_status crn_fields_check(const crn_field *fields, size_t count, uint64_t seen, const crn_path *path,
                               cairn_error *error);
+/** Refuses a member that no row names, and says which was probably meant. path: of the member. */
+cairn_status crn_field_unknown(const crn_field *fields, size_t count, const crn_path *path, cairn_error *error);
 /** The row of a name; count when there is none. */
 size_t crn_field_find(const crn_field *fields, size_t count, const char *name);
 

@@ -20,7 +20,7 @@ static cairn_status read_member(crn_file *file, const char *key, uint64_t *met)
     crn_path path = {NULL, key, 0};
     size_t row = crn_field_find(file->fields, file->field_count, key);
     if (row == file->field_count)
-        return crn_path_fail(file->cursor.error, CAIRN_BAD_INPUT, &path, "unknown field");
+        return crn_field_unknown(file->fields, file->field_count, &path, file->cursor.error);
     if (*met >> row & 1) {
         crn_path_fail(file->cursor.error, CAIRN_BAD_INPUT, &path, "duplicate field");
         crn_cursor_peek(&file->cursor);

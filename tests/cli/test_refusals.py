@@ -246,6 +246,20 @@ def test_malformed_problems(cairn, content):
     assert expect_refusal(cairn, "limits", "-", text=(cairn.folder / "p").read_bytes())["file"] == "-"
 
 
+@pytest.mark.parametrize(
+    ("content", "meant"),
+    [
+        ({**CHAIN, "input_byte": 1}, "input_bytes"),
+        (chain({**stage(), "forward_n": 1}), "forward_ns"),
+        (chain({"output_bytes": 1, "options": [{"save_bytes": 1, "forward_ns": 1, "backward_ns": 1}]}), "saved_bytes"),
+        (mutated(GRAPH, at(["nodes", 0, "byte"], 1)), "bytes"),
+    ],
+)
+def test_a_mistyped_field_is_told_which_was_meant(cairn, content, meant):
+    cairn.file("p", content)
+    assert f'did you mean "{meant}"?' in expect_refusal(cairn, "limits", "p")["message"]
+
+
 SCHEDULES = {
     "a problem": CHAIN,
     "empty": "",

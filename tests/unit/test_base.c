@@ -413,6 +413,36 @@ static void numbers_survive_as_bits(void **state)
         }
 }
 
+/* ---- words ---- */
+
+static void slips_are_counted_as_people_make_them(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word, *other;
+        int32_t slips;
+    } cases[] = {
+        {"name", "name", 0},    {"Name", "name", 0}, {"save", "saved_bytes", 0}, {"nmae", "name", 1},
+        {"naame", "name", 1},   {"nme", "name", 1},  {"nane", "name", 1},        {"forwrad_n", "forward_ns", 2},
+        {"colour", "name", -1}, {"", "name", -1},    {"xy", "name", -1},         {"na", "name", -1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_int_equal(cairn_slips(cases[i].word, cases[i].other), cases[i].slips);
+}
+
+static void words_of_any_length_and_bytes_can_be_compared(void **state)
+{
+    (void)state;
+    char word[200];
+    for (int length = 0; length < (int)sizeof(word); length++) {
+        memset(word, 'a' + length % 26, (size_t)length);
+        word[length] = 0;
+        assert_int_equal(cairn_slips(word, "\xff\xfe\x80"), -1);
+        assert_int_equal(cairn_slips(word, word), length > 0 && length <= 48 ? 0 : -1);
+    }
+    assert_int_equal(cairn_slips("\xff\xfe\x80", "\xff\x80\xfe"), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -434,6 +464,8 @@ int main(void)
         cmocka_unit_test(a_team_runs_every_iteration_once),
         cmocka_unit_test(truth_values_survive_as_bits),
         cmocka_unit_test(numbers_survive_as_bits),
+        cmocka_unit_test(slips_are_counted_as_people_make_them),
+        cmocka_unit_test(words_of_any_length_and_bytes_can_be_compared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

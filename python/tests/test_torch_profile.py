@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import itertools
 import random
+import time
 import types
 import warnings
 from typing import Any
@@ -1106,3 +1109,29 @@ def test_the_state_before_a_block_that_is_kept_counts_for_the_next_one() -> None
     x, blocks = torch.randn(4, 8), list(model)[1:]
     profile = ct.profile(model, x, loss_fn=torch.sum, blocks=blocks, keep=[model[1]], passes=1)
     assert profile.resident[COPIES] == 2 * profiler.RANDOM_STATE_BYTES
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+def test_threads_take_turns_to_profile() -> None:
+    """They share random generators, and the collector."""
+    runs: list[str] = []
+
+    class Slow(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(self.name)
+            time.sleep(0.002)  # so that others come in between if they can
+            return self.layers(x)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        models = [Slow(name) for name in "abc"]
+        made = [pool.submit(ct.profile, m, torch.randn(4, 8), loss_fn=torch.sum, passes=1) for m in models]
+        profiles = [each.result() for each in made]
+    assert all(block_names(profile) for profile in profiles)
+    assert len([name for name, _ in itertools.groupby(runs)]) == 3

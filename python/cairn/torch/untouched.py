@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,11 +144,22 @@ class _Writes(_compat.DispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+_alone = threading.RLock()
+
+
 @contextlib.contextmanager
 def untouched(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
     """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
     parameters, what was written while the body had them watched.
+
+    Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
+    with _alone, _as_found(model, device) as parameters:
+        yield parameters
+
+
+@contextlib.contextmanager
+def _as_found(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
     state, buffers, attributes = RandomState(device), Buffers(model), Attributes(model.modules())
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]

@@ -8,8 +8,9 @@ Values. a[l] is the output of stage l on its own, A[l] what its saving forward l
 (`docs/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
 
 Lasting stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
-input is still the same copy when its backward comes, needs nothing of the list. If it keeps everything it is *native*:
-autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`parts.py`).
+input is still the copy that the model passed to it when its backward comes, needs nothing of the list: that copy is the
+one that the first forward of the stage before made, wherever the list reads another. If it keeps everything it is
+*native*: autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`parts.py`).
 
 Transfers. A value has a copy on the device, one on the host, or both; a prefetch makes a new copy on the device. The
 list says in which order transfers start; for which of them an operation has to wait is in `itinerary.py`.
@@ -268,16 +269,16 @@ def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]
     forwards = [0] * (len(stages) + 1)
     lasting = [True] * (len(stages) + 1)
     made: dict[Value, int] = {}  # where the resident copy of a value was made
-    read: dict[int, tuple[Value | None, int]] = {}  # by stage: the copy that its only forward read
+    first: dict[int, tuple[Value, int]] = {}  # by stage: the copy that its first forward made
     for position, op in enumerate(ops):
         if op.is_idle:
             continue
         if op.is_forward:
             forwards[op.stage] += 1
             lasting[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
-            read[op.stage] = _copy(op.source, made)
             assert op.product is not None
             made[op.product] = position
+            first.setdefault(op.stage, (op.product, position))
             if op.kind == FORWARD_DROP:
                 made.pop((OUTPUT, op.stage - 1), None)
         elif op.kind in ON_VALUES:
@@ -287,15 +288,11 @@ def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]
             elif op.kind == PREFETCH:
                 made[op.subject] = position
         else:
-            kept, kept_at = read[op.stage]
-            lasting[op.stage] &= kept is None or made.get(kept) == kept_at
+            passed, made_at = first.get(op.stage - 1, (None, -1))
+            lasting[op.stage] &= passed is None or made.get(passed) == made_at
             made.pop((SAVED, op.stage), None)
             made.pop((OUTPUT, op.stage - 1), None)
     return lasting
-
-
-def _copy(value: Value | None, made: dict[Value, int]) -> tuple[Value | None, int]:
-    return value, -1 if value is None else made[value]
 
 
 def _watched_stages(

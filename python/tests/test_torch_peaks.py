@@ -142,6 +142,20 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
             assert peak <= predicted + plan.reserve_bytes, plan.ops
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("returning", 3),  # makes an output again before the next block shows which part of it is read
+    ],
+)
+def test_schedules_that_no_planner_would_choose_keep_to_their_peak(name: str, seed: int) -> None:
+    sample = torch_models.made(name)
+    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    plan = chosen_by_nobody(profile, seed)
+    for peak, predicted in measured(sample, plan, {}):
+        assert peak <= predicted + plan.reserve_bytes, plan.ops
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "vit", "resnet"])
 def test_plans_for_autocast_keep_to_their_peak(name: str) -> None:
     region = functools.partial(torch.autocast, "cpu", torch.bfloat16)

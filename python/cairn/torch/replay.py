@@ -303,8 +303,9 @@ class Run:
         outputs = self._outputs_before(stage)
         arguments = [Argument.found(leaf, returned, outputs) for leaf in leaves]
         self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
-        if outputs is not None:
-            outputs.keep_only(self._wanted[stage - 1])
+        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
+            if value in self._outputs:
+                self._outputs[value].keep_only(self._wanted[stage - 1])
         return arguments
 
     def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:

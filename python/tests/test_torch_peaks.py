@@ -146,6 +146,9 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
     ("name", "seed"),
     [
         ("returning", 3),  # makes an output again before the next block shows which part of it is read
+        ("branches", 13),  # runs a block again before the last stage's backward
+        ("encoding", 6),  # the same, and between blocks
+        ("shared", 15),  # drops what a block has just returned, and makes it again
     ],
 )
 def test_schedules_that_no_planner_would_choose_keep_to_their_peak(name: str, seed: int) -> None:

@@ -7,6 +7,8 @@
   already with that of an *early* one, where that takes more.
 * Outputs of blocks that the caller still has, in a list say, when later stages first run. A stage that keeps what its
   first run left has them in that. Those of others are counted as autocast's copies are.
+* What the executor does later than the list has it, and outputs that the caller has while they are made again
+  (`performed.py`). Where the peak is higher for them, that is counted with the last stage.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Counted:
     again: frozenset[int] = frozenset()  # stages that make their resident outputs again, a second time
     let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
     early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
-    late_bytes: int = 0  # what such a first run takes beyond the last stage, if it is counted there instead
+    late_bytes: int = 0  # what more is taken elsewhere than by the last stage; counted there
 
     def __or__(self, other: Counted) -> Counted:
         late_bytes = max(self.late_bytes, other.late_bytes)
@@ -171,14 +173,14 @@ class Lingering:
     def count(self, number: int, stage: StageMeasure, described: dict[str, Any], counted: Counted) -> None:
         """Counts them in a stage of a chain."""
         is_last = number == len(self.uncounted)
-        more = self.uncounted[number - 1] if is_last or number in counted.early else 0
-        more += counted.late_bytes if is_last else 0
+        late = counted.late_bytes if is_last else 0
+        more = late + (self.uncounted[number - 1] if is_last or number in counted.early else 0)
         described["forward_only_workspace_bytes"] += more
         for index, option in enumerate(described["options"]):
             shared = sum(self._bytes[name] for name in self._shared[number - 1] & stage.copies_held(index))
             option["saved_bytes"] -= shared
             option["forward_workspace_bytes"] += shared + more
-            option["backward_workspace_bytes"] += shared
+            option["backward_workspace_bytes"] += shared + late
 
 
 def first_runs(problem: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, int], int, int]:

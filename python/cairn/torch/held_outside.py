@@ -30,6 +30,7 @@ from typing import Any
 import cairn
 
 from .counted import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
+from .performed import as_performed, excess_bytes
 from .profiler import Profile
 
 Op = Sequence[Any]
@@ -125,8 +126,11 @@ class Chains:
         found = counted | supposed_by(ops, self._profile.stages)
         if found != counted:
             return found
-        first, _, _ = _first_runs(self._profile, self._asked, counted, ops)
-        return counted | Counted(early=frozenset(stage for stage, size in first.items() if size > budget))
+        beside = _beside(self._profile, counted)
+        first = first_runs(self._counting(counted)[0], ops)[0] if beside else {}
+        return counted | Counted(
+            early=frozenset(stage for stage, size in beside.items() if first[stage] + size > budget)
+        )
 
     def _exact(self, counted: Counted, solution: cairn.Solution) -> tuple[Counted, cairn.Solution]:
         """The solution as one of the problem that supposes no more than what is true of its schedule."""
@@ -141,20 +145,16 @@ class Chains:
 def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apart: frozenset[int]) -> Counted:
     """What a chain, of a scope and with gradients as asked, must suppose for a schedule, and some outputs apart."""
     counted = supposed_by(ops, profile.stages) | Counted(apart)
-    first, last, peak = _first_runs(profile, asked, counted, ops)
-    most = max(first.values(), default=0)
+    beside, performed = _beside(profile, counted), as_performed(ops, profile.refs)
+    if not beside and performed == [(op, 0) for op in ops]:
+        return counted
+    problem = profile.chain(*asked, counted)
+    first, last, peak = first_runs(problem, ops)
+    most = max([peak, *(first[stage] + size for stage, size in beside.items())]) + excess_bytes(problem, ops, performed)
     return counted | Counted(late_bytes=most - last if most > peak else 0)
 
 
-def _first_runs(
-    profile: Profile, asked: tuple[str, str], counted: Counted, ops: Sequence[Op]
-) -> tuple[dict[int, int], int, int]:
-    """The most memory while each stage but the last first runs, if there is something beside it that the chain does not
-    count; while the last one's backward does; and at all, as the chain has it.
-    """
+def _beside(profile: Profile, counted: Counted) -> dict[int, int]:
+    """By stage: what is there when it first runs that the chain counts with the last stage, if with any."""
     uncounted = Lingering(profile.stages, counted.let_go).uncounted[:-1]
-    if not any(uncounted):
-        return {}, 0, 0
-    first, last, peak = first_runs(profile.chain(*asked, counted), ops)
-    there = enumerate(uncounted, 1)
-    return {stage: first[stage] + size for stage, size in there if size and stage not in counted.early}, last, peak
+    return {stage: size for stage, size in enumerate(uncounted, 1) if size and stage not in counted.early}

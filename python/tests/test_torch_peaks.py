@@ -36,16 +36,9 @@ from cairn.torch.untouched import untouched
 pytestmark = pytest.mark.usefixtures("seeded")
 SEEDS = int(os.environ.get("CAIRN_SEEDS", "1"))
 UNLIMITED = 2**40
-#: By how much the prediction may be too high, as a share, for plans that planners choose.
-LOOSE = {
-    "t5": 0.03,
-    "recurrent": 0.03,
-    "recurrent-residual": 0.05,
-    "tabled": 0.03,
-    "shared": 0.03,
-    "unet-channels-last": 0.05,
-    **dict.fromkeys(torch_models.AROUND, 0.05),
-}
+#: By how much the prediction may be too high, as a share, for plans that planners choose: a block's output counts as
+#: saved even where nobody saves it.
+LOOSE = {"t5": 0.03, "recurrent-residual": 0.05}
 
 #: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.
 LOOSE_UNDER_AUTOCAST = {"t5": 0.03, "bert": 0.03}
@@ -136,7 +129,7 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
         plan = chosen_by_planner(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops
-            assert predicted <= peak * (1 + LOOSE.get(name, 0.015)), plan.ops
+            assert predicted <= peak * (1 + LOOSE.get(name, 0.01)), plan.ops
         plan = chosen_by_nobody(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops

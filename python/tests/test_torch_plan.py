@@ -45,9 +45,9 @@ def resnet_profile() -> ct.Profile:
 
 # -- what is promised is what is measured --------------------------------------------------------------------
 
-#: By how much a prediction may be too high, as a share: values that several blocks read count all the step, and a
-#: block's output counts as saved even where nobody saves it.
-LOOSE = {"t5": 0.03, **dict.fromkeys(torch_models.ODD.keys() - torch_models.AROUND, 0.03), "recurrent-residual": 0.05}
+#: By how much a prediction may be too high, as a share: a block's output counts as saved even where nobody saves it,
+#: and values that several blocks read count all the step.
+LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.03}
 
 
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])

@@ -92,17 +92,23 @@ def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
 
 def _stays(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
     """Whether the first run of a stage leaves something that has its output, and that stays until the forward ends."""
-    first = None
-    for op in ops:
-        if op[0] == BACKWARD:
-            break
-        if op[0] in FORWARDS and op[1] == number and first is None:
-            first = SAVED if op[0] == FORWARD_SAVE else OUTPUT
-        elif (op[0] == DROP and (op[1], op[2]) == (first, number)) or (
-            op[0] == FORWARD_DROP and first == OUTPUT and op[1] == number + 1
+    left, removed_at = _left(ops, number)
+    if removed_at < next((position for position, op in enumerate(ops) if op[0] == BACKWARD), len(ops)):
+        return False
+    return left == SAVED or (left == OUTPUT and not stage.left_bytes)  # what is left is in no output of the chain
+
+
+def _left(ops: Sequence[Op], number: int) -> tuple[str, int]:
+    """What the first run of a stage leaves, and where the schedule removes it: behind its end if it does not."""
+    left = ""
+    for position, op in enumerate(ops):
+        if not left and op[0] in FORWARDS and op[1] == number:
+            left = SAVED if op[0] == FORWARD_SAVE else OUTPUT
+        elif (op[0] == DROP and (op[1], op[2]) == (left, number)) or (
+            op[0] == FORWARD_DROP and left == OUTPUT and op[1] == number + 1
         ):
-            return False
-    return first == SAVED or (first == OUTPUT and not stage.left_bytes)  # what is left is in no output of the chain
+            return left, position
+    return left, len(ops)
 
 
 def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
@@ -122,15 +128,8 @@ def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, 
 
 def lets_go(ops: Sequence[Op], stage: int) -> bool:
     """Whether a schedule removes what the first run of a stage left before the backward of the next stage."""
-    first = None
-    for op in ops:
-        if op[0] in FORWARDS and op[1] == stage and first is None:
-            first = SAVED if op[0] == FORWARD_SAVE else OUTPUT
-        elif op[0] == DROP and (op[1], op[2]) == (first, stage):
-            return True
-        elif op[0] == BACKWARD and op[1] == stage + 1:
-            return False
-    return False
+    behind = (position for position, op in enumerate(ops) if op[0] == BACKWARD and op[1] == stage + 1)
+    return _left(ops, stage)[1] < next(behind, len(ops))
 
 
 def _kept(ops: Sequence[Op]) -> Kept:

@@ -50,6 +50,18 @@ class Batch(Mlp):
         return F.relu(self.batch(x), inplace=True)
 
 
+class Chunks(nn.Module):
+    """Tensors that are parts of one: what is kept of it is where others are found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.enter(x).chunk(3, -1)
+        return x + self.leave(torch.tanh(q * k) * v.sigmoid())
+
+
 class Net(nn.Module):
     def __init__(self, layer: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -117,6 +129,21 @@ def test_what_a_part_keeps_travels(layer: Callable[[], nn.Module], option: int) 
             assert executor.trace == expected_runs(stages, ops)
             assert trace_of(depot) == copies(ops)
             assert not executor.notes
+
+
+def test_parts_of_one_tensor_travel_with_all_of_it() -> None:
+    """As a view of what is kept reads what lies beside that, too."""
+    stages, inside = profile_of(Chunks).refs, inside_of(Chunks)
+    ways = min(len(each.options) for each in inside.values())
+    plain, other = net(Chunks), net(Chunks)
+    for option in range(1, ways):
+        ops = travelling(option)
+        with carried_out(other, stages, ops, ways=ways, inside=inside) as (executor, _, depot):
+            for step in range(2):
+                assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+                assert executor.trace == expected_runs(stages, ops)
+                assert trace_of(depot) == copies(ops)
+                assert not executor.notes
 
 
 @pytest.mark.parametrize("layer", [Mlp, Batch])

@@ -46,8 +46,9 @@ class Cargo:
             written += [not outputs.is_intact(index) for index in outputs.tensors]
         self._written = written
         self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
-        #: For the journey; without their counts of writes, which are looked at here.
-        self.tensors = [tensor.data for tensor in tensors]
+        #: For the journey; without their counts of writes, which are looked at here. What rebuilds others is read in
+        #: views of its storage, so that goes as a whole, behind them.
+        self.tensors = [tensor.data for tensor in tensors] + list(map(_whole, tensors[len(sent) :]))
         self.has_readers = True  # of the outputs
 
     def empty(self) -> None:
@@ -78,5 +79,11 @@ class Cargo:
         if not self._outputs or not self.has_readers:
             return None
         count += len(self._held)
-        outputs = dict(zip(self._outputs, tensors[count:], strict=True))
+        outputs = dict(zip(self._outputs, tensors[count : len(written)], strict=True))
         return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's storage."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

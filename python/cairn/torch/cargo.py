@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 
 import torch
 
-from . import _compat
+from . import _compat, memory
 from .remembered import BlockRun, Outputs
 
 
@@ -48,7 +48,9 @@ class Cargo:
         self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
         #: For the journey; without their counts of writes, which are looked at here. What rebuilds others is read in
         #: views of its storage, so that goes as a whole, behind them.
-        self.tensors = [tensor.data for tensor in tensors] + list(map(_whole, tensors[len(sent) :]))
+        self.tensors = [tensor.data for tensor in tensors] + [
+            memory.bytes_of(tensor.untyped_storage(), tensor.device) for tensor in tensors[len(sent) :]
+        ]
         self.has_readers = True  # of the outputs
 
     def empty(self) -> None:
@@ -81,9 +83,3 @@ class Cargo:
         count += len(self._held)
         outputs = dict(zip(self._outputs, tensors[count : len(written)], strict=True))
         return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -53,6 +53,12 @@ def storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
+def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """All of a storage as bytes, in a tensor that keeps it alive."""
+    alias = torch.empty(0, dtype=torch.uint8, device=device)
+    return alias.set_(storage, 0, (storage.nbytes(),), (1,))
+
+
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """Bytes by storage, each storage once."""
     return {_compat.storage_id(t): storage_bytes(t) for t in tensors if has_storage(t)}

@@ -31,7 +31,7 @@ from types import TracebackType
 import cairn
 import torch
 
-from . import _compat
+from . import _compat, memory
 from .errors import TierUnavailable, Unsupported
 from .tiers import Tier, open_tier
 from .transfers import Look, Parcel, Transfers, is_movable
@@ -260,7 +260,7 @@ class _Entry:
         for known in (self.back, self.origin):
             storage = None if known is None else known.storage()
             if storage is not None and storage.nbytes() == self.nbytes:
-                self.whole = _bytes_of(storage, self.store.transfers.device)
+                self.whole = memory.bytes_of(storage, self.store.transfers.device)
                 return
         self.parcel.prefetch()
         self.is_coming = True
@@ -276,11 +276,6 @@ class _Entry:
     def __del__(self) -> None:
         if self.is_resident:
             self.store.gone.append(self.nbytes)
-
-
-def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
-    alias = torch.empty(0, dtype=torch.uint8, device=device)
-    return alias.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 class _HostBudget:
@@ -334,7 +329,7 @@ class _Store:
         known = self._by_storage.get(key)
         if known is not None and known.version == _compat.saved_version(tensor):
             return known
-        whole = _bytes_of(tensor.untyped_storage(), self.transfers.device)
+        whole = memory.bytes_of(tensor.untyped_storage(), self.transfers.device)
         offset = self._room(whole.numel())
         if offset is None:
             return None

@@ -209,7 +209,7 @@ def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
 # -- choosing ------------------------------------------------------------------------------------------------
 
 
-def find_blocks(model: nn.Module, observed: Trace, wanted: Any = "auto") -> list[Block]:
+def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
     """The blocks of a model, in the order of their first calls. `wanted` is described at `cairn.torch.profile`."""
     if wanted == "auto":
         modules = _automatic(model, observed)
@@ -250,7 +250,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _automatic(model: nn.Module, observed: Trace) -> list[nn.Module]:
     for strategy in (_hugging_face_layers, _container_children, _top_level_calls):
-        modules = _outermost(model, strategy(model, observed))
+        modules = _outermost(strategy(model, observed))
         if modules:
             return modules
     return [model]
@@ -340,7 +340,7 @@ def _top_level_calls(model: nn.Module, observed: Trace) -> list[nn.Module]:
     return []
 
 
-def _outermost(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Leaves out modules that lie inside another of the list."""
     chosen = {id(m) for m in modules}
     inner = {id(part) for m in modules for part in m.modules() if part is not m}
@@ -348,7 +348,7 @@ def _outermost(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module
 
 
 def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Module]) -> list[Block]:
-    outermost = {id(m): m for m in _outermost(model, modules)}
+    outermost = {id(m): m for m in _outermost(modules)}
     merged = _merged_children(model, observed, outermost)
     blocks: list[Block] = []
     seen: set[int] = set()

@@ -122,10 +122,10 @@ class Layout:
         """Notes that it lies in a storage with others, so many elements behind the first."""
         self.storage, self._offset = storage, offset
 
-    def as_waiting(self, waits: bool) -> Layout:
-        """The same layout of a gradient that others hold as well, or not."""
+    def without_waiting(self) -> Layout:
+        """The same layout of a gradient that nobody else holds."""
         changed = copy.copy(self)
-        changed.waits = waits
+        changed.waits = False
         return changed
 
     @property
@@ -163,7 +163,7 @@ Layouts = Sequence[Layout | None]
 
 def without_waiting(layouts: Layouts) -> list[Layout | None]:
     """The same, of gradients that nobody else holds."""
-    return [layout and layout.as_waiting(False) for layout in layouts]
+    return [layout and layout.without_waiting() for layout in layouts]
 
 
 def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:

@@ -182,7 +182,6 @@ class _Residency:
     """Which values are resident along the list; finds what each operation reads."""
 
     def __init__(self, stages: Sequence[StageRef]) -> None:
-        self._stages = stages
         self._resident: set[Value] = set()
         self._on_host: set[Value] = set()
         self._done = {len(stages) + 1}  # stages whose backward was issued; that of the loss counts

@@ -11,6 +11,7 @@ import json
 import math
 import pickle
 import re
+import resource
 import threading
 import types
 import warnings
@@ -250,9 +251,42 @@ def test_sizes() -> None:
     assert budgets.resolve("8GiB", CPU) == 8 * 2**30
     assert budgets.resolve("8GB", CPU) == 8 * 10**9
     assert budgets.resolve(cairn.Budget("2MiB"), CPU) == 2 * 2**20
+    assert budgets.resolve(2**63 - 1, CPU) == 2**63 - 1
+    assert budgets.resolve(2.0, CPU) == 2
     assert budgets.resolve("50%", CPU) == budgets.total_bytes(CPU) // 2
+    assert budgets.resolve("100%", CPU) == budgets.total_bytes(CPU)
     assert 0 < budgets.resolve("auto", CPU) < budgets.total_bytes(CPU)
     assert budgets.resolve("auto", CPU, 10**15) > 10**15
+
+
+def test_what_a_process_may_have_and_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of what the machine, the process's limits and its control groups leave."""
+    fields = {"MemAvailable": 75, "VmData": 50, "VmSize": 20}
+    limits = {resource.RLIMIT_DATA: 90, resource.RLIMIT_AS: 70}
+    groups = [(80, 30)]
+    monkeypatch.setattr(budgets, "_physical_bytes", lambda: 100)
+    monkeypatch.setattr(budgets, "_status", lambda path, field: fields[field])
+    monkeypatch.setattr(budgets, "memory_limits", lambda: groups)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limits[what], 1))
+    assert (budgets.total_bytes(CPU), budgets.free_bytes(CPU)) == (70, 90 - 50)
+    assert budgets.resolve("auto", CPU, 7) == 40 * 95 // 100 + 7
+    limits[resource.RLIMIT_AS] = 45
+    assert (budgets.total_bytes(CPU), budgets.free_bytes(CPU)) == (45, 45 - 20)
+    limits.update(dict.fromkeys(limits, resource.RLIM_INFINITY))
+    assert (budgets.total_bytes(CPU), budgets.free_bytes(CPU)) == (80, 80 - 30)
+    groups.clear()
+    assert (budgets.total_bytes(CPU), budgets.free_bytes(CPU)) == (100, 75)
+    groups.append((80, 90))
+    assert budgets.free_bytes(CPU) == 0
+
+
+def test_fields_of_the_kernels_tables(tmp_path: Path) -> None:
+    table = tmp_path / "status"
+    table.write_text("VmSizes:\t 1 kB\nVmSize:\t  12 kB\nVmData: none\n")
+    assert budgets._status(str(table), "VmSize") == 12 * 1024
+    assert budgets._status(str(table), "VmData") is None
+    assert budgets._status(str(table), "VmPeak") is None
+    assert budgets._status(str(tmp_path / "none"), "VmSize") is None
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 0.01])
@@ -261,9 +295,23 @@ def test_ratios_are_refused_with_a_hint(ratio: float) -> None:
         budgets.resolve(ratio, CPU)
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, -0.5, "0", "0%", "101%", "x%", "eight"])
-def test_senseless_sizes_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (0, "budget must be positive, not 0"),
+        (-1, "budget must be positive, not -1"),
+        (math.nan, "budget must be positive, not nan"),
+        (-0.5, "budget must be positive, not -0.5"),
+        ("0", "budget must be positive, not 0"),
+        ("0%", "above 0% and up to 100%"),
+        ("101%", "above 0% and up to 100%"),
+        ("x%", "budget 'x%' is no share"),
+        ("eight", 'budget: "eight" is not a size'),
+        (2**63, "more than any device has"),
+    ],
+)
+def test_senseless_sizes_are_refused(value: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         budgets.resolve(value, CPU)
 
 

@@ -22,6 +22,7 @@ import torch_models
 from cairn.torch import mechanism, memory, option_measure, profiler, waiting
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import measure_optimizer
+from cairn.torch.stage_measure import StageMeasure
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -592,6 +593,15 @@ def test_what_waits_in_a_backward_is_told_from_what_stays(
     changes: list[int], raised: list[int], there: list[int]
 ) -> None:
     assert waiting.parted(changes) == (raised, there)
+
+
+def test_what_waits_is_counted_by_kind_of_step() -> None:
+    """Changes are in the order of the forward; what is there beside a stage's gradient came with the stage behind."""
+    stages = [StageMeasure(name, "block") for name in "abc"]
+    waiting.count(stages, [-4, 1, 4], [-2, 0, 5])
+    assert [(stage.weight_grad_bytes, stage.waiting_bytes) for stage in stages] == [(0, 4), (0, 3), (1, 0)]
+    counted = [(stage.accumulated_weight_grad_bytes, stage.accumulated_waiting_bytes) for stage in stages]
+    assert counted == [(0, 2), (0, 2), (3, 0)]
 
 
 def test_a_gradient_that_waits_is_on_its_way_back_with_those_of_the_chain() -> None:

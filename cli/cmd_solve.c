@@ -76,7 +76,8 @@ const cli_command cli_solve = {
     .summary = "find a schedule within a memory budget",
     .details =
         "Finds the fastest schedule whose memory stays within --budget, says how far from optimal it can be and how\n"
-        "little memory would do, and writes it where -o says. --minimize memory asks for the least peak instead.\n"
+        "little memory would do, and writes it where -o says. --minimize memory asks the checkpoint selections for\n"
+        "their least peak instead; the least of all schedules is what `cairn limits` tells.\n"
         "Exit code 1: there is no schedule within the budget, or none was found in time.",
     .run = run,
 };

@@ -28,6 +28,7 @@ from ._solve import (
 from ._units import Size, integer, listed, unit_of
 
 BUDGETS_MAX = 1000  # as on the command line
+_MEANT = {"budget": "budgets", "solver": "only"}  # options of other calls, and what `compare` has instead
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def compare(
         BadInput: no budgets, or too many, or one that is no size.
         Unsupported: no solver takes an option for this problem.
     """
+    for name in _MEANT.keys() & options:
+        raise TypeError(f"compare has no option {name!r}; did you mean {_MEANT[name]!r}?")
     wanted = [solver.name for solver in solvers()] if only is None else listed(only, "only", "names of solvers")
     for name in wanted:
         check_solver(name)

@@ -259,6 +259,12 @@ def test_compare_gives_each_solver_what_it_takes() -> None:
     assert made.solutions["chain-dp"][0].makespan_ns == coarse.makespan_ns
 
 
+@pytest.mark.parametrize(("option", "meant"), [("budget", "budgets"), ("solver", "only")])
+def test_compare_says_what_it_has_instead_of_the_options_of_solve(option: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"compare has no option '{option}'; did you mean '{meant}'"):
+        cairn.compare(GPT2, 2, **{option: "auto"})
+
+
 def test_report() -> None:
     text = cairn.solve(GPT2, in_between(GPT2)).report()
     assert "budget" in text and "least memory" in text and text.endswith("\n")

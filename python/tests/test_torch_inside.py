@@ -237,6 +237,12 @@ def test_in_place_chains_and_batch_statistics_are_rebuilt() -> None:
         assert any(name in option.rebuilds for option in stage.options), layer
 
 
+def test_what_rebuilds_noise_is_told_by_a_plain_name() -> None:
+    [stage, *_] = [stage for stage in profile_of(Mlp).stages if stage.options]
+    rebuilt = {name for option in stage.options for name in option.rebuilds.split(", ")}
+    assert any(name.startswith("noise") for name in rebuilt), rebuilt
+
+
 def test_masks_are_kept_as_such() -> None:
     options = next(stage.options for stage in profile_of(Mlp).stages if stage.options)
     assert any("m" in option.decisions for option in options)

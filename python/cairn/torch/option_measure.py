@@ -262,7 +262,7 @@ def _described(program: Program) -> str:
     """What an option runs again, for people: the operations, most frequent first."""
     names: dict[str, int] = {}
     for function in program.code.operations:
-        name = getattr(function, "__name__", str(function))
+        name = getattr(function, "__name__", str(function)).lstrip("_")
         name = str(function).removeprefix("aten.").partition(".")[0] if "." in str(function) else name
         names[name] = names.get(name, 0) + 1
     listed = sorted(names.items(), key=lambda item: (-item[1], item[0]))

@@ -12,7 +12,7 @@ class Budget:
     Attributes:
         total: device memory: bytes, a size such as "8GiB", a share of the device's memory such as "80%", or "auto"
             (what is free on the device).
-        host: host memory for offloaded tensors, in the same forms; "auto" leaves it to the plan.
+        host: host memory for offloaded tensors: bytes or a size; "auto" leaves it to the plan's `host_budget`.
         reserve: bytes of `total` that the plan leaves free; None lets the profile decide.
     """
 

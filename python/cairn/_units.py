@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from ._errors import BadInput, Overflow
+from ._errors import BadInput, Error, Overflow
 from ._library import lib
 
 #: Bytes: an int, or text such as "8GiB", "500MB" or "12000".
@@ -71,7 +71,11 @@ def encoded(value: str, field: str) -> bytes:
 
 def _parse(function: Any, text: str, field: str) -> int:
     result = ctypes.c_int64()
-    lib.check(function, encoded(text, field), ctypes.byref(result))
+    try:
+        lib.check(function, encoded(text, field), ctypes.byref(result))
+    except Error as error:
+        error.path = field
+        raise
     return result.value
 
 

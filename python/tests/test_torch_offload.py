@@ -793,15 +793,22 @@ def test_a_closed_one_refuses() -> None:
     [
         ({"tier": "disk"}, ct.Unsupported, "'host' or 'file:PATH'"),
         ({"tier": "file:/nonexistent/slab"}, ct.TierUnavailable, "/nonexistent/slab"),
-        ({"host_budget": -1}, ValueError, "at least 0"),
-        ({"min_bytes": "much"}, ValueError, "much"),
+        ({"host_budget": -1}, ValueError, "host_budget is -1; at least 0"),
+        ({"host_budget": "50%"}, ValueError, 'host_budget: "50%" is not a size'),
+        ({"min_bytes": "much"}, ValueError, 'min_bytes: "much" is not a size'),
         ({"streams": 3}, ValueError, "streams is 3"),
-        ({"resident_bytes": 0.5}, TypeError, "0.5"),
+        ({"resident_bytes": 0.5}, TypeError, "resident_bytes .* 0.5"),
     ],
 )
 def test_bad_options(options: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         ct.offload(**options)
+
+
+@pytest.mark.parametrize("given", ["64MiB", [torch.ones(2)], torch.float32])
+def test_what_cannot_be_left_alone(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"modules and tensors by position, .* not {type(given).__name__}"):
+        ct.offload(torch.ones(2), given)
 
 
 def test_where_torch_forbids_hooks(context: Offload) -> None:

@@ -11,9 +11,9 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import cairn
 import torch
 
+from .. import _units
 from .._budget import Budget
 from .cgroups import memory_limits
 
@@ -41,20 +41,12 @@ def size_bytes(value: Any, name: str) -> int:
     """Bytes from an int or a size such as "8GiB"."""
     if isinstance(value, float):
         return _from_float(value, name)
-    size = _parsed(value, name) if isinstance(value, str) else _whole(value, name)
+    size = _units.size_bytes(value, name) if isinstance(value, str) else _whole(value, name)
     if size <= 0:
         raise ValueError(f"{name} must be positive, not {size}")
     if size > MOST_BYTES:
         raise ValueError(f"{name}={size} is more than any device has: sizes end at 2**63 - 1 bytes")
     return size
-
-
-def _parsed(text: str, name: str) -> int:
-    try:
-        return cairn.parse_size(text)
-    except cairn.Error as error:
-        error.path = name
-        raise
 
 
 def _whole(value: Any, name: str) -> int:

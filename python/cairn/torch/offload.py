@@ -28,9 +28,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-import cairn
 import torch
 
+from .._units import size_bytes
 from . import _compat, memory
 from .errors import TierUnavailable, Unsupported
 from .tiers import Tier, open_tier
@@ -59,6 +59,11 @@ class Offload(contextlib.ContextDecorator):
         if streams not in (1, 2):
             raise ValueError(f"streams is {streams!r}; it is 2, one for each direction, or 1 for both")
         self._left_alone = list(left_alone)
+        for each in self._left_alone:
+            if not isinstance(each, (torch.Tensor, torch.nn.Module)):
+                raise TypeError(
+                    f"offload takes modules and tensors by position, each by itself, not {type(each).__name__}"
+                )
         self._tier, self._host_budget = tier, _HostBudget(host_budget)
         self._min_bytes, self._resident_bytes, self._shared = min_bytes, resident_bytes, streams == 1
         self._stores: dict[torch.device, _Store] = {}
@@ -166,9 +171,9 @@ def offload(
     return Offload(
         left_alone,
         tier,
-        None if host_budget is None else cairn.parse_size(host_budget),
-        cairn.parse_size(min_bytes),
-        None if resident_bytes is None else cairn.parse_size(resident_bytes),
+        None if host_budget is None else size_bytes(host_budget, "host_budget"),
+        size_bytes(min_bytes, "min_bytes"),
+        None if resident_bytes is None else size_bytes(resident_bytes, "resident_bytes"),
         streams,
     )
 

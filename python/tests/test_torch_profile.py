@@ -710,6 +710,65 @@ def test_optimizer_state_and_step_are_predicted(make: Any) -> None:
     assert measure_optimizer(optimizer).state_bytes == state
 
 
+class Wrapper(torch.optim.Optimizer):
+    """All is another optimizer's, as accelerate does it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str = "optimizer") -> None:
+        vars(self).update({"inner": name, name: optimizer})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return vars(self)[self.inner].param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)[self.inner].param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return vars(self)[self.inner].state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        vars(self)[self.inner].state = state
+
+    def step(self, closure: Any = None) -> Any:
+        return vars(self)[self.inner].step(closure)
+
+
+def test_an_optimizer_within_others_is_measured_and_left_as_it_was() -> None:
+    step = torch_models.vgg()
+    optimizer = torch.optim.AdamW(step.model.parameters())
+    step.loss_fn(step.model(*step.args)).backward()
+    optimizer.step()
+    groups, states = optimizer.param_groups[0]["params"], len(optimizer.state)
+    expected = ct.profile(step.model, passes=1, optimizer=optimizer, **step.sample)
+    values = [p.detach().clone() for p in step.model.parameters()]
+    found = ct.profile(step.model, passes=1, optimizer=Wrapper(Wrapper(optimizer)), **step.sample)
+    assert (found.resident, found.optimizer_step_bytes) == (expected.resident, expected.optimizer_step_bytes)
+    assert found.present_bytes == expected.present_bytes
+    with pytest.raises(ct.Unsupported, match="Wrapper has its parameters in another optimizer: pass that one"):
+        ct.profile(step.model, passes=1, optimizer=Wrapper(optimizer, "hidden"), **step.sample)
+    assert optimizer.param_groups[0]["params"] is groups and len(optimizer.state) == states
+    assert all(map(torch.equal, step.model.parameters(), values))
+
+
+def test_optimizers_that_accelerate_has_prepared_are_left_as_they_were() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = nn.Linear(8, 8)
+    model, optimizer = accelerate.Accelerator(cpu=True).prepare(model, torch.optim.AdamW(model.parameters()))
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    optimizer.step()
+    profile = ct.profile(model, x, loss_fn=torch.sum, optimizer=optimizer, passes=1)
+    assert profile.resident["optimizer state"] >= 2 * memory.unique_bytes(model.parameters())
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    assert len(optimizer.state) == 2
+
+
 def test_no_warning_reaches_the_user() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -16,6 +16,7 @@ from .._budget import Budget
 from . import budgets
 from .errors import Unsupported
 from .link import Link
+from .optimizer import unwrapped
 from .replay import DETERMINISM_CHECKS
 from .shapes import POLICIES
 from .tiers import check_tier
@@ -210,6 +211,9 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}")
+    optimizer = unwrapped(optimizer)
+    if "param_groups" not in vars(optimizer):
+        raise Unsupported(f"the {type(optimizer).__name__} has its parameters in another optimizer: pass that one")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise Unsupported(

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from .errors import Unsupported
 from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
+from .optimizer import unwrapped
 from .report import Report
 from .untouched import RandomState
 
@@ -92,8 +93,8 @@ def _first_of(batches: Any, device: torch.device) -> Any:
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The optimizer inside wrappers such as accelerate's."""
-    inner = getattr(optimizer, "optimizer", optimizer)
+    """The optimizer inside wrappers, if it is one of torch's."""
+    inner = unwrapped(optimizer)
     return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 

@@ -55,6 +55,12 @@ def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
     return memory.unique_bytes(t for t in tensors_in(entries) if t.device == device)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside of others such as accelerate's, whose copies would write to it and step it."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
 def measure_optimizer(optimizer: torch.optim.Optimizer | None) -> OptimizerMemory:
     """What `optimizer` takes once every parameter with a gradient has its state."""
     if optimizer is None:

@@ -21,7 +21,7 @@ from .cast_copies import CopyPass
 from .counted import AS_PLAIN, Counted, Lingering
 from .errors import Unsupported
 from .handle import set_aside
-from .optimizer import OptimizerMemory, measure_optimizer
+from .optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .outside import Outside, Replaced
 from .outside import find as find_outside
 from .owners import Owners
@@ -295,6 +295,7 @@ def profile(
     """
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
+    optimizer = unwrapped(optimizer)
     check_profile_options({"passes": passes, "inside": inside, "outside": outside})
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)

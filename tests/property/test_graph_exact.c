@@ -232,6 +232,33 @@ static void a_poll_stops_it(void **state)
     cairn_problem_free(problem);
 }
 
+static int work_never_begins_anew(void *context, const cairn_progress *progress)
+{
+    int64_t *moves_done = context;
+    if (strcmp(progress->phase, "exact search") == 0) {
+        assert_in_range(progress->done, *moves_done, progress->total);
+        *moves_done = progress->done;
+    }
+    return 0;
+}
+
+/* The least memory is looked for in many steps, each a search: together they do what one may do. */
+static void the_least_takes_the_work_of_one_search(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(4);
+    test_graph_shape shape = {.nodes_min = 20, .nodes_max = 20, .deps_max = 20, .bytes_max = 1000};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_options *options = test_options("graph-exact", -1, "iterations=1000 threads=1");
+    int64_t moves_done = 0;
+    const cairn_env env = {.poll = work_never_begins_anew, .poll_context = &moves_done};
+    cairn_limits found;
+    assert_int_equal(cairn_limits_of(&env, problem, options, &found, NULL), CAIRN_OK);
+    assert_true(moves_done > 0);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
 static cairn_status solve_in(const cairn_env *env, void *context)
 {
     return test_solve_status(env, context, test_options("graph-exact", 40, "iterations=20 threads=1"));
@@ -261,6 +288,7 @@ int main(void)
         cmocka_unit_test(want_of_memory_leaves_the_answer_so_far),
         cmocka_unit_test(what_is_too_large_is_refused),
         cmocka_unit_test(a_poll_stops_it),
+        cmocka_unit_test(the_least_takes_the_work_of_one_search),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

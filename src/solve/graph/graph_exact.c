@@ -439,14 +439,18 @@ static cairn_status take_smaller(const run *r, exact *s, cairn_builder *builder,
     return crn_builder_add_all(s->smallest, cairn_builder_ops(builder), cairn_builder_count(builder), error);
 }
 
-/* Looks for a schedule with a smaller peak than the least. */
-static cairn_status shrink(const crn_task *task, exact *s, ending *how, cairn_error *error)
+/* Looks for a schedule with a smaller peak than the least; moves = how many all such searches have looked at. */
+static cairn_status shrink(const crn_task *task, exact *s, int64_t *moves, ending *how, cairn_error *error)
 {
-    run r = {
-        .task = task, .session = s, .budget_bytes = s->least.bytes - 1 - s->model->fixed_bytes, .below_ns = INT64_MAX};
+    run r = {.task = task,
+             .session = s,
+             .budget_bytes = s->least.bytes - 1 - s->model->fixed_bytes,
+             .below_ns = INT64_MAX,
+             .moves = *moves};
     cairn_builder *builder;
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     *how = run_search(&r);
+    *moves = r.moves;
     cairn_status status = *how == FOUND ? take_smaller(&r, s, builder, how, error) : CAIRN_OK;
     cairn_builder_free(builder);
     crn_exact_states_free(&r.states);
@@ -456,10 +460,11 @@ static cairn_status shrink(const crn_task *task, exact *s, ending *how, cairn_er
 static cairn_status find_least(const crn_task *task, exact *s, cairn_error *error)
 {
     ending how = FOUND;
+    int64_t moves = 0;
     cairn_builder_truncate(s->smallest, 0);
     CRN_TRY(s->search->least(task, s->search_state, &s->least, error));
     while (how == FOUND && s->least.bytes != CAIRN_NONE && s->least.bytes > s->least.lower_bytes)
-        CRN_TRY(shrink(task, s, &how, error));
+        CRN_TRY(shrink(task, s, &moves, &how, error));
     if (how == EXHAUSTED && !task->machine) /* of schedules that transfer nothing */
         s->least.lower_bytes = s->least.bytes;
     s->least.is_exact = s->least.bytes == s->least.lower_bytes && !task->machine;

@@ -21,7 +21,7 @@ import cairn.torch as ct
 import torch_models
 from cairn.torch import mechanism, memory, option_measure, profiler, waiting
 from cairn.torch.blocks import Block
-from cairn.torch.optimizer import measure_optimizer
+from cairn.torch.optimizer import KeptStates, measure_optimizer
 from cairn.torch.stage_measure import StageMeasure
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -708,6 +708,96 @@ def test_optimizer_state_and_step_are_predicted(make: Any) -> None:
     assert predicted.state_bytes == pytest.approx(state, rel=0.001, abs=64)
     assert predicted.step_bytes == pytest.approx(peak, rel=0.01, abs=256)
     assert measure_optimizer(optimizer).state_bytes == state
+
+
+class Momentum(torch.optim.Optimizer):
+    """One of its own, with attributes."""
+
+    def __init__(self, params: Any, decay: float = 0.5, **others: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "factor": 3})
+        self.decay, self.calls = decay, [0]
+        vars(self).update(others)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls[0] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                mean = state.setdefault("mean", torch.zeros_like(p))
+                p.sub_(mean.mul_(self.decay).add_(p.grad), alpha=group["lr"])
+                torch.empty(group["factor"] * p.numel())
+
+
+class Whole(Momentum):
+    """Copies of it have all that it has."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Aside(Momentum):
+    """Needs what no copy has."""
+
+    def step(self, closure: Any = None) -> None:
+        self.table.zero_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [Momentum, Whole])
+def test_optimizers_with_attributes_and_hooks_are_measured_without_a_step(kind: type[Momentum]) -> None:
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 50, bias=False))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer, calls = kind(model.parameters()), []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps step()
+    values = [p.detach().clone() for p in model.parameters()]
+    found = measure_optimizer(optimizer)
+    assert found.state_bytes == memory.unique_bytes(model.parameters())
+    assert 0 <= found.step_bytes - 3 * 100 * 100 * 4 < 256
+    assert (calls, optimizer.calls, len(optimizer.state)) == ([], [0], 0)
+    assert all(map(torch.equal, model.parameters(), values))
+
+
+def test_what_an_optimizer_takes_is_that_of_its_largest_group_and_of_what_it_trains() -> None:
+    frozen, large, small = (nn.Parameter(torch.zeros(n)) for n in (3000, 1000, 100))
+    frozen.requires_grad_(False)
+    groups = [{"params": [frozen, large], "factor": 5}, {"params": [small], "factor": 9}, {"params": [frozen.clone()]}]
+    found = measure_optimizer(Momentum(groups))
+    assert found.state_bytes == 1100 * 4
+    assert 0 <= found.step_bytes - 5 * 1000 * 4 < 256
+    both = {"params": [large, nn.Parameter(torch.zeros(500))]}
+    alone = measure_optimizer(Momentum([{**both, "foreach": True, "fused": True}])).step_bytes
+    assert alone == measure_optimizer(Momentum([both])).step_bytes
+    assert measure_optimizer(Momentum([{**both, "foreach": True}])).step_bytes == alone * 3 // 2
+    assert measure_optimizer(Momentum([{"params": [nn.Parameter(torch.zeros(0))]}])).state_bytes == 0
+
+
+def test_an_optimizer_that_no_copy_can_stand_for_is_refused() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = Aside(model.parameters(), table=torch.ones(8))
+    with pytest.raises(ct.Unsupported, match="Aside .* 'table'.* leave optimizer= out"):
+        ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, optimizer=optimizer, passes=1)
+    assert torch.equal(vars(optimizer)["table"], torch.ones(8))
+
+
+def test_what_an_optimizer_keeps_is_looked_at_when_it_has_more_or_fewer_entries() -> None:
+    model, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer, second = Momentum([*model.parameters(), *other.parameters()]), Momentum(model.parameters())
+    kept = KeptStates()
+    assert not kept.note(optimizer, model) and kept.bytes == 0
+    for p in (*model.parameters(), *other.parameters()):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    size = memory.unique_bytes(model.parameters())
+    assert kept.note(optimizer, model) and kept.bytes == size  # but not the state of others
+    assert not kept.note(optimizer, model)
+    second.step()
+    second.state[model.weight]["elsewhere"] = torch.zeros(8, device="meta")
+    assert kept.note(second, model) and kept.bytes == 2 * size
+    optimizer.state.clear()
+    assert kept.note(optimizer, model) and kept.bytes == size
 
 
 class Wrapper(torch.optim.Optimizer):

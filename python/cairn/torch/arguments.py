@@ -16,7 +16,7 @@ from .._budget import Budget
 from . import budgets
 from .errors import Unsupported
 from .link import Link
-from .optimizer import unwrapped
+from .optimizer import UNMEASURED, unwrapped
 from .replay import DETERMINISM_CHECKS
 from .shapes import POLICIES
 from .tiers import check_tier
@@ -218,7 +218,7 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise Unsupported(
             f"a step of {type(optimizer).__name__} runs the model again and again by a closure, so it cannot be "
-            "measured apart: leave optimizer= out, and leave room for its state by cairn.Budget(reserve=)"
+            f"measured apart: {UNMEASURED}"
         )
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):

@@ -16,7 +16,11 @@ from typing import Any
 import torch
 
 from . import memory
+from .errors import Unsupported
+from .noted import is_constant
 from .tree import tensors_in
+
+UNMEASURED = "leave optimizer= out, and leave room for its state by cairn.Budget(reserve=)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +101,12 @@ def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: t
         clone.grad = torch.full_like(clone, 1e-3)
         single = _copy_for(optimizer, group, clone)
         before = meter.mark()
-        single.step()
+        try:
+            single.step()
+        except AttributeError as error:
+            raise Unsupported(
+                f"a copy of the {type(optimizer).__name__} cannot step ({error}): {UNMEASURED}"
+            ) from error
         between = meter.mark()
         single.step()
         after = meter.mark()
@@ -111,8 +120,9 @@ def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: t
 def _copy_for(
     optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.nn.Parameter
 ) -> torch.optim.Optimizer:
-    single = copy.copy(optimizer)
-    single.__dict__.pop("step", None)  # a learning-rate scheduler's wrapper would step the original
+    single = copy.copy(optimizer)  # of most classes it has state and groups alone, not the numbers that they add
+    vars(single).update(copy.deepcopy({name: value for name, value in vars(optimizer).items() if is_constant(value)}))
+    vars(single).pop("step", None)  # a learning-rate scheduler's wrapper would step the original
     for name, value in vars(single).items():
         if isinstance(value, OrderedDict) and "hook" in name:
             setattr(single, name, OrderedDict())

@@ -1,0 +1,216 @@
+"""What a chain supposes of a schedule, and what performing it takes beyond the list: on lists by hand."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cairn.torch import counted
+from cairn.torch.counted import Counted, Lingering, first_runs, lets_go, supposed_by
+from cairn.torch.performed import as_performed, excess_bytes
+from cairn.torch.stage_measure import OptionMeasure, StageMeasure
+from cairn.torch.stages import BLOCK, OUTSIDE, StageRef
+from executor_support import Op, backward, drop, drop_input, keep, save
+
+#: Three stages: all is kept; the first two run again, from the input; the input of the second stays.
+KEPT = [save(1), save(2), save(3), backward(3), backward(2), backward(1)]
+AGAIN = [
+    *(keep(1), drop_input(2), save(3), backward(3)),
+    *(keep(1), save(2), backward(2), save(1), backward(1)),
+]
+FROM_INPUTS = [keep(1), keep(2), save(3), backward(3), save(2), backward(2), save(1), backward(1)]
+#: What a stage has saved goes before any backward, after that of the stage behind it, and after that of the last.
+EARLY = [save(1), save(2), drop("saved", 1), save(3), backward(3), backward(2), save(1), backward(1)]
+LATE = [save(1), save(2), save(3), backward(3), backward(2), drop("saved", 1), save(1), backward(1)]
+FROM_OUTPUT = [save(1), save(2), save(3), backward(3), drop("saved", 2), save(2), backward(2), backward(1)]
+
+
+def stages(**changed: dict[str, Any]) -> list[StageMeasure]:
+    """Three blocks, with what was measured of some."""
+    return [StageMeasure(name, BLOCK, **changed.get(name, {})) for name in "abc"]
+
+
+# -- what is supposed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "gone"),
+    [
+        (KEPT, [False, False]),
+        (AGAIN, [True, False]),  # the second's output is there when the third's backward is over
+        (FROM_INPUTS, [False, False]),
+        (EARLY, [True, False]),
+        (LATE, [False, False]),
+        (FROM_OUTPUT, [False, False]),
+        ([keep(1), save(2), drop("output", 1), save(3), backward(3), save(1), backward(2), backward(1)], [True, False]),
+    ],
+)
+def test_what_goes_before_the_next_backward(ops: list[Op], gone: list[bool]) -> None:
+    assert [lets_go(ops, stage) for stage in (1, 2)] == gone
+    held = supposed_by(ops, stages(a={"also_held_bytes": 5}, b={"also_held_bytes": 5}))
+    assert held == Counted(apart=frozenset(n for n, is_gone in zip((1, 2), gone, strict=True) if is_gone))
+
+
+@pytest.mark.parametrize(
+    ("ops", "apart", "again"),
+    [
+        (KEPT, set(), set()),
+        (AGAIN, {1, 2}, {1}),
+        (FROM_INPUTS, {1, 2}, set()),
+        (EARLY, {1}, set()),
+        (LATE, {1}, set()),
+        (FROM_OUTPUT, {2}, set()),
+    ],
+)
+def test_outputs_that_stay_to_the_end_are_counted_with_stages_that_always_keep_them(
+    ops: list[Op], apart: set[int], again: set[int]
+) -> None:
+    pinned = {"pinned_bytes": 5, "pinned_saved_bytes": 5}
+    assert supposed_by(ops, stages(a=pinned, b=pinned)) == Counted(frozenset(apart), frozenset(again))
+    assert supposed_by(ops, stages(a={"pinned_bytes": 5}, b={"pinned_bytes": 5})) == Counted(again=frozenset(again))
+
+
+@pytest.mark.parametrize(
+    ("ops", "gone", "gone_unsaved"),
+    [
+        (KEPT, False, False),
+        (AGAIN, True, True),
+        (FROM_INPUTS, False, True),
+        (EARLY, True, True),
+        (LATE, False, False),
+    ],
+)
+def test_listed_outputs_stay_with_what_first_runs_leave(ops: list[Op], gone: bool, gone_unsaved: bool) -> None:
+    """Of outputs that are listed, a stage that saves nothing of them leaves none in its own output."""
+    of_a = frozenset({(1, "a")})
+    assert supposed_by(ops, stages(c={"listed": {"a": 10}})).let_go == (of_a if gone else frozenset())
+    apart = stages(a={"left_bytes": 10}, c={"listed": {"a": 10}})
+    assert supposed_by(ops, apart).let_go == (of_a if gone_unsaved else frozenset())
+
+
+def copies(**changed: dict[str, Any]) -> list[StageMeasure]:
+    """The first two stages save autocast's copy of a parameter that both read."""
+    a = {"made_copies": {"w": 8, "v": 4}, "saved_copies": ["w", ""]}
+    return stages(**{"a": a, "b": {"saved_copies": ["w"]}, **changed})
+
+
+def test_copies_go_with_the_first_runs_that_saved_them() -> None:
+    of_a, of_b = (1, "w"), (2, "w")
+    assert supposed_by(KEPT, copies()).let_go == set()
+    assert supposed_by(AGAIN, copies()).let_go == {of_a, of_b}
+    assert supposed_by(EARLY, copies()).let_go == {of_a}
+    assert supposed_by(FROM_OUTPUT, copies()).let_go == {of_b}  # before its own backward
+    assert supposed_by(FROM_OUTPUT, copies(a={})).let_go == set()  # which tells where only one saves it
+    part = OptionMeasure("dk", 0, 0, 0, 0, 0, 0, "")
+    with_part = copies(a={"saved_copies": ["w", ""], "options": [part, part]})
+    assert supposed_by([("forward_save", 1, 1), *KEPT[1:]], with_part).let_go == {of_a}
+    assert supposed_by([("forward_save", 1), *KEPT[1:]], with_part).let_go == set()
+
+
+def test_schedules_matter_where_something_is_held() -> None:
+    assert not any(map(counted.depends, stages(a={"output_bytes": 5, "saved_copies": ["w"]})))
+    for held in ({"also_held_bytes": 1}, {"pinned_bytes": 1}, {"made_copies": {"w": 1}}, {"listed": {"b": 1}}):
+        assert counted.depends(stages(a=held)[0])
+
+
+def test_what_is_supposed_adds_up() -> None:
+    one = Counted(frozenset({1}), frozenset({2}), frozenset({(1, "w")}), frozenset({3}), 4)
+    other = Counted(frozenset({5}), frozenset({6}), frozenset({(2, "w")}), frozenset({7}), 9)
+    both = Counted(frozenset({1, 5}), frozenset({2, 6}), frozenset({(1, "w"), (2, "w")}), frozenset({3, 7}), 9)
+    assert one | other == other | one == both
+    assert one | counted.AS_PLAIN == one
+
+
+# -- what is counted where -----------------------------------------------------------------------------------
+
+
+def added(found: list[StageMeasure], supposed: Counted, number: int) -> list[int]:
+    """What stage `number` counts beside its own: a run that saves nothing; saved bytes, and both workspaces."""
+    described: dict[str, Any] = {
+        "forward_only_workspace_bytes": 0,
+        "options": [{"saved_bytes": 0, "forward_workspace_bytes": 0, "backward_workspace_bytes": 0}],
+    }
+    Lingering(found, supposed.let_go).count(number, found[number - 1], described, supposed)
+    return [described["forward_only_workspace_bytes"], *described["options"][0].values()]
+
+
+def test_copies_are_counted_with_who_makes_and_who_keeps_them() -> None:
+    assert [added(copies(), Counted(), number) for number in (1, 2, 3)] == [
+        [0, 0, 0, 0],
+        [0, -8, 8, 8],  # the first has it already
+        [4, 0, 4, 0],  # what nobody saves, and stays to the end of the region
+    ]
+    early = Counted(early=frozenset({2}), late_bytes=5)
+    assert [added(copies(), early, number) for number in (2, 3)] == [[4, -8, 12, 8], [9, 0, 9, 5]]
+    gone = Counted(let_go=frozenset({(1, "w")}), early=frozenset({2}))
+    assert [added(copies(), gone, number) for number in (1, 2, 3)] == [[0, 0, 0, 0], [12, 0, 12, 0], [4, 0, 4, 0]]
+
+
+@pytest.mark.parametrize(("slack", "more"), [(0, 10), (3, 7), (20, 0)])
+def test_listed_outputs_are_counted_but_for_what_goes_before_the_peak(slack: int, more: int) -> None:
+    listing = stages(c={"listed": {"a": 10, "b": 100}, "listed_slack_bytes": slack})
+    assert added(listing, Counted(), 3) == [0, 0, 0, 0]
+    assert added(listing, Counted(let_go=frozenset({(1, "a")})), 3) == [more, 0, more, 0]
+
+
+# -- what performing it takes --------------------------------------------------------------------------------
+
+MEMORY: dict[str, Any] = {"fixed_bytes": 100, "input_bytes": 5, "input_grad_bytes": 5}
+
+
+def problem(*workspaces: int, always_kept: int = 0) -> dict[str, Any]:
+    """A chain whose stages take so much beside what they save in their forwards; the first as much in its backward."""
+    made: list[dict[str, Any]] = []
+    for number, workspace in enumerate(workspaces, 1):
+        own = {"forward_workspace_bytes": workspace, "backward_workspace_bytes": workspace if number == 1 else 2}
+        sizes = {"output_bytes": 10, "grad_bytes": 10, "weight_grad_bytes": 7, "forward_only_workspace_bytes": 3}
+        made.append({**sizes, "no_recompute": number == always_kept, "options": [{"saved_bytes": 20, **own}]})
+    return {**MEMORY, "stages": made}
+
+
+def test_first_runs_and_the_last_backward_are_told_from_later_ones() -> None:
+    assert first_runs(problem(1, 1, 1), KEPT) == ({1: 136, 2: 156, 3: 176}, 194, 194)
+    assert first_runs(problem(1, 1, 1), AGAIN) == ({1: 128, 2: 138, 3: 146}, 164, 171)
+
+
+BLOCKS = [StageRef(BLOCK, name) for name in "abc"]
+BETWEEN = [BLOCKS[0], StageRef(OUTSIDE, "between"), BLOCKS[2]]
+
+
+@pytest.mark.parametrize("ops", [KEPT, AGAIN, FROM_INPUTS, EARLY, LATE, FROM_OUTPUT])
+def test_lists_of_blocks_are_performed_as_they_are(ops: list[Op]) -> None:
+    assert as_performed(ops, BLOCKS) == [(op, 0) for op in ops]
+    assert excess_bytes(problem(1, 1, 1), ops, as_performed(ops, BLOCKS)) == 0
+
+
+def test_what_runs_again_waits_for_what_runs_by_itself() -> None:
+    first, rest = [keep(1), save(2), save(3), backward(3)], [save(1), backward(1)]
+    moves = [keep(1), drop("output", 1)]
+    performed = as_performed([*first, *moves, backward(2), *rest], BETWEEN)
+    assert [op for op, _ in performed] == [*first, backward(2), *moves, *rest]
+    listed = [*first, drop("output", 1), keep(1), backward(2), *rest]
+    assert [op for op, _ in as_performed(listed, BETWEEN)] == [*first, drop("output", 1), backward(2), keep(1), *rest]
+    assert [op for op, _ in as_performed([*first, *moves], BETWEEN)] == [*first, *moves]
+
+
+def test_what_is_made_too_late_to_be_read_goes_again() -> None:
+    """The output of the first stage, which the list has for the backward of what lies outside of blocks."""
+    ops = [keep(1), save(2), save(3), drop("output", 1), backward(3), keep(1), backward(2), save(1), backward(1)]
+    performed = as_performed(ops, BETWEEN)
+    assert excess_bytes(problem(500, 1, 1, always_kept=2), ops, performed) == 0
+    assert excess_bytes(problem(500, 1, 1), ops, performed) == 10  # another run may read it
+
+
+def test_an_output_that_is_made_again_while_the_caller_has_it_is_there_twice() -> None:
+    ops = [keep(1), drop("output", 1), keep(1), save(2), backward(2), save(1), backward(1)]
+    performed = as_performed(ops, BLOCKS[:2])
+    assert [alone for _, alone in performed] == [0, 0, 1, 1, 0, 0, 0]
+    assert excess_bytes(problem(1, 40), ops, performed) == 10
+    assert excess_bytes(problem(1, 1), ops, performed) == 0  # the peak is elsewhere
+    ops = [save(1), save(2), drop("saved", 2), save(2), backward(2), backward(1)]
+    assert [alone for _, alone in as_performed(ops, BLOCKS[:2])] == [0, 0, 0, 2, 2, 0]

@@ -21,6 +21,7 @@ from cairn.torch.block_options import (
     STEADY_OPTIONS,
     STEP_NS,
     Choice,
+    _Model,
     candidates,
     choices,
     ideal_choices,
@@ -174,6 +175,26 @@ def test_ideal_choices_are_the_hull_with_the_output_and_without_overhead() -> No
         corners = hull(brute_force(graph, 0, with_output=True))
         assert found[-1] == corners[-1] == (0, corners[-1][1]) and found[0] == corners[0]
         assert set(corners) <= set(found)
+
+
+def test_a_block_of_very_many_operations_is_cut_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over a sequence: no two operations take the same time, and each would be a corner of the hull."""
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(200):
+            x = (torch.tanh(x) * 1.5).sin()
+        return x
+
+    graph = Recorded(function, leaf(8, 8)).graph
+    for index, op in enumerate(graph.operations):
+        op.nanoseconds = 1000 + 7 * index
+    cut, cuts = _Model.cheapest, []
+    monkeypatch.setattr(_Model, "cheapest", lambda model, *price: cuts.append(price) or cut(model, *price))
+    found = choices(graph)
+    assert len(graph.operations) == 600 and len(cuts) < 60, len(cuts)
+    assert len(found) == MAX_OPTIONS and found[0].rebuild_ns == 0 and found[-1].kept_bytes == 0
+    steps = [a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(found)]
+    assert max(steps) < found[0].kept_bytes / 4, steps
 
 
 def test_thinning_keeps_the_ends() -> None:

@@ -19,14 +19,17 @@ element (a byte, where it is not on the CPU): the drawing is split into an opera
 turns a mask into noise; the mask is one more value that can be kept.
 
 Cost. One cut of a block of n operations takes O(n) augmentations in practice: some milliseconds for a hundred
-operations, and there are about two cuts for each point of the hull.
+operations, and there are about two cuts for each point of the hull. Where n is large, for a block that loops over what
+it is given, a cut takes up to O(n^2), and measured times make a point of nearly each operation. So cuts are limited by
+work, and the next one is always made where most may lie below the hull that is known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch.utils.flop_counter import flop_registry
 
@@ -39,6 +42,7 @@ MAX_OPTIONS = 12  # keep everything among them
 STEADY_OPTIONS = 6  # of these, by times that do not vary
 STEADY_BYTES_PER_NS = 4  # about what a core reads and writes
 OF_PRODUCTS = 20  # so much longer do products take than what only reads and writes as much
+CUT_WORK = 20_000_000  # cuts times the square of operations: at most some seconds, and no limit for 200 operations
 STEP_NS = 3000  # what replaying an operation costs beside the operation itself
 _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
 
@@ -58,7 +62,8 @@ def choices(graph: BlockGraph, at_most: int = MAX_OPTIONS) -> list[Choice]:
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
     if least.kept_bytes >= everything.kept_bytes:
         return [everything]
-    points = [everything, *_between(model, everything, least), least]
+    cuts = max(2, CUT_WORK // len(graph.operations) ** 2)
+    points = [everything, *_between(model, everything, least, cuts), least]
     return _thinned(points, at_most)
 
 
@@ -96,17 +101,29 @@ def _with_steady_times(graph: BlockGraph) -> BlockGraph:
     return dataclasses.replace(graph, operations=[steady(op) for op in graph.operations])
 
 
-def _between(model: _Model, first: Choice, last: Choice) -> Iterator[Choice]:
-    """The points of the hull strictly between two of them."""
-    nanoseconds, nbytes = last.rebuild_ns - first.rebuild_ns, first.kept_bytes - last.kept_bytes
-    if nanoseconds <= 0 or nbytes <= 0:
-        return
-    found = model.cheapest(nanoseconds, nbytes)
-    if model.price(found, nanoseconds, nbytes) >= model.price(first, nanoseconds, nbytes):
-        return
-    yield from _between(model, first, found)
-    yield found
-    yield from _between(model, found, last)
+def _between(model: _Model, first: Choice, last: Choice, cuts: float = math.inf) -> list[Choice]:
+    """The points of the hull strictly between two of them, or those that so many cuts find."""
+    found: list[Choice] = []
+    gaps = [(first, last)]
+    while gaps and cuts > 0:
+        gap = max(gaps, key=_room)
+        gaps.remove(gap)
+        a, b = gap
+        nanoseconds, nbytes = b.rebuild_ns - a.rebuild_ns, a.kept_bytes - b.kept_bytes
+        if nanoseconds <= 0 or nbytes <= 0:
+            continue
+        cuts -= 1
+        between = model.cheapest(nanoseconds, nbytes)
+        if model.price(between, nanoseconds, nbytes) < model.price(a, nanoseconds, nbytes):
+            found.append(between)
+            gaps += [(a, between), (between, b)]
+    return sorted(found, key=lambda choice: -choice.kept_bytes)
+
+
+def _room(gap: tuple[Choice, Choice]) -> int:
+    """A bound on what lies below the line between two points of the hull."""
+    a, b = gap
+    return (b.rebuild_ns - a.rebuild_ns) * (a.kept_bytes - b.kept_bytes)
 
 
 def _thinned(points: list[Choice], at_most: int) -> list[Choice]:

@@ -18,13 +18,18 @@ from cairn.torch.block_options import (
     KEEP,
     MASK,
     MAX_OPTIONS,
+    OF_PRODUCTS,
+    STEADY_BYTES_PER_NS,
     STEADY_OPTIONS,
     STEP_NS,
     Choice,
     _Model,
+    _thinned,
+    _with_steady_times,
     candidates,
     choices,
     ideal_choices,
+    masks,
 )
 from cairn.torch.option_measure import _pareto
 from cairn.torch.rebuild import Rebuild, compile_program, mask_of, sample_of
@@ -36,11 +41,11 @@ from torch.nn import functional as F
 class Recorded:
     """A run of a function, with all that autograd saved and the states of the generator."""
 
-    def __init__(self, function: Any, *arguments: Tensor) -> None:
+    def __init__(self, function: Any, *arguments: Tensor, parameters: Any = (), buffers: Any = ()) -> None:
         self.arguments = arguments
         self.saved: list[Tensor] = []
         self.states = {0: RandomState(())}
-        recorder = Recorder(arguments, (), ())
+        recorder = Recorder(arguments, parameters, buffers)
 
         def pack(tensor: Tensor) -> int:
             with recorder.paused():
@@ -207,6 +212,48 @@ def test_thinning_keeps_the_ends() -> None:
     assert few[0] == Choice(KEEP * len(graph.packs), few[0].kept_bytes, 0)
 
 
+def test_thinning_leaves_out_where_the_curve_changes_least() -> None:
+    a, b, c, d = (Choice("", kept, took) for kept, took in ((100, 0), (50, 10), (45, 12), (0, 100)))
+    assert _thinned([a, b, c, d], 3) == [a, c, d]
+    assert _thinned([a, b, c, d], 2) == [a, d]
+
+
+def test_products_take_longer_by_steady_times() -> None:
+    graph = _with_steady_times(Recorded(lambda x, y: torch.tanh(x @ y), leaf(64, 64), leaf(64, 64)).graph)
+    moved = {"aten.mm.default": 3 * 64 * 64 * 4 * OF_PRODUCTS, "aten.tanh.default": 2 * 64 * 64 * 4}
+    assert {op.name: op.nanoseconds * STEADY_BYTES_PER_NS for op in graph.operations} == moved
+
+
+def test_what_operations_read_must_be_at_hand() -> None:
+    """Arguments, parameters and buffers are; of other tensors only those that are saved."""
+    shift = torch.randn(8, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.tanh(x + shift) * 3
+
+    [everything] = choices(Recorded(function, leaf(8, 8)).graph)
+    assert everything.decisions == KEEP
+    for at_hand in ({"parameters": [shift]}, {"buffers": [shift]}):
+        assert [choice.decisions for choice in choices(Recorded(function, leaf(8, 8), **at_hand).graph)] == [KEEP, DROP]
+    assert choices(Recorded(lambda x: torch.tanh(x + shift * x) * 3, leaf(8, 8)).graph)[-1].decisions == KEEP + DROP
+
+
+def test_what_is_not_replayed_is_kept() -> None:
+    def two_draws(x: Tensor) -> Tensor:
+        return torch.tanh(x * (torch.rand(8, 8) + torch.rand(8, 8))) * 3
+
+    everything, least = choices(Recorded(two_draws, leaf(8, 8)).graph)
+    assert everything.decisions == KEEP * 2
+    assert (least.decisions, least.kept_bytes) == (KEEP + DROP, 8 * 8 * 4)
+
+
+def test_copies_of_parameters_are_kept_at_no_cost() -> None:
+    weight = torch.randn(8, 8)
+    graph = Recorded(lambda x: (x.double() @ weight.double()).sin(), leaf(8, 8), parameters=[weight]).graph
+    assert all(choice.decisions[0] == KEEP for choice in choices(graph))
+    assert choices(graph)[0].kept_bytes == 8 * 8 * 8 and choices(graph)[-1].kept_bytes == 0
+
+
 def test_candidates_by_steady_times_are_there_whatever_was_measured() -> None:
     """What the least memory takes must not depend on measured times."""
     graph = Recorded(gelu, leaf(8, 8)).graph
@@ -366,6 +413,9 @@ def test_masks() -> None:
     for op in run.graph.operations:
         op.nanoseconds = 100_000  # far more than reading a mask takes
     [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
+    assert with_mask.kept_bytes == 64 * 64 // 8
+    others = 2 * (100_000 + STEP_NS)  # the noise's tensor is made, and scaled
+    assert with_mask.rebuild_ns == others + 2 * STEP_NS + 64 * 64 // 4
     run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
     noise = run.saved[with_mask.decisions.index(MASK)]
     mask = mask_of(noise)
@@ -373,6 +423,35 @@ def test_masks() -> None:
     assert torch.equal(unpacked(mask, noise.shape), noise != 0)
     transposed = noise[:40].t()
     assert torch.equal(mask_of(transposed), transposed != 0)
+
+
+def drawn(scale: float = 1.5, shape: tuple[int, ...] = (64, 64)) -> Tensor:
+    return torch.empty(shape).bernoulli_(0.5).mul_(scale)
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda x: x.sin() * drawn(), 1),
+        (lambda x: x.sin() * drawn(1e-46), 0),  # whose zeros are more than those of the mask
+        (lambda x: x.sin() * drawn(shape=(128, 64))[:64], 0),  # of which not all is saved
+        (lambda x: x.sin() + drawn(), 0),
+    ],
+)
+def test_noise_from_whose_zeros_its_mask_can_be_read(function: Any, count: int) -> None:
+    assert len(masks(Recorded(function, leaf(64, 64)).graph)) == count
+
+
+def test_a_noise_that_is_saved_twice_has_one_mask() -> None:
+    def function(x: Tensor) -> Tensor:
+        noise = drawn()
+        return (x.sin() * noise).cos() * noise
+
+    graph = Recorded(function, leaf(64, 64)).graph
+    for op in graph.operations:
+        op.nanoseconds = 100_000
+    found = [choice for choice in choices(graph, 100) if MASK in choice.decisions]
+    assert found and all(choice.decisions.count(MASK) == 1 for choice in found)
 
 
 def unpacked(packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -185,7 +185,7 @@ def _shows_all(graph: BlockGraph, pack: int) -> bool:
 
 
 def _keeps_zeros(op: Operation) -> bool:
-    if op.name not in _KEEPS_ZEROS or len(op.operands) != 1:
+    if op.name not in _KEEPS_ZEROS:
         return False
     scalars = [item for item in op.tree.shape[0] if isinstance(item, (int, float))]
     return len(scalars) == 1 and 1e-30 < abs(scalars[0]) < 1e30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -291,6 +292,17 @@ def assert_same(
 
 
 _groups: list[object] = []
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    """What is in cycles stays."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

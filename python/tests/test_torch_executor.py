@@ -39,6 +39,7 @@ from executor_support import (
     group_of_one,
     is_valid,
     keep,
+    no_collector,
     outside,
     persistent,
     planned,
@@ -218,16 +219,6 @@ def executor_objects() -> int:
 
 def tensor_objects() -> int:
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-
-@contextlib.contextmanager
-def no_collector() -> Any:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("ops", [every_block(STAGES), from_input(STAGES), wild(STAGES, 3)])

@@ -15,6 +15,7 @@ import resource
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import cairn
 import cairn.torch as ct
 import torch_models
 from cairn.torch import budgets, memory
+from executor_support import no_collector
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -239,6 +241,35 @@ def test_an_optimizer_that_needs_more_than_the_step_sets_the_floor() -> None:
     plan = ct.plan(profile, caught.value.least_bytes)
     assert plan.peak_bytes == plan.optimizer_peak_bytes
     assert "optimizer's step" in str(ct.explain(plan))
+
+
+def test_what_a_plan_or_its_refusal_holds_goes_without_the_collector() -> None:
+    x = torch.randn(64, 64)
+    model = nn.Sequential(*(torch_models.Residual(64) for _ in range(3)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with no_collector():
+        profile = ct.profile(model, x, loss_fn=torch.sum, optimizer=optimizer, passes=1)
+        budget = ct.plan(profile, UNLIMITED).least_budget_bytes + 10000
+        ct.checkpoint(model, x, loss_fn=torch.sum, optimizer=optimizer, budget=budget, passes=1)
+        with contextlib.suppress(ct.InfeasibleBudget):
+            model(torch.randn(4096, 64))
+        with contextlib.suppress(ct.InfeasibleBudget):
+            ct.plan(profile, 1000)
+        watched = [weakref.ref(each) for each in (profile, optimizer, model)]
+        del profile, optimizer
+        assert [reference() for reference in watched] == [None, None, model]
+        del model
+        assert watched[2]() is None
+
+
+def test_plans_for_other_shapes_count_the_optimizer_that_the_first_was_made_with() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(3))), torch.randn(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    ct.checkpoint(model, x, loss_fn=torch.sum, optimizer=optimizer, budget="80MiB", passes=1)
+    model(torch.randn(64, 2, 64))  # of another rank, and measured
+    given, made = (entry.plan.resident for entry in ct.handle(model).plans)
+    assert made["optimizer state"] == given["optimizer state"] > 0
+    ct.handle(model).remove()
 
 
 # -- budgets -------------------------------------------------------------------------------------------------

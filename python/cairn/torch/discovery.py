@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -271,28 +271,27 @@ def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
 
 def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
     """Children of the outermost containers; a child that is little else than a container is opened as well."""
-    called = {id(call.module) for call in observed.calls}
-    found: list[nn.Module] = []
-
-    def open_container(container: nn.Module) -> None:
-        for child in container.children():
-            inner = child if _is_container(child) else _all_but(child, observed)
-            if inner is not None and len([part for part in inner.children() if id(part) in called]) > 1:
-                open_container(inner)
-            elif id(child) in called:
-                found.append(child)
-
-    def search(module: nn.Module) -> None:
-        if _compat.compiled_inside(module) is not None:
-            return
-        if _is_container(module) or _repeats_its_child(module, observed):
-            open_container(module)
-            return
-        for child in module.children():
-            search(child)
-
-    search(model)
+    found = list(_in_containers(model, {id(call.module) for call in observed.calls}, observed))
     return found if sum(len(observed.calls_of(module)) for module in found) > 1 else []
+
+
+def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
+    if _compat.compiled_inside(module) is not None:
+        return
+    if _is_container(module) or _repeats_its_child(module, observed):
+        yield from _opened(module, called, observed)
+        return
+    for child in module.children():
+        yield from _in_containers(child, called, observed)
+
+
+def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
+    for child in container.children():
+        inner = child if _is_container(child) else _all_but(child, observed)
+        if inner is not None and len([part for part in inner.children() if id(part) in called]) > 1:
+            yield from _opened(inner, called, observed)
+        elif id(child) in called:
+            yield child
 
 
 def _repeats_its_child(module: nn.Module, observed: Trace) -> bool:

@@ -33,7 +33,7 @@ from .check import Watch
 from .errors import InfeasibleBudget
 from .handle import Handle, apply, apply_by_shape, handle
 from .plan import Plan, plan
-from .profiler import profile
+from .profiler import Profile, profile
 from .report import Report, explain
 from .shapes import Source
 
@@ -84,10 +84,15 @@ def _applied(
     if old is not None:
         old.remove()
     left = {"on_shape_change": "replan", **left}
-    again = {name: value for name, value in to_profile.items() if name in ("loss_fn", "optimizer")}
-    again["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
+    loss_fn = to_profile.get("loss_fn")
+    progress: Any = to_profile.get("progress") or False  # no line among what a training loop prints
+
+    def again(*args: Any, **others: Any) -> Profile:
+        """Holds no optimizer: a training loop may make another one, and the state of the first goes with it."""
+        return profile(*args, loss_fn=loss_fn, progress=progress, **others).with_optimizer_of(measured)
+
     limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
-    source = Source(functools.partial(profile, **again), functools.partial(plan, budget=limit, **to_plan), measured)
+    source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)
     applied = apply_by_shape(model, made, source, **left)
     shapes = weakref.ref(applied.shapes)
 

@@ -274,10 +274,7 @@ def plan(
     arguments.check_budget(budget)
     profile = profile if "inside" in arguments.allowed(allow, host_budget) else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
-    [made] = Task(profile, scope, gradients, solver, options, to).plans([budget])
-    if isinstance(made, InfeasibleBudget):
-        raise made
-    return made
+    return Task(profile, scope, gradients, solver, options, to).plan(budget)
 
 
 def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
@@ -378,6 +375,16 @@ class Task:
         usable = [room.usable_bytes for room in fitting]
         answers = dict(zip(fitting, self._chains.solved(usable), strict=True))
         return [self._answer(room, answers.get(room)) for room in rooms]
+
+    def plan(self, budget: Any) -> Plan:
+        """The plan for one budget. Raises InfeasibleBudget where there is none."""
+        [made] = self.plans([budget])
+        try:
+            if isinstance(made, InfeasibleBudget):
+                raise made
+            return made
+        finally:
+            del made  # an error holds the frames that it came through, so these must not hold it
 
     def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
         stays = None if answer is None else _Chosen.of(answer)

@@ -134,6 +134,12 @@ class Profile:
         """The profile after a step took so much more than predicted: plans leave that much more free."""
         return dataclasses.replace(self, miss_bytes=max(self.miss_bytes, miss_bytes))
 
+    def with_optimizer_of(self, other: Profile) -> Profile:
+        """The profile as if it had been made with the optimizer of another one of the same model."""
+        state = {name: size for name, size in other.resident.items() if name == OPTIMIZER_STATE}
+        resident = {**self.resident, **state}
+        return dataclasses.replace(self, resident=resident, optimizer_step_bytes=other.optimizer_step_bytes)
+
     def without_options(self) -> Profile:
         """The profile of blocks that are kept or run again as wholes."""
         stages = tuple(dataclasses.replace(stage, options=[], digest="") for stage in self.stages)

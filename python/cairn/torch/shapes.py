@@ -399,7 +399,7 @@ class ShapePlans:
         try:
             return ShapePlan(shapes, self._source.plan(found), made, found)
         except InfeasibleBudget as error:
-            return error
+            return error.with_traceback(None)  # which would hold the frame that it is returned to
 
     def _measured(
         self, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -419,7 +419,7 @@ class ShapePlans:
             blocks, keep = _blocks_of(model, self._profiles[base])
             found = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
         except (TorchError, RuntimeError, ValueError) as error:  # a loss for other shapes, for example
-            return error
+            return error.with_traceback(None)
         if _blocks_in(found.refs) != _blocks_in(self.current.plan.stages):
             return None
         self._profiles[tuple(actual)] = found

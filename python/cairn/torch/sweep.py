@@ -262,9 +262,7 @@ def _point(made: Plan | InfeasibleBudget) -> Point:
 def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside: Sequence[str], rounds: int) -> Sweep:
     """The sweep with measurements."""
     task = next(iter(curves.values())).task
-    [roomy] = task.plans([_UNLIMITED])
-    if isinstance(roomy, InfeasibleBudget):
-        raise roomy
+    roomy = task.plan(_UNLIMITED)
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
     with set_aside(model), untouched(model, memory.device_of(model)) as parameters, left_as_found(model):

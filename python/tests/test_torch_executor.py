@@ -926,6 +926,23 @@ def test_power_iteration_sees_its_old_vectors() -> None:
         assert_same(net(layer=layer), loss_of, STAGES, wild(STAGES, seed))
 
 
+def test_buffers_that_are_written_with_what_they_hold() -> None:
+    """As observers of quantization, whose zero point does not move: a write that is counted is none of the caller's."""
+
+    class Observes(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("zero_point", torch.zeros(1, dtype=torch.int32))
+            self.register_buffer("table", torch.ones(64, 512))
+
+        def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+            self.zero_point.copy_(torch.zeros(1, dtype=torch.int32))
+            self.table.fill_(1.0)
+            return super().forward((x - self.zero_point) * self.table[0, :WIDTH])
+
+    assert_same(net(layer=Observes), loss_of, STAGES, from_input(STAGES), steps=3)
+
+
 def test_a_large_buffer_that_is_written() -> None:
     class Counts(Layer):
         def __init__(self) -> None:

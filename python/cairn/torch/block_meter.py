@@ -288,7 +288,7 @@ class Rewinding:
     def note_first_run(self, stage: StageMeasure) -> None:
         self._after = RandomState(self._device)
         stage.random = self._before.torch_differs(self._after)
-        stage.writes_buffers = [name for buffers in self._buffers for name in buffers.changed()]
+        stage.writes_buffers = [name for buffers in self._buffers for name in buffers.written()]
         foreign = self._before.foreign_differs(self._after)
         if foreign:
             stage.keep_reason = f"draws from {' and '.join(foreign)}, which is not replayed"

@@ -5,7 +5,7 @@ written since; where others were put in their places (as `torch.func.functional_
 run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
 values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
 kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
-first run was seen to change. A copy that equals its buffer after the run is let go; but only the first run of all
+first run was seen to change. A copy of a buffer that the run did not write is let go; but only the first run of all
 compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
 """
 
@@ -134,22 +134,20 @@ class BlockState:
     def after(self, before: Before, flags: list[bool] | None = None) -> Record:
         """What a run left, and what it must find when it is run again. `flags`: of training, if they are known."""
         if self._changing is None:
-            self._changing = self._changed(before.copies)
+            self._changing = {index for index in before.copies if self._is_written(index, before)}
         if before.copies:
             for index in before.copies.keys() - self._changing:
-                if memory.is_at_hand(before.copies[index][0]) and not self._is_changed(index, *before.copies[index]):
+                if memory.is_at_hand(before.copies[index][0]) and not self._is_written(index, before):
                     del before.copies[index]
         if flags is None:
             flags = [part.training for part in before.modules]
         return Record(self, before, _compat.versions(before.parameters), flags)
 
-    def _changed(self, copies: _Copies) -> set[int]:
-        """The buffers that a run wrote or replaced."""
-        return {index for index, (buffer, copy) in copies.items() if self._is_changed(index, buffer, copy)}
-
-    def _is_changed(self, index: int, buffer: torch.Tensor, copy: torch.Tensor) -> bool:
-        registry, key = self.buffers()[index]
-        return registry.get(key) is not buffer or not _same(buffer, copy)
+    def _is_written(self, index: int, before: Before) -> bool:
+        """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
+        (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
+        is_counted = _compat.version(buffer) != before.versions[index]
+        return is_counted or registry.get(key) is not buffer or not _same(buffer, copy)
 
 
 @dataclass(slots=True)

@@ -72,10 +72,17 @@ class Buffers:
                 for name, buffer in part._buffers.items():
                     if buffer is not None:
                         self._kept.append((part, name, buffer, buffer.clone()))
+        self._versions = _compat.versions(buffer for _, _, buffer, _ in self._kept)
 
     def changed(self) -> list[str]:
         """Names of the buffers whose value is no longer the kept one."""
         return [name for part, name, buffer, value in self._kept if _differs(part, name, buffer, value)]
+
+    def written(self) -> list[str]:
+        """The same, and of those that were written with what they held."""
+        now = _compat.versions(buffer for _, _, buffer, _ in self._kept)
+        counted = [name for (_, name, _, _), a, b in zip(self._kept, self._versions, now, strict=True) if a != b]
+        return list(dict.fromkeys([*self.changed(), *counted]))
 
     def restore(self) -> None:
         with torch.no_grad():

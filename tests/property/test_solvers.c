@@ -454,10 +454,10 @@ static void check_scaling(const question *q, void *context)
 static void scaling_sizes_or_times_changes_nothing_else(void **state)
 {
     (void)state;
-    static const int64_t factors[][2] = {{3, 1}, {1, 7}, {1000003, 1}, {1, 999999937}, {4096, 60}};
+    static const int64_t factors[][2] = {{3, 1}, {1, 7}, {1, 40000003}, {1000003, 1}, {1, 999999937}, {4096, 60}};
     for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         cairn_problem *problem = tiny_problem(seed + 20000);
-        const int64_t *factor = factors[seed % 5];
+        const int64_t *factor = factors[seed % 6];
         if (!cairn_problem_info_of(problem)->machine) {
             scaling s = {scaled(problem, factor[0], factor[1]), factor[0], factor[1]};
             question q = {problem, "store-all", seed, -1, 13, NULL};

@@ -328,6 +328,32 @@ static void more_slots_are_not_worse_by_much_and_cost_more(void **state)
     cairn_problem_free(problem);
 }
 
+static void check_longer_steps(const cairn_problem *problem, const char *solver, int64_t budget)
+{
+    int64_t makespan_ns = solve(problem, solver, budget, 500).makespan_ns;
+    for (int64_t factor = 2; factor <= 1 << 14; factor *= 2) {
+        cairn_problem *longer;
+        assert_int_equal(cairn_problem_scale(NULL, problem, factor, 1, &longer, NULL), CAIRN_OK);
+        assert_int_equal(solve(longer, solver, factor * budget, 500).makespan_ns, factor * makespan_ns);
+        cairn_problem_free(longer);
+    }
+}
+
+/* From milliseconds to minutes: the table's rows become wider, whether the time beyond the least needs that or not. */
+static void long_steps_get_the_schedules_of_short_ones(void **state)
+{
+    (void)state;
+    static const char *const solvers[] = {"chain-dp", "revolve-hetero"};
+    cairn_problem *problem = deep_chain(4);
+    for (int i = 0; i < 2; i++) {
+        cairn_info info = solve(problem, solvers[i], INT64_MAX, 1);
+        for (int64_t eighth = 0; eighth < 8; eighth++)
+            check_longer_steps(problem, solvers[i],
+                               info.least_bytes + (info.store_all_bytes - info.least_bytes) * eighth / 8);
+    }
+    cairn_problem_free(problem);
+}
+
 static void what_is_too_deep_is_refused_with_numbers(void **state)
 {
     (void)state;
@@ -355,6 +381,7 @@ int main(void)
         cmocka_unit_test(a_pinned_stage_is_saved_once),
         cmocka_unit_test(measured_chains_give_what_they_gave),
         cmocka_unit_test(more_slots_are_not_worse_by_much_and_cost_more),
+        cmocka_unit_test(long_steps_get_the_schedules_of_short_ones),
         cmocka_unit_test(what_is_too_deep_is_refused_with_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

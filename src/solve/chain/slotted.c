@@ -531,16 +531,17 @@ static cairn_status improve_with(const session *open, const crn_task *task, int6
 }
 
 /*
- * Replaces the schedule of least memory by the table's where that is faster. 32 bits are tried where the answer is likely
- * to fit; a finite answer in them is the answer, for no part of it is greater than the whole.
+ * Replaces the schedule of least memory by the table's where that is faster. 32 bits are tried where all that is faster
+ * fits, or is likely to; a finite answer in them is the answer, for no part of it is greater than the whole.
  */
 static cairn_status improve(const session *open, const crn_task *task, int64_t available, crn_answer *answer,
                             cairn_error *error)
 {
-    bool finite = false;
-    if (open->table.model.work_ns / 2 < crn_rows_of_32_bits.infinite)
+    int64_t work_ns = open->table.model.work_ns, infinite = crn_rows_of_32_bits.infinite;
+    bool finite = false, all_fits = open->least_ns - work_ns < infinite;
+    if (all_fits || work_ns / 2 < infinite)
         CRN_TRY(improve_with(open, task, available, &crn_rows_of_32_bits, answer, &finite, error));
-    if (finite || open->least_ns - open->table.model.work_ns < crn_rows_of_32_bits.infinite)
+    if (finite || all_fits)
         return CAIRN_OK;
     return improve_with(open, task, available, &crn_rows_of_64_bits, answer, &finite, error);
 }

@@ -1273,6 +1273,42 @@ def test_the_state_before_a_block_that_is_kept_counts_for_the_next_one() -> None
 # -- threads -------------------------------------------------------------------------------------------------
 
 
+class Pair(nn.Module):
+    """The second weight may be one that others have, too."""
+
+    def __init__(self, shared: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 32), nn.Linear(32, 64, bias=False)
+        self.down.weight = self.down.weight if shared is None else shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.down(self.up(x)))
+
+
+def test_autocasts_copies_are_told_with_who_makes_and_who_saves_them() -> None:
+    """By each stage as if it were the first; autocast keeps none of what is frozen."""
+    first = Pair()
+    blocks = [first, Pair(first.down.weight), nn.Linear(64, 64)]
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Sequential(*blocks))
+    first.up.weight.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss_fn = lambda y: y.float().square().mean()  # noqa: E731
+        profile = ct.profile(model, torch.randn(16, 64), loss_fn=loss_fn, blocks=blocks, passes=1)
+    found = [(stage.made_copies, [name for name in stage.saved_copies if name]) for stage in profile.stages]
+    matrix = 64 * 32 * 2
+    assert found == [
+        ({"0.weight": 2 * matrix}, []),
+        ({"1.0.up.bias": 64, "1.0.down.weight": matrix}, ["1.0.down.weight"]),
+        (
+            {"1.1.up.bias": 64, "1.1.up.weight": matrix, "1.0.down.weight": matrix},
+            ["1.1.up.weight", "1.0.down.weight"],
+        ),
+        ({"1.2.bias": 128, "1.2.weight": 2 * matrix}, ["1.2.weight"]),
+        ({}, []),
+    ]
+    assert profile.stages[1].saved_count == len(profile.stages[1].saved_copies)
+
+
 def test_threads_take_turns_to_profile() -> None:
     """They share random generators, and the collector."""
     runs: list[str] = []

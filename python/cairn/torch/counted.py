@@ -159,7 +159,7 @@ class Lingering:
         self._shared: list[set[str]] = []  # what it saves and an earlier one holds
         self._bytes: dict[str, int] = {}
         held: set[str] = set()
-        gone = {name for _, name in let_go & _listed(stages)}
+        gone = {name for _, name in let_go}  # no parameter has the name of a stage
         for number, stage in enumerate(stages, 1):
             listed = sum(size for name, size in stage.listed.items() if name in gone)
             copies = sum(size for name, size in self._bytes.items() if name not in held)

@@ -407,6 +407,8 @@ def test_gradients_that_a_step_creates_are_no_activations() -> None:
         ({"allow": 3}, "it is a tuple of names, of 'recompute', 'inside', 'offload'"),
         pytest.param({"allow": iter(("recompute",))}, "it is a tuple of names", id="an iterator"),
         ({"solver": "joint-chain"}, "how much slower memory there is, by host_budget="),
+        ({"tier": "file:."}, "how much slower memory there is, by host_budget="),
+        ({"link": "8GB/s"}, "how much slower memory there is, by host_budget="),
         ({"solver": "chain-weak", "host_budget": "1MiB"}, "'chain-weak' offloads nothing: leave host_budget= out"),
     ],
     ids=str,

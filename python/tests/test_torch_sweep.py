@@ -79,6 +79,23 @@ def test_the_result_is_data_with_units(resnet: tuple[torch_models.Step, ct.Sweep
     assert {"method", "peak_bytes", "step_ns", "overhead", "segments", "same_loss"} <= set(data["measured"][0])
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"beside": [SEQUENTIAL]}, TypeError, "beside are for steps that are measured: give model="),
+        ({"loss_fn": torch.sum}, TypeError, "are for steps that are measured: give model="),
+        ({"beside": SEQUENTIAL}, ValueError, f"beside= takes a list of .*, not '{SEQUENTIAL}'$"),
+        ({"beside": iter(["nothing"])}, ValueError, "beside= takes a list of .*, not 'nothing'$"),
+        ({"rounds": 0}, ValueError, "at least one, not 0"),
+    ],
+    ids=str,
+)
+def test_what_is_to_be_measured_is_checked(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    profile = ct.profile(nn.Linear(4, 4), torch.randn(2, 4), progress=False)
+    with pytest.raises(error, match=message):
+        ct.sweep(profile, 2, **given)
+
+
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     step = torch_models.resnet()
     profile = ct.profile(step.model, **step.sample, passes=1)

@@ -101,6 +101,11 @@ def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
         cairn.parse_rate(link)
     elif link is not None and not isinstance(link, (Link, cairn.Machine)):
         raise TypeError(f"link must be a rate such as '12GB/s', a Link or a cairn.Machine, not {_kind(link)}")
+    if host_budget is None and (tier != "host" or link is not None):
+        raise ValueError(
+            "tier= and link= are for values that travel: say how much slower memory there is, by host_budget='8GiB' "
+            "or 'auto'"
+        )
 
 
 def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:

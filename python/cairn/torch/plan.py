@@ -269,7 +269,8 @@ def plan(
     Raises InfeasibleBudget with the least budget that works and what it is made of.
     """
     host_budget = arguments.host_budget_of(budget, host_budget)
-    asked = {"allow": allow, "host_budget": host_budget, "scope": scope, "gradients": gradients, "solver": solver}
+    way = {"host_budget": host_budget, "tier": tier, "link": link}
+    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
     check_request(profile, {**asked, **options})
     arguments.check_budget(budget)
     profile = profile if "inside" in arguments.allowed(allow, host_budget) else profile.without_options()

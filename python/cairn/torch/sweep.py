@@ -166,12 +166,14 @@ def sweep(
     rounds: so many steps of each are timed, in turns.
     The others are as for `plan`.
     """
-    asked = {"allow": allow, "host_budget": host_budget, "scope": scope, "gradients": gradients, "solver": solver}
+    way = {"host_budget": host_budget, "tier": tier, "link": link}
+    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
     check_request(profile, {**asked, **options})
     wanted = _wanted(budgets)
-    _check(beside, rounds)
-    if model is None and not (isinstance(args, tuple) and not args and kwargs is None and loss_fn is None):
-        raise TypeError("args, kwargs and loss_fn are for steps that are measured: give model=, too")
+    others = _checked(beside, rounds)
+    is_bare = isinstance(args, tuple) and not args and kwargs is None and loss_fn is None and others == ALTERNATIVES
+    if model is None and not is_bare:
+        raise TypeError("args, kwargs, loss_fn and beside are for steps that are measured: give model=, too")
     if plot is not None:
         sweep_plot.check(Path(plot))
     profile = profile if "inside" in allowed(allow, host_budget) else profile.without_options()
@@ -189,7 +191,7 @@ def sweep(
         check_call(model, kwargs, loss_fn)
         arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
-        made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, tuple(beside), rounds)
+        made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
     if plot is not None:
         sweep_plot.draw(made, Path(plot))
     return made
@@ -213,12 +215,14 @@ def _wanted(budgets: Any) -> int | list[Any]:
     return wanted
 
 
-def _check(beside: Any, rounds: Any) -> None:
-    unknown = [beside] if isinstance(beside, str) else [name for name in beside if name not in ALTERNATIVES]
-    if unknown:
-        raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}; {unknown[0]!r} is none")
+def _checked(beside: Any, rounds: Any) -> tuple[str, ...]:
+    others = tuple(beside)
+    wrong = [beside] if isinstance(beside, str) else [name for name in others if name not in ALTERNATIVES]
+    if wrong:
+        raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}, not {wrong[0]!r}")
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"rounds= counts the steps to time, at least one, not {rounds!r}")
+    return others
 
 
 # -- planning ------------------------------------------------------------------------------------------------

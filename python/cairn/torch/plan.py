@@ -189,6 +189,8 @@ class Plan:
             raise IsADirectoryError(
                 f"{target} is a directory; a plan is saved to a file, such as {target / 'plan.json'}"
             )
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"{target}: there is no folder {target.parent}")
         unfinished = target.with_name(target.name + ".unfinished")
         try:
             unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n")

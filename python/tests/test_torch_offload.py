@@ -367,7 +367,7 @@ def both(context: Offload, run: Callable[[nn.Module, Tensor, Any], Result]) -> N
         torch.manual_seed(2)
         results.append(run(model, x, each))
     assert same(*results)
-    assert context.offloaded_bytes == 0
+    assert context.offloaded_bytes == 0 < context.capacity_bytes
 
 
 def grads(model: nn.Module) -> Result:

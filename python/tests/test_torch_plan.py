@@ -346,9 +346,18 @@ def test_senseless_sizes_are_refused(value: Any, reason: str) -> None:
         budgets.resolve(value, CPU)
 
 
-@pytest.mark.parametrize("value", [None, True, 1.5, math.inf, [8]])
-def test_what_is_no_size_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "not NoneType"),
+        (True, "not bool"),
+        (1.5, "=1.5: bytes are a whole number"),
+        (math.inf, "=inf: bytes are a whole number"),
+        ([8], "not list"),
+    ],
+)
+def test_what_is_no_size_is_refused(value: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match=f"^budget.*{reason}"):
         budgets.resolve(value, CPU)
 
 

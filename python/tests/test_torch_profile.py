@@ -185,7 +185,7 @@ def test_an_optimizer_that_steps_in_the_backward_does_not_step() -> None:
 
 def test_a_failing_forward_leaves_the_model_usable() -> None:
     step = torch_models.cnn()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="5 channels"):
         ct.profile(step.model, torch.randn(2, 5, 64, 64), loss_fn=torch.sum)
     assert all("forward" not in vars(module) for module in step.model.modules())
     profiled(step)
@@ -246,7 +246,7 @@ def test_blocks_named_by_the_user() -> None:
     assert block_names(profiled(step, blocks=[step.model.layers[3], "layers.1"])) == ["layers.1", "layers.3"]
     with pytest.raises(ValueError, match="names no module"):
         profiled(step, blocks="encoder.*")
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="blocks must be a name pattern, .* not int"):
         profiled(step, blocks=3)
 
 
@@ -736,6 +736,14 @@ class Whole(Momentum):
         return dict(vars(self))
 
 
+class Later(Momentum):
+    """Takes more from the second step on."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        torch.empty(10**5 if self.calls[0] > 1 else 0)
+
+
 class Aside(Momentum):
     """Needs what no copy has."""
 
@@ -767,6 +775,7 @@ def test_what_an_optimizer_takes_is_that_of_its_largest_group_and_of_what_it_tra
     found = measure_optimizer(Momentum(groups))
     assert found.state_bytes == 1100 * 4
     assert 0 <= found.step_bytes - 5 * 1000 * 4 < 256
+    assert 0 <= measure_optimizer(Later([small])).step_bytes - 10**5 * 4 < 256
     both = {"params": [large, nn.Parameter(torch.zeros(500))]}
     alone = measure_optimizer(Momentum([{**both, "foreach": True, "fused": True}])).step_bytes
     assert alone == measure_optimizer(Momentum([both])).step_bytes
@@ -794,10 +803,13 @@ def test_what_an_optimizer_keeps_is_looked_at_when_it_has_more_or_fewer_entries(
     assert kept.note(optimizer, model) and kept.bytes == size  # but not the state of others
     assert not kept.note(optimizer, model)
     second.step()
-    second.state[model.weight]["elsewhere"] = torch.zeros(8, device="meta")
     assert kept.note(second, model) and kept.bytes == 2 * size
     optimizer.state.clear()
     assert kept.note(optimizer, model) and kept.bytes == size
+    away = nn.Linear(8, 8, device="meta")
+    third = Momentum(away.parameters())
+    third.state[away.weight]["mean"] = torch.zeros(8)  # on the CPU, for a model elsewhere
+    assert not kept.note(third, away) and kept.bytes == size
 
 
 class Wrapper(torch.optim.Optimizer):

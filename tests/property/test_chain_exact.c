@@ -153,6 +153,28 @@ static void one_session_answers_all_budgets(void **state)
     }
 }
 
+/* All bytes there are: two stages that need 2^63 - 1 together, or a little less beside others, and one byte less. */
+static void the_largest_sizes_are_solved(void **state)
+{
+    (void)state;
+    static const char *const solvers[] = {"chain-exact", "chain-weak"};
+    for (int64_t spare = 0; spare < 1000; spare = 2 * spare + 1) {
+        cairn_stage_option options[] = {{"keep", INT64_MAX / 2 + 1 - spare, 1, 1, 0, 0},
+                                        {"keep", INT64_MAX / 2, 1, 1, 0, 0}};
+        cairn_stage stages[] = {{"", 0, 0, 0, 1, 0, false, 1, &options[0]}, {"", 0, 0, 0, 1, 0, false, 1, &options[1]}};
+        cairn_problem *problem;
+        assert_int_equal(cairn_problem_new_chain(NULL, &(cairn_chain){0, 0, 2, stages}, NULL, &problem, NULL),
+                         CAIRN_OK);
+        for (int i = 0; i < 2; i++)
+            for (int64_t less = 0; less < 2; less++) {
+                int64_t budget_bytes = INT64_MAX - spare - less;
+                assert_int_equal(solve(problem, solvers[i], budget_bytes, 0).makespan_ns,
+                                 solve(problem, "brute-chain", budget_bytes, 0).makespan_ns);
+            }
+        cairn_problem_free(problem);
+    }
+}
+
 /* How many kinds of sub-chains there are at least is known without looking at them all: exactly so where all differ. */
 static void kinds_are_counted_from_below(void **state)
 {
@@ -226,8 +248,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimum_is_that_of_bytes),        cmocka_unit_test(longer_chains_too),
-        cmocka_unit_test(one_session_answers_all_budgets), cmocka_unit_test(kinds_are_counted_from_below),
-        cmocka_unit_test(a_short_time_is_for_an_answer),
+        cmocka_unit_test(one_session_answers_all_budgets), cmocka_unit_test(the_largest_sizes_are_solved),
+        cmocka_unit_test(kinds_are_counted_from_below),    cmocka_unit_test(a_short_time_is_for_an_answer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,6 +153,12 @@ static int32_t larger(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
+/* Where border i is; the last ones may be past 2^63 - 1. */
+static int64_t border_bytes(int64_t i, int32_t width_log2)
+{
+    return i > INT64_MAX >> width_log2 ? INT64_MAX : i << width_log2;
+}
+
 static side side_of(const crn_steps *steps, int64_t shift, int32_t width_log2)
 {
     const crn_borders *borders = shift == steps->moved.shift ? &steps->moved : &steps->plain;
@@ -429,9 +435,12 @@ static void merge(crn_envelope *e, const crn_term *t, int32_t i, int32_t j, int6
                 push(&e->merged, old->bytes, least = old->ns);
         if (ns < least)
             push(&e->merged, bytes, least = ns);
+        bool first_ends = i + 1 == t->first->count, second_ends = j + 1 == t->second->count;
+        if (first_ends && second_ends)
+            break;
         bytes = crn_min(next_first, next_second);
-        i += next_first == bytes;
-        j += next_second == bytes;
+        i += !first_ends && next_first == bytes;
+        j += !second_ends && next_second == bytes;
     }
     for (; old < old_end; old++)
         if (old->ns < least)
@@ -444,9 +453,9 @@ static void merge(crn_envelope *e, const crn_term *t, int32_t i, int32_t j, int6
 /* Lowers the envelope in (low, high] by a term; least = its value at low. */
 static bool lower_cell(crn_envelope *e, const crn_term *t, int64_t low, int64_t high, int64_t least)
 {
-    int64_t begin = crn_max(low + 1, t->from_bytes);
-    if (begin > high)
+    if (low >= high || t->from_bytes > high)
         return true;
+    int64_t begin = crn_max(low + 1, t->from_bytes);
     int32_t first_end = find(t->first, &e->cells, high - t->first_shift);
     int32_t second_end = find(t->second, &e->cells, high - t->second_shift);
     if (t->ns + t->first->points[first_end].ns + t->second->points[second_end].ns >= least)
@@ -468,8 +477,8 @@ static int64_t last_ns(const crn_envelope *e)
 static bool merge_cell(crn_envelope *e, int32_t block, int32_t cell)
 {
     int64_t number = (int64_t)block * BLOCK + cell;
-    int64_t low = number == 0 ? -1 : number << e->cells.width_log2;
-    int64_t high = crn_min((number + 1) << e->cells.width_log2, e->cells.top_bytes);
+    int64_t low = number == 0 ? -1 : border_bytes(number, e->cells.width_log2);
+    int64_t high = crn_min(border_bytes(number + 1, e->cells.width_log2), e->cells.top_bytes);
     size_t begin = e->block_begin[block], count = e->block_begin[block + 1] - begin;
     e->cell.count = 0;
     for (size_t c = 0; c < count; c++)
@@ -509,7 +518,7 @@ static bool make_cell_borders(const crn_envelope *e, crn_arena *arena, const crn
     for (int32_t i = 0; i < BLOCK; i++)
         cell[i] = INFINITY;
     for (int32_t i = 0; i < count + BLOCK; i++) {
-        while (at < made->count && made->points[at].bytes + borders->shift <= (int64_t)(borders->low + i) << width)
+        while (at < made->count && made->points[at].bytes + borders->shift <= border_bytes(borders->low + i, width))
             steps[BLOCK + i - 1] = 1, at++;
         if (point && i < count)
             point[i] = at - 1;

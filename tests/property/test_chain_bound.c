@@ -114,7 +114,7 @@ static void falls_with_the_budget_and_ends_at_the_work(void **state)
 {
     test_random random = test_random_seeded(72);
     (void)state;
-    for (int round = 0; round < 100; round++) {
+    for (int round = 0; round < TEST_ROUNDS(100); round++) {
         test_chain_shape shape = {.stages_min = 2, .stages_max = 60, .bytes_max = 1000, .ns_max = 1000};
         shape.options_max = 1 + round % 3;
         shape.weight_grads = round % 2;

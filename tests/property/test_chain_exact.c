@@ -101,7 +101,7 @@ static void longer_chains_too(void **state)
 {
     test_random random = test_random_seeded(42);
     (void)state;
-    for (int round = 0; round < 60; round++) {
+    for (int round = 0; round < TEST_ROUNDS(60); round++) {
         test_chain_shape shape = {.stages_min = 12,
                                   .stages_max = 30,
                                   .bytes_max = round % 2 ? 12 : 60,
@@ -127,7 +127,7 @@ static void one_session_answers_all_budgets(void **state)
 {
     test_random random = test_random_seeded(43);
     (void)state;
-    for (int round = 0; round < 100; round++) {
+    for (int round = 0; round < TEST_ROUNDS(100); round++) {
         test_chain_shape shape = {.stages_min = 4, .stages_max = 16, .bytes_max = 50, .ns_max = 50, .options_max = 2};
         cairn_problem *problem = test_random_chain(&random, &shape);
         cairn_limits found = limits(problem, "chain-exact");

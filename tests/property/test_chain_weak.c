@@ -124,7 +124,7 @@ static void plain_chains_are_solved_to_optimality(void **state)
     };
     (void)state;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
-        assert_int_equal(compare_all(700 + i, &shapes[i], 400).above_brute, 0);
+        assert_int_equal(compare_all(700 + i, &shapes[i], TEST_ROUNDS(400)).above_brute, 0);
 }
 
 /* With everything, there are better ones now and then: less than once in a hundred, here. */
@@ -140,7 +140,7 @@ static void others_nearly_always(void **state)
     (void)state;
     shapes[3].machine = false;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        tally count = compare_all(800 + i, &shapes[i], 400);
+        tally count = compare_all(800 + i, &shapes[i], TEST_ROUNDS(400));
         assert_true(count.above_brute * 100 <= count.cases);
     }
 }

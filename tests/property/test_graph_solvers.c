@@ -15,6 +15,7 @@
 
 #include "support/ask.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static const char *const heuristics[] = {"store-all",     "ap-sqrt",      "ap-greedy",    "linear-sqrt",
                                          "linear-greedy", "griewank-log", "graph-online", "graph-search"};
@@ -69,7 +70,7 @@ static void no_solver_beats_exhaustive_search(void **state)
     tally count[HEURISTICS] = {{0}};
     test_graph_shape shape = test_graph_of_everything(6);
     shape.machine = false;
-    for (uint64_t seed = 0; seed < 1500; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(1500); seed++) {
         test_random random = test_random_seeded(seed);
         shape.training = seed % 2 == 0;
         cairn_problem *problem = test_random_graph(&random, &shape);
@@ -94,7 +95,7 @@ static void search_succeeds_at_its_least_budget(void **state)
     (void)state;
     test_graph_shape shape = test_graph_of_everything(24);
     shape.machine = false;
-    for (uint64_t seed = 0; seed < 1000; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(1000); seed++) {
         test_random random = test_random_seeded(seed);
         cairn_problem *problem = test_random_graph(&random, &shape);
         cairn_limits found = limits(problem, "graph-search");

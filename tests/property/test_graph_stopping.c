@@ -91,7 +91,7 @@ enum { SOLVER_COUNT = sizeof(solvers) / sizeof(solvers[0]) };
 static void every_solver_hears_soon(void **state)
 {
     static const int stops[] = {1, 20, 400, 4000};
-    cairn_problem *problem = network(8000);
+    cairn_problem *problem = network(TEST_ROUNDS(8000));
     int64_t budget_bytes = quarter_of_all(problem);
     (void)state;
     for (int i = 0; i < SOLVER_COUNT; i++)
@@ -144,7 +144,7 @@ static cairn_info solve_in_time(const cairn_problem *problem, const char *solver
 /* With a time limit auto gives it to the search first, and so is no worse: others wait, and none spends what it needs. */
 static void time_goes_to_the_search_first(void **state)
 {
-    cairn_problem *problem = network(1000);
+    cairn_problem *problem = network(TEST_ROUNDS(1000));
     int64_t budget_bytes = quarter_of_all(problem);
     cairn_info search = solve_in_time(problem, "graph-search", budget_bytes);
     cairn_info best = solve_in_time(problem, "auto", budget_bytes);

@@ -18,9 +18,10 @@
 #include "schedule/schedule.h"
 #include "support/op_text.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 #include "support/slow_replay.h"
 
-enum { WALKS = 4000, WALK_OPS = 36, LIST_OPS = 72 };
+enum { WALKS = TEST_ROUNDS(4000), WALK_OPS = 36, LIST_OPS = 72 };
 
 typedef struct walk {
     test_random random;
@@ -326,10 +327,10 @@ static void everything_was_met(void **state)
         const char *name = cairn_violation_name((cairn_violation_code)code);
         bool elsewhere = code >= CAIRN_VIOLATION_RECORDED_MAKESPAN;
         print_message("%10ld %s\n", seen[code], name ? name : "valid");
-        assert_true(elsewhere || seen[code] > 100);
+        assert_true(elsewhere || seen[code] > TEST_ROUNDS(100));
     }
     print_message("%10ld waited for memory\n%10ld used the host\n", seen_waiting, seen_idle_host);
-    assert_true(seen_waiting > 1000 && seen_idle_host > 1000);
+    assert_true(seen_waiting > TEST_ROUNDS(1000) && seen_idle_host > TEST_ROUNDS(1000));
 }
 
 int main(void)

@@ -15,6 +15,7 @@
 #include "solve/travel.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 #include "support/slow_replay.h"
 
 typedef struct subject {
@@ -169,7 +170,7 @@ static void lists_are_valid_and_last_as_long_as_found(void **state)
 {
     int64_t tried = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 3000; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(3000); seed++) {
         test_random random = test_random_seeded(seed);
         subject s;
         if (begin(&s, &random, seed)) {
@@ -178,14 +179,14 @@ static void lists_are_valid_and_last_as_long_as_found(void **state)
         }
         end(&s);
     }
-    assert_true(tried > 2500);
+    assert_true(tried > TEST_ROUNDS(2500));
 }
 
 /* Without transfers, the levels are the peak, and the time is that of the list as it was. */
 static void nothing_travels(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 500; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(500); seed++) {
         test_random random = test_random_seeded(seed + 90000);
         subject s;
         cairn_replay replay;

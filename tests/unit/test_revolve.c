@@ -421,7 +421,7 @@ static void the_program_is_the_recursion(void **state)
     static search w;
     int questions = 0, beaten = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < TEST_ROUNDS(120); seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(240); seed++) {
         test_random random = test_random_seeded(seed);
         test_chain_shape shapes[] = {
             {.stages_min = 2, .stages_max = STAGES},

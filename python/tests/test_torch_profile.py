@@ -11,6 +11,7 @@ import random
 import time
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -475,6 +476,79 @@ def test_nested_arguments_are_refused() -> None:
     ragged = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
     with pytest.raises(ct.Unsupported, match="nested tensor"):
         ct.profile(model, ragged, loss_fn=lambda output: output.values().sum())
+
+
+class Pushes(nn.Module):
+    """A block of an encoder that leaves its result in a list; the list is all that says so, or it is returned."""
+
+    def __init__(self, returns: bool) -> None:
+        super().__init__()
+        self.linear, self.returns = nn.Linear(32, 32), returns
+
+    def forward(self, x: torch.Tensor, skips: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x = torch.tanh(self.linear(x))
+        skips.append(x)
+        return (x[::2], x) if self.returns else (x[::2],)
+
+
+class Pops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor, skips: list[torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(self.linear(torch.cat([x.repeat(2, 1), skips.pop()], -1)))
+
+
+class Handing(nn.Module):
+    """An encoder and a decoder whose blocks hand things on in a list."""
+
+    def __init__(self, returns: bool = True) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([*(Pushes(returns) for _ in range(3)), *(Pops() for _ in range(3))])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips: list[torch.Tensor] = []
+        for block in self.blocks:
+            x = block(x, skips) if isinstance(block, Pops) else block(x, skips)[0]
+        assert not skips
+        return x
+
+
+def test_what_blocks_leave_in_lists_is_there_for_others() -> None:
+    step = torch_models.Step(Handing(), (torch.randn(256, 32),), loss_fn=lambda y: y.square().mean())
+    profile = profiled(step)
+    blocks = [(stage.name, stage.keep_reason) for stage in profile.stages if stage.kind == "block"]
+    assert blocks == [(f"blocks.{i}", "") for i in range(6)]
+    top = ct.plan(profile, 2**40)
+    for budget in (top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes):
+        assert ct.verify(step.model, ct.plan(profile, budget), *step.args, loss_fn=step.loss_fn).ok
+
+
+def test_blocks_that_leave_in_a_list_what_they_do_not_return_are_refused_by_name() -> None:
+    step = torch_models.Step(Handing(returns=False), (torch.randn(8, 32),), loss_fn=torch.sum)
+    with pytest.raises(ct.Unsupported, match=r"'blocks.0' puts a tensor that it does not return into a list"):
+        profiled(step)
+
+
+def test_blocks_that_are_passed_an_iterator_are_refused_by_name() -> None:
+    class Takes(nn.Linear):
+        def forward(self, x: torch.Tensor, factors: Iterator[float]) -> torch.Tensor:
+            return super().forward(x) * next(factors)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Takes(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            factors = iter([0.5, 1.0, 2.0])
+            for block in self.blocks:
+                x = block(x, factors)
+            return x
+
+    with pytest.raises(ct.Unsupported, match=r"'blocks.0' is passed an iterator \(list_iterator\)"):
+        profiled(torch_models.Step(Model(), (torch.randn(8, 8),), loss_fn=torch.sum))
 
 
 def test_blocks_that_are_kept_for_one_reason_share_a_note() -> None:

@@ -224,13 +224,14 @@ class BlockMeter:
         self._mark("plain base")
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
-            beside = Beside(self._block)
+            beside, lent = Beside(self._block), arguments.lent(args, kwargs)
             result = function(*args, **kwargs)
         self.beside = Arrivals(beside.tensors(result))
         del args, kwargs
         self._mark("plain end")
         torch.clear_autocast_cache()
         output = isolate.bridge(result, arguments.differentiable, hooks, self.leaving)
+        lent.hand_back(self._block.name, result, output)
         self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
         return output
 

@@ -25,7 +25,8 @@ import torch
 
 from . import _compat, memory
 from .caches import own_caches
-from .tree import Tree, tensors_in
+from .errors import Unsupported
+from .tree import Tree, children, fill, tensors_in
 
 
 @dataclasses.dataclass
@@ -230,11 +231,68 @@ class Arguments:
 
     def source(self, hooks: Hooks) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the differentiable tensors coming out of a `_Source`."""
-        if not self.differentiable:
-            return own_caches(*self._value)
-        fresh = iter(_Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks))
+        fresh: Iterator[torch.Tensor] = iter(())
+        if self.differentiable:
+            fresh = iter(_Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks))
         args, kwargs = self._tree.build([next(fresh) if t.requires_grad else t for t in self.tensors])
         return own_caches(args, kwargs)
+
+    def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loan:
+        """To be asked before the run that is passed these, if it is the one that the caller sees."""
+        return Loan(self._value, (args, kwargs))
+
+    def refuse_iterators(self, name: str) -> None:
+        """Raises if the block of this name is passed something that its first run uses up."""
+        for value in self._tree.opaque:
+            if isinstance(value, Iterator):
+                raise Unsupported(
+                    f"'{name}' is passed an iterator ({type(value).__name__}), which its first run uses up, so that it "
+                    "cannot be run again from it: pass what is taken from it, or a list"
+                )
+
+
+class Loan:
+    """Lists, dicts and the like that a run of a block is passed as copies of the caller's, which it may change: each
+    run finds them as they were, and the caller finds what the last one has left.
+    """
+
+    def __init__(self, theirs: Any, own: Any) -> None:
+        pairs = list(_pairs(theirs, own))
+        self._theirs = {id(copied): value for value, copied in pairs}
+        self._lent = [(value, copied, items) for value, copied in pairs if (items := children(copied)) is not None]
+        self._alive = pairs  # so that no other object gets an identity among theirs
+
+    def hand_back(self, name: str, result: Any, output: Any) -> None:
+        """Makes the caller's be as the run of the block of this name left its own. `output` is what stands for its
+        result. Raises Unsupported where that does not say what stands for a tensor that is left.
+        """
+        self._theirs.update(zip(map(id, tensors_in(result)), tensors_in(output), strict=True))
+        for theirs, own, before in self._lent:
+            now = children(own) or []
+            if len(now) != len(before) or any(a is not b for (_, a), (_, b) in zip(now, before, strict=True)):
+                fill(theirs, [(key, self._standing_for(value, name)) for key, value in now])
+
+    def _standing_for(self, value: Any, name: str) -> Any:
+        if id(value) in self._theirs:
+            return self._theirs[id(value)]
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+            raise Unsupported(
+                f"'{name}' puts a tensor that it does not return into a list, dict or object that it is passed: return "
+                "it as well, or let the model put it there"
+            )
+        if isinstance(value, torch.Tensor):
+            return value
+        tree = Tree.of(value)
+        return tree.build([self._standing_for(tensor, name) for tensor in tree.leaves])
+
+
+def _pairs(theirs: Any, own: Any) -> Iterator[tuple[Any, Any]]:
+    """What stands in one place in two values that are alike, and is not the same."""
+    if theirs is own:
+        return
+    yield theirs, own
+    for (_, one), (_, other) in zip(children(theirs) or (), children(own) or (), strict=True):
+        yield from _pairs(one, other)
 
 
 def differentiable(value: Any) -> list[torch.Tensor]:

@@ -191,6 +191,7 @@ class MemoryPass:
         self._calls[id(block)] = call + 1
         refuse_learned_caches(block.name, (*args, *kwargs.values()))
         arguments = isolate.Arguments(args, kwargs)
+        arguments.refuse_iterators(block.name)
         stage = StageMeasure(block.name, "block", block.class_name, call)
         state = RandomState(self._device).torch_fingerprint()
         stage.random_state_is_new, self._random_state = state != self._random_state, state

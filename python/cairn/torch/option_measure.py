@@ -79,9 +79,12 @@ class OptionPass:
                 self._open(stage, block, call, function, arguments)
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
+            lent = arguments.lent(args, kwargs)
             result = function(*args, **kwargs)
         self._sample.teller.one_done()
-        return isolate.bridge(result, arguments.differentiable, isolate.Hooks())
+        output = isolate.bridge(result, arguments.differentiable, isolate.Hooks())
+        lent.hand_back(block.name, result, output)
+        return output
 
     def _open(
         self, stage: StageMeasure, block: Block, call: int, function: Function, arguments: isolate.Arguments

@@ -98,10 +98,11 @@ class TimePasses:
                 self._time_saving(stage, block, function, arguments)
             attributes.restore()
             state.restore()
-        result = self._time_forward_only(stage, function, arguments)
+        result, lent = self._time_forward_only(stage, function, arguments)
         hooks = isolate.Hooks(arrived=lambda grads: self._close_backward(index + 1), begun=self._begin_backward)
         output = isolate.bridge(result, arguments.differentiable, hooks)
-        del result
+        lent.hand_back(block.name, result, output)
+        del result, lent
         self._index += 1
         self._sample.teller.one_done()
         self._segment_began = self._now()
@@ -112,13 +113,14 @@ class TimePasses:
 
     def _time_forward_only(
         self, stage: StageMeasure, function: Callable[..., Any], arguments: isolate.Arguments
-    ) -> Any:
+    ) -> tuple[Any, isolate.Loan]:
         with isolate.saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
+            lent = arguments.lent(args, kwargs)
             began = self._now()
             result = function(*args, **kwargs)
             self._samples_of(stage).forward_only.append(self._now() - began)
-        return result
+        return result, lent
 
     def _time_saving(
         self, stage: StageMeasure, block: Block, function: Callable[..., Any], arguments: isolate.Arguments

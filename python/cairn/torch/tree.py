@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -149,6 +149,20 @@ def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
         else:
             object.__setattr__(other, key, item)
     return other
+
+
+def fill(container: Any, items: list[tuple[Any, Any]]) -> None:
+    """Gives a list, a mapping or a dataclass other parts, in place."""
+    if isinstance(container, list):
+        container[:] = [item for _, item in items]
+    elif isinstance(container, MutableMapping):
+        for key in container.keys() - dict(items).keys():
+            del container[key]
+        for key, item in items:
+            container[key] = item
+    else:
+        for key, item in items:
+            object.__setattr__(container, key, item)
 
 
 def _put(shape: Any, leaves: list[torch.Tensor]) -> Any:

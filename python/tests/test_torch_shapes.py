@@ -152,6 +152,20 @@ def test_longer_sequences_of_a_hugging_face_model(monkeypatch: pytest.MonkeyPatc
     assert same(trained(model, **given), trained(plain, **given))  # as if nothing had been
 
 
+def test_measuring_a_step_leaves_those_whose_backward_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norms save their statistics, which measuring must put back."""
+    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh()) for _ in range(4)))
+    plain, x = copy.deepcopy(model), torch.randn(64, 32)
+    ct.checkpoint(model, x[:32], loss_fn=torch.sum, budget="8MiB", passes=1, check_steps=0)
+    for each in (plain, model):
+        (each(x[:32]).square().sum() + each(x).square().sum()).backward()
+    assert [entry.made for entry in ct.handle(model).plans] == ["given", "measurement"]
+    ct.handle(model).remove()
+    pairs = zip((*plain.parameters(), *plain.buffers()), (*model.parameters(), *model.buffers()), strict=True)
+    assert all(torch.equal(a, b) and (a.grad is None or torch.equal(a.grad, b.grad)) for a, b in pairs)
+
+
 def test_a_loss_that_does_not_fit_the_shape_leaves_the_estimate() -> None:
     model, x, y = chain(), torch.randn(64, 64), torch.randn(64, 64)
     profile = ct.profile(model, x, loss_fn=lambda out: (out - y).square().sum(), passes=1)

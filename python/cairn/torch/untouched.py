@@ -89,7 +89,7 @@ class Buffers:
             for part, name, buffer, value in self._kept:
                 if _differs(part, name, buffer, value):
                     part._buffers[name] = buffer
-                    buffer.copy_(value)
+                    buffer.data.copy_(value)  # not counted: a graph whose backward is to come may have saved it
 
 
 def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tensor) -> bool:

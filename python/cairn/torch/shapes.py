@@ -52,6 +52,7 @@ KEPT = 8  # plans, and profiles
 STEPS_PER_DOUBLING = 8  # of a size, when shapes are rounded up
 CLEARLY_SMALLER = 0.8  # as a share of the numbers in the inputs
 AGAIN = 4  # steps of the same shapes, until a plan of their own is made for the sake of time
+_MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AssertionError)  # what code for other shapes raises
 SLOWER_BY_AT_MOST = 0.05  # may a plan by estimate be than the one before, else the step is measured
 
 Shape = tuple[str, tuple[int, ...]]  # type and sizes of a tensor
@@ -418,7 +419,7 @@ class ShapePlans:
         try:
             blocks, keep = _blocks_of(model, self._profiles[base])
             found = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
-        except (TorchError, RuntimeError, ValueError) as error:  # a loss for other shapes, for example
+        except (TorchError, *_MISFITS) as error:  # a loss for other shapes, for example
             return error.with_traceback(None)
         if _blocks_in(found.refs) != _blocks_in(self.current.plan.stages):
             return None

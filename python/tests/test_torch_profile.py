@@ -1393,6 +1393,9 @@ def test_autocasts_copies_are_told_with_who_makes_and_who_saves_them() -> None:
         ({}, []),
     ]
     assert profile.stages[1].saved_count == len(profile.stages[1].saved_copies)
+    activations = 16 * (32 + 64) * 2
+    for stage in profile.stages[1:3]:  # also the one behind what makes copies outside of blocks
+        assert 0 <= stage.saved_bytes - 2 * matrix - activations < 64
 
 
 def test_threads_take_turns_to_profile() -> None:

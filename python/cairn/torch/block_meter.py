@@ -127,6 +127,7 @@ class BlockMeter:
         """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save, if
         not all is saved.
         """
+        torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
         saved = isolate.SavedTensors(self._device) if saving is None else saving()
         beside = Beside(self._block)

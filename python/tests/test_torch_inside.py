@@ -116,6 +116,20 @@ class Attention(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(x.shape))
 
 
+class Cells(nn.Module):
+    """Steps of a cell that writes beside what it has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(3):
+            state = torch.tanh(self.cell(torch.sin(x), state))
+        return x + state
+
+
 class Net(nn.Module):
     """Blocks of one kind between an embedding and a head; the blocks may be one and the same."""
 
@@ -140,7 +154,7 @@ class Tied(Net):
         self.layers.append(self.layers[2])
 
 
-LAYERS = [Mlp, InPlace, Batch, Custom, Checkpointed, Views, Attention]
+LAYERS = [Mlp, InPlace, Batch, Custom, Checkpointed, Views, Attention, Cells]
 _profiles: dict[Any, Profile] = {}
 
 

@@ -396,6 +396,26 @@ def test_writing_over_what_is_still_needed() -> None:
     run.check(run.least(), list(reversed(range(len(run.saved)))))
 
 
+def test_what_was_saved_of_storages_that_are_written_beside_it() -> None:
+    """A GRU cell writes its gates into one storage after the other, and saves each; none can make an earlier one."""
+
+    def cells(x: Tensor, *weights: Tensor) -> Tensor:
+        state = x.sin()
+        for _ in range(2):
+            state = torch.gru_cell(x, state, *weights)
+        return state * 2
+
+    run = Recorded(cells, leaf(8, 16), leaf(48, 16), leaf(48, 16), leaf(48), leaf(48))
+    choose, backwards = random.Random(4), list(reversed(range(len(run.saved))))
+    found = choices(run.graph, 100)
+    assert len(found) > 2 and found[-1].kept_bytes < found[0].kept_bytes // 2
+    for choice in found:
+        run.check(choice.decisions, backwards)
+    for _ in range(40):
+        decisions = "".join(letter if choose.random() < 0.6 else KEEP for letter in run.least())
+        run.check(decisions, choose.sample(backwards, len(backwards)))
+
+
 def test_decisions_that_cannot_be_carried_out() -> None:
     run = Recorded(lambda x: (x * torch.rand(8, 8, generator=torch.Generator())).tanh(), leaf(8, 8))
     drawn = next(i for i, t in enumerate(run.saved) if run.graph.packs[i].maker is type(None))

@@ -381,7 +381,16 @@ class _Notes:
         self._refuse_hidden_draws()
         for op in self._operations:
             _simplify(op, self._values)
-        return BlockGraph(self._values, self._operations, self._packs, returned, self._closed)
+        packs = list(map(self._as_backwards_find_it, self._packs))
+        return BlockGraph(self._values, self._operations, packs, returned, self._closed)
+
+    def _as_backwards_find_it(self, pack: Pack) -> Pack:
+        """A saved tensor whose storage was written later, beside it (the gates of a GRU cell): as its last version."""
+        value = self._values[pack.use.value] if pack.use is not None and pack.use.value >= 0 else None
+        if pack.use is None or value is None or not value.overwritten or self._is_of_root(value):
+            return pack
+        last = Use(self._current[value.storage].index, pack.use.view)
+        return dataclasses.replace(pack, use=last, cyclic=True)  # its history may have what was written since
 
     def _refuse_stale_reads(self) -> None:
         """What reads a buffer that the block writes later finds another value in the backward."""

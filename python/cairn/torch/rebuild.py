@@ -146,19 +146,15 @@ class Compiler:
         self._graph, self._name = graph, name
         self._kept: dict[int, Source] = {}
         self._drawn: dict[int, Source] = {}  # by drawing operation: the mask that is kept
-        for value, first in sources(graph).items():
-            shown = [i for i, p in enumerate(graph.packs) if p.use is not None and p.use.value == value]
-            kept = [i for i in shown if decisions[i] == KEEP]
-            if kept and not is_always_there(graph, value):
-                self._kept[value] = (PACK, kept[0])
-            if decisions[first] == MASK:
-                self._mark_mask(value, first)
-
-    def _mark_mask(self, value: int, pack: int) -> None:
-        drawn = [op for op, shown in masks(self._graph).items() if shown == value]
-        if not drawn:
-            raise ValueError(f"saved tensor {pack} is no dropout mask")
-        self._drawn[drawn[0]] = (KEPT_MASK, pack)
+        for index, pack in enumerate(graph.packs):
+            if pack.use is not None and decisions[index] == KEEP and not is_always_there(graph, pack.use.value):
+                self._kept.setdefault(pack.use.value, (PACK, index))
+        marked = {first: value for value, first in sources(graph).items() if decisions[first] == MASK}
+        drawn = {value: op for op, value in reversed(masks(graph).items())} if marked else {}
+        for first, value in marked.items():
+            if value not in drawn:
+                raise ValueError(f"saved tensor {first} is no dropout mask")
+            self._drawn[drawn[value]] = (KEPT_MASK, first)
 
     def code(self, order: Sequence[int], again: bool = False) -> Code:
         """What rebuilds these tensors in this order; with `again`, what it reads may be asked for once more."""

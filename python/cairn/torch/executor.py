@@ -259,7 +259,7 @@ class Executor:
             return None
         travel = self.depot.lend(prepared.itinerary)
         if travel is None:
-            self._trace.notes.append("an earlier step still has copies in the slower memory: this one keeps its own")
+            self._trace.notes.append("another step has copies in the slower memory: this one keeps its own")
         return travel
 
     def _run_block(

@@ -187,6 +187,8 @@ class Run:
         """To be called when the model's forward has returned."""
         self._returned.clear()
         self._in_forward = False
+        if self._travel is not None:
+            self._travel.forward_ended()
         self._coming = list(self._watched)
         watched = set(self._watched)
         self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)

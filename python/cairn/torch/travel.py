@@ -6,6 +6,7 @@ so one step at a time may have it: the `Depot` of a model's plan opens the slab 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ class Travel:
         self._parcels: dict[Value, Parcel] = {}  # what has a copy on the host
         self._leaving: dict[int, Parcel] = {}  # by offload: those that nobody has waited for
         self._arriving: dict[Value, Parcel] = {}
+        self._in_forward = True
 
     @property
     def device(self) -> torch.device:
@@ -32,9 +34,13 @@ class Travel:
         return self._transfers.device
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is on the host or on its way."""
-        return not self._parcels and not self._arriving
+    def is_over(self) -> bool:
+        """Whether its forward has ended, and nothing is on the host or on its way."""
+        return not self._in_forward and not self._parcels and not self._arriving
+
+    def forward_ended(self) -> None:
+        """The step's forward has returned."""
+        self._in_forward = False
 
     def holds(self, value: Value) -> bool:
         """Whether there is a copy on the host."""
@@ -89,6 +95,7 @@ class Travel:
     def close(self) -> None:
         """Lets go of everything, on the device at once."""
         self._parcels, self._arriving, self._leaving = {}, {}, {}
+        self._in_forward = False
         self._transfers.release()
 
 
@@ -102,12 +109,15 @@ class Depot:
         self._where, self._host_budget, self._device, self._shared = where, host_budget, device, shared_link
         self._lent: weakref.ref[Travel] | None = None
         self.transfers: Transfers | None = None  # what copies; None before the first step
+        self._lock = threading.Lock()
 
     def lend(self, itinerary: Itinerary) -> Travel | None:
-        """For one step; None while an earlier one still has copies there."""
-        last = None if self._lent is None else self._lent()
-        if last is not None and not last.is_empty:
-            return None
+        """For one step; None while another one, also of another thread, may have copies there."""
+        with self._lock:
+            last = None if self._lent is None else self._lent()
+            return None if last is not None and not last.is_over else self._open(itinerary)
+
+    def _open(self, itinerary: Itinerary) -> Travel:
         if self.transfers is None:
             tier = open_tier(self._where, itinerary.slab_bytes, self._device, host_budget=self._host_budget)
             self.transfers = Transfers(tier, self._device, self._shared)

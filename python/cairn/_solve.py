@@ -580,6 +580,8 @@ def limits(
     **options: OptionValue,
 ) -> Limits:
     """Says how little memory a solver can do with, and what storing everything takes. See ``solve``."""
+    if "budget" in options:
+        raise TypeError("limits takes no budget: it tells the least one, and the one from which on all is stored")
     chosen = _chosen(solver, machine, options)
     found = _structs.Limits()
     call = Call(progress)

@@ -101,6 +101,8 @@ def test_limits() -> None:
     own = cairn.limits(GPT2, "store-all")
     assert own.least_bytes == own.store_all_bytes == limits.store_all_bytes and not own.least_is_exact
     assert cairn.limits(GRAPH, "store-all").store_all_ns == cairn.solve(GRAPH, solver="store-all").makespan_ns
+    with pytest.raises(TypeError, match="limits takes no budget"):
+        cairn.limits(GPT2, budget="8GiB")
 
 
 def test_bound() -> None:
@@ -259,7 +261,7 @@ def test_compare_gives_each_solver_what_it_takes() -> None:
     assert made.solutions["chain-dp"][0].makespan_ns == coarse.makespan_ns
 
 
-@pytest.mark.parametrize(("option", "meant"), [("budget", "budgets"), ("solver", "only")])
+@pytest.mark.parametrize(("option", "meant"), [("budget", "budgets"), ("solver", "only"), ("solvers", "only")])
 def test_compare_says_what_it_has_instead_of_the_options_of_solve(option: str, meant: str) -> None:
     with pytest.raises(TypeError, match=f"compare has no option '{option}'; did you mean '{meant}'"):
         cairn.compare(GPT2, 2, **{option: "auto"})

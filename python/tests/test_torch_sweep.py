@@ -88,7 +88,6 @@ def test_the_result_is_data_with_units(resnet: tuple[torch_models.Step, ct.Sweep
         ({"beside": iter(["nothing"])}, ValueError, "beside= takes a list of .*, not 'nothing'$"),
         ({"rounds": 0}, ValueError, "at least one, not 0"),
     ],
-    ids=str,
 )
 def test_what_is_to_be_measured_is_checked(given: dict[str, Any], error: type[Exception], message: str) -> None:
     profile = ct.profile(nn.Linear(4, 4), torch.randn(2, 4), progress=False)

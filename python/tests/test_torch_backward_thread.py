@@ -86,8 +86,9 @@ def test_values_travel(make: Any) -> None:
 def test_plans_with_parts(name: str, host: str | None, backwards: concurrent.futures.Executor) -> None:
     step = torch_models.made(name)
     profile = ct.profile(step.model, **step.sample, passes=1)
-    budget = ct.sweep(profile, 4, host_budget=host, link=FAST)[1].budget_bytes
-    plan = ct.plan(profile, budget, host_budget=host, link=FAST)
+    travel = {} if host is None else {"host_budget": host, "link": FAST}
+    budget = ct.sweep(profile, 4, **travel)[1].budget_bytes
+    plan = ct.plan(profile, budget, **travel)
 
     def gradients(surroundings: Any) -> list[Tensor]:
         found = []

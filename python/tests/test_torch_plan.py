@@ -1342,6 +1342,16 @@ def test_parameters_that_are_trained_later_are_refused_by_name() -> None:
     ct.handle(step.model).remove()
 
 
+def test_a_cache_that_the_model_makes_is_held_by_no_block() -> None:
+    """What its blocks leave in there is the model's, and does not stand in the way of running them again."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100, "n_positions": 64}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    ids = torch.randint(100, (4, 64), generator=torch.Generator().manual_seed(0))
+    profile = ct.profile(model, kwargs={"input_ids": ids, "labels": ids}, passes=1)
+    assert model.config.use_cache and [stage.keep_reason for stage in profile.stages[1:-1]] == ["", ""]
+
+
 def test_a_cache_that_went_through_a_training_step_is_not_continued() -> None:
     transformers = pytest.importorskip("transformers")
     step = torch_models.made("llama")

@@ -18,6 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -256,25 +257,33 @@ class Loan:
     run finds them as they were, and the caller finds what the last one has left.
     """
 
-    def __init__(self, theirs: Any, own: Any) -> None:
+    def __init__(self, theirs: tuple[Any, Any], own: tuple[Any, Any]) -> None:
         pairs = list(_pairs(theirs, own))
-        self._theirs = {id(copied): value for value, copied in pairs}
-        self._lent = [(value, copied, items) for value, copied in pairs if (items := children(copied)) is not None]
-        self._alive = pairs  # so that no other object gets an identity among theirs
+        self._lent = [
+            (value, copied, [(key, _reference_to(item)) for key, item in children(copied) or ()])
+            for value, copied in pairs
+            if _can_be_filled(copied) and copied is not own[1]  # of the keywords, a function gets a dict of its own
+        ]
+        self._theirs = {id(copied): (_reference_to(copied), value) for value, copied in pairs} if self._lent else {}
 
     def hand_back(self, name: str, result: Any, output: Any) -> None:
         """Makes the caller's be as the run of the block of this name left its own. `output` is what stands for its
         result. Raises Unsupported where that does not say what stands for a tensor that is left.
         """
-        self._theirs.update(zip(map(id, tensors_in(result)), tensors_in(output), strict=True))
+        if not self._lent:
+            return
+        for tensor, other in zip(tensors_in(result), tensors_in(output), strict=True):
+            self._theirs[id(tensor)] = _reference_to(tensor), other
         for theirs, own, before in self._lent:
             now = children(own) or []
-            if len(now) != len(before) or any(a is not b for (_, a), (_, b) in zip(now, before, strict=True)):
+            if len(now) != len(before) or any(a is not b() for (_, a), (_, b) in zip(now, before, strict=True)):
                 fill(theirs, [(key, self._standing_for(value, name)) for key, value in now])
+        self._lent, self._theirs = [], {}
 
     def _standing_for(self, value: Any, name: str) -> Any:
-        if id(value) in self._theirs:
-            return self._theirs[id(value)]
+        own, theirs = self._theirs.get(id(value), (lambda: None, None))
+        if value is not None and own() is value:  # what is gone may have had the same identity
+            return theirs
         if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
             raise Unsupported(
                 f"'{name}' puts a tensor that it does not return into a list, dict or object that it is passed: return "
@@ -284,6 +293,18 @@ class Loan:
             return value
         tree = Tree.of(value)
         return tree.build([self._standing_for(tensor, name) for tensor in tree.leaves])
+
+
+def _can_be_filled(value: Any) -> bool:
+    return not isinstance(value, tuple) and children(value) is not None
+
+
+def _reference_to(value: Any) -> Callable[[], Any]:
+    """Keeps no tensor, and nothing that may hold one, but lists and dicts that are lent."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return (lambda: None) if isinstance(value, tuple) else (lambda: value)
 
 
 def _pairs(theirs: Any, own: Any) -> Iterator[tuple[Any, Any]]:

@@ -245,6 +245,18 @@ def test_options_trade_bytes_for_time(layer: Callable[[], nn.Module]) -> None:
         assert larger.time_ns <= smaller.time_ns or is_lower
 
 
+def test_what_is_written_behind_autograds_back_is_kept() -> None:
+    class Behind(Mlp):
+        def act(self, x: Tensor) -> Tensor:
+            y = x.sin()
+            z = y * x  # saves y
+            y.data.add_(1)  # which the backward finds like this
+            return torch.tanh(z * z.exp())
+
+    assert max(len(stage.options) for stage in profile_of(Behind).stages) > 1
+    assert_same(Behind)
+
+
 def test_in_place_chains_and_batch_statistics_are_rebuilt() -> None:
     for layer, name in ((InPlace, "relu_"), (Batch, "batch_norm"), (Mlp, "tanh"), (Attention, "softmax")):
         [stage, *_] = [stage for stage in profile_of(layer).stages if stage.options]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cairn.torch import bits
 from cairn.torch.ambient import RandomState
-from cairn.torch.block_graph import BlockGraph, Pack, Recorder, Use
+from cairn.torch.block_graph import BlockGraph, Pack, Recorder, Use, _may_meet
 from cairn.torch.block_options import (
     DROP,
     KEEP,
@@ -414,6 +414,21 @@ def test_what_was_saved_of_storages_that_are_written_beside_it() -> None:
     for _ in range(40):
         decisions = "".join(letter if choose.random() < 0.6 else KEEP for letter in run.least())
         run.check(decisions, choose.sample(backwards, len(backwards)))
+
+
+def test_views_that_are_told_apart_have_no_element_in_common() -> None:
+    choose, apart, meeting = random.Random(5), 0, 0
+    for _ in range(3000):
+        strides = choose.choice([(12, 1), (12, 4, 1), (1, 12), (4, 1), (0, 1), (12, 12), (6, 3)])
+        one, other = ((tuple(choose.randint(1, 4) for _ in strides), strides, choose.randint(0, 12)) for _ in range(2))
+        seen = [set(torch.arange(200).as_strided(*view).flatten().tolist()) for view in (one, other)]
+        if not _may_meet(one, other):
+            assert seen[0].isdisjoint(seen[1]), (one, other)
+        apart += not _may_meet(one, other)
+        meeting += not seen[0].isdisjoint(seen[1])
+    assert apart > 500 and meeting > 500
+    gate = (8, 32), (96, 1)
+    assert not _may_meet((*gate, 0), (*gate, 32)) and _may_meet((*gate, 0), (*gate, 31))
 
 
 def test_decisions_that_cannot_be_carried_out() -> None:

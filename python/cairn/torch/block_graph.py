@@ -379,18 +379,27 @@ class _Notes:
         returned = frozenset(_compat.storage_id(t) for t in tensors_in(output) if memory.has_storage(t))
         self._refuse_stale_reads()
         self._refuse_hidden_draws()
+        packs = list(map(self._as_backwards_find_it, self._packs))
         for op in self._operations:
             _simplify(op, self._values)
-        packs = list(map(self._as_backwards_find_it, self._packs))
         return BlockGraph(self._values, self._operations, packs, returned, self._closed)
 
     def _as_backwards_find_it(self, pack: Pack) -> Pack:
         """A saved tensor whose storage was written later, beside it (the gates of a GRU cell): as its last version."""
         value = self._values[pack.use.value] if pack.use is not None and pack.use.value >= 0 else None
-        if pack.use is None or value is None or not value.overwritten or self._is_of_root(value):
+        if pack.use is None or value is None or self._is_of_root(value):
             return pack
-        last = Use(self._current[value.storage].index, pack.use.view)
-        return dataclasses.replace(pack, use=last, cyclic=True)  # its history may have what was written since
+        last = later = self._current[value.storage]
+        while later is not value:
+            op = self._operations[later.operation]
+            written = next(op.operands[index].view for index, new in op.written.items() if new == later.index)
+            if _may_meet(written, pack.use.view):
+                return pack
+            later = self._values[later.before]
+        if last is value:
+            return pack
+        # its history may have what was written since
+        return dataclasses.replace(pack, use=Use(last.index, pack.use.view), cyclic=True)
 
     def _refuse_stale_reads(self) -> None:
         """What reads a buffer that the block writes later finds another value in the backward."""
@@ -408,6 +417,26 @@ class _Notes:
                 if op.packs_before in drawn_at:
                     op.reason = op.reason or "draws where the random state is not at hand"
                 drawn_at.add(op.packs_before)
+
+
+def _may_meet(one: View, other: View) -> bool:
+    """Whether two views of a storage may have an element in common; surely not where False is said."""
+    (sizes, strides, offset), (other_sizes, other_strides, other_offset) = one, other
+    if strides != other_strides:
+        return True
+    dims = sorted(zip(strides, sizes, other_sizes, strict=True), reverse=True)
+
+    def reaches(distance: int, dims: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether steps along these dimensions lead so far."""
+        if not dims:
+            return distance == 0
+        (stride, size, other_size), *rest = dims
+        if stride <= sum(step * (max(sizes) - 1) for step, *sizes in rest):
+            return True  # not told apart by their strides
+        steps = {distance // stride, -(-distance // stride)}
+        return any(reaches(distance - n * stride, rest) for n in steps if -other_size < n < size)
+
+    return reaches(other_offset - offset, dims)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -28,11 +28,8 @@ from ._solve import (
 from ._units import Size, integer, listed, unit_of
 
 BUDGETS_MAX = 1000  # as on the command line
-_MEANT = {
-    "budget": "budgets",
-    "solver": "only",
-    "solvers": "only",
-}  # options of other calls, and what `compare` has instead
+#: Options of other calls, and what `compare` has instead.
+_MEANT = {"budget": "budgets", "solver": "only", "solvers": "only"}
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,7 @@ class _Notes:
     def _as_backwards_find_it(self, pack: Pack) -> Pack:
         """A saved tensor whose storage was written later, beside it (the gates of a GRU cell): as its last version."""
         value = self._values[pack.use.value] if pack.use is not None and pack.use.value >= 0 else None
-        if pack.use is None or value is None or self._is_of_root(value):
+        if pack.use is None or value is None or not value.overwritten or self._is_of_root(value):
             return pack
         last = later = self._current[value.storage]
         while later is not value:
@@ -396,8 +396,6 @@ class _Notes:
             if _may_meet(written, pack.use.view):
                 return pack
             later = self._values[later.before]
-        if last is value:
-            return pack
         # its history may have what was written since
         return dataclasses.replace(pack, use=Use(last.index, pack.use.view), cyclic=True)
 

@@ -47,9 +47,8 @@ static cairn_status refuse(cairn_error *error, int64_t position, const char *wha
 {
     char path[CAIRN_ERROR_PATH_MAX];
     snprintf(path, sizeof(path), "ops[%" PRId64 "]", position);
-    return crn_fail_at(error, CAIRN_BAD_INPUT, position, path,
-                       "operation %" PRId64 ": %s is %" PRId64 "; %" PRId64 " to %" PRId64, position, what, value,
-                       least, most);
+    return crn_fail_at(error, CAIRN_BAD_INPUT, position, path, "%s is %" PRId64 "; %" PRId64 " to %" PRId64, what,
+                       value, least, most);
 }
 
 static cairn_status check_chain_op(const cairn_chain *chain, cairn_op op, int64_t position, cairn_error *error)
@@ -83,7 +82,7 @@ static cairn_status check_op(const cairn_problem *problem, cairn_problem_kind ki
     if (!(op_kinds[op.code] & 1 << kind)) {
         char path[CAIRN_ERROR_PATH_MAX];
         snprintf(path, sizeof(path), "ops[%" PRId64 "]", position);
-        return crn_fail_at(error, CAIRN_BAD_INPUT, position, path, "operation %" PRId64 ": %s has no %s", position,
+        return crn_fail_at(error, CAIRN_BAD_INPUT, position, path, "%s has no %s",
                            kind == CAIRN_KIND_CHAIN ? "a chain" : "a graph", op_names[op.code]);
     }
     if (op.value > most_value)

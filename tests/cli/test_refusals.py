@@ -301,6 +301,19 @@ def test_malformed_schedules(cairn, content):
         assert error["file"] == "s" and error["line"] >= 1 and error["column"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (["backward", 3], "ops[0]: the stage is 3; 1 to 2"),
+        (["forward_save", 1, 1], "ops[0]: the option is 1; 0 to 0"),
+    ],
+)
+def test_an_operation_that_cannot_be_is_placed_once(cairn, op, message):
+    cairn.file("p", CHAIN)
+    cairn.file("s", schedule_of(CHAIN_HASH, [op]))
+    assert expect_refusal(cairn, "verify", "p", "s")["message"] == message
+
+
 def test_paths_that_are_no_files(cairn):
     cairn.file("p", CHAIN)
     (cairn.folder / "d").mkdir()

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from ._budget import Budget
 from ._errors import BadInput, Error, Overflow
 from ._library import lib
 
@@ -85,6 +86,8 @@ def size_bytes(size: Any, field: str) -> int:
         return _parse(lib.cairn_parse_size, size, field)
     if isinstance(size, float):
         raise TypeError(f"{field} is an integer number of bytes, or text such as '8GiB'; not the float {size!r}")
+    if isinstance(size, Budget):
+        raise TypeError(f"{field} is an integer number of bytes, or text such as '8GiB'; cairn.torch takes a Budget")
     return integer(size, field, least=0)
 
 

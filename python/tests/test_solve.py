@@ -331,6 +331,7 @@ def test_compare(tmp_path: Path) -> None:
         (True, TypeError, "not a bool"),
         (None, TypeError, "budgets must be an integer, not NoneType"),
         ("4", TypeError, "budgets must be a list of sizes, or how many there shall be, not str"),
+        ([cairn.Budget("1KB")], TypeError, "text such as '8GiB'; cairn.torch takes a Budget"),
     ):
         with pytest.raises(error, match=text):
             cairn.compare(chain, wrong)

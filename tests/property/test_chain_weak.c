@@ -226,7 +226,7 @@ static void in_slots_the_claim_is_that_of_the_schedule(void **state)
     int64_t span = limits(problem, "chain-exact").store_all_bytes - least;
     int persistent = 0;
     (void)state;
-    for (int i = 1; i <= 3; i++) {
+    for (int i = 1; i <= TEST_ROUNDS(3); i++) {
         int64_t budget = least + span * i / 4;
         cairn_info exact = solve(problem, "chain-exact", budget), weak = solve(problem, "chain-weak", budget);
         assert_string_equal(exact.optimal_in, "persistent");

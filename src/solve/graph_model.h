@@ -32,4 +32,13 @@ typedef struct crn_graph_model {
 cairn_status crn_graph_model_new(const crn_task *task, crn_graph_model **model, cairn_error *error);
 void crn_graph_model_free(crn_graph_model *model);
 
+/*
+ * A cost as prices count it: what costs nothing counts as next to nothing, so that memory decides among such. Prices that
+ * are quotients of costs and sizes then keep their order when all costs or all sizes are multiplied.
+ */
+static inline double crn_priced_cost(int64_t cost)
+{
+    return cost > 0 ? (double)cost : 0x1p-200;
+}
+
 #endif

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -134,12 +135,76 @@ static void memory_is_linear(void **state)
     assert_true(peak_of_search(1600) <= 5 * peak_of_search(400));
 }
 
+static cairn_problem *multiplied(const cairn_problem *problem, int64_t sizes, int64_t times)
+{
+    cairn_graph graph = *cairn_problem_graph(problem);
+    cairn_node *nodes = malloc((size_t)graph.node_count * sizeof(*nodes));
+    cairn_problem *made;
+    assert_non_null(nodes);
+    for (int32_t v = 0; v < graph.node_count; v++) {
+        nodes[v] = graph.nodes[v];
+        nodes[v].bytes *= sizes;
+        nodes[v].workspace_bytes *= sizes;
+        nodes[v].cost_ns *= times;
+    }
+    graph.nodes = nodes;
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &made, NULL), CAIRN_OK);
+    free(nodes);
+    return made;
+}
+
+static bool is_same_schedule(const cairn_schedule *a, const cairn_schedule *b)
+{
+    int64_t count = cairn_schedule_count(a);
+    return count == cairn_schedule_count(b) &&
+           memcmp(cairn_schedule_ops(a), cairn_schedule_ops(b), (size_t)count * sizeof(cairn_op)) == 0;
+}
+
+static bool answers_alike(const cairn_problem *problem, const char *solver, int64_t budget_bytes, int64_t sizes,
+                          int64_t times)
+{
+    cairn_schedule *schedule, *other;
+    cairn_problem *larger = multiplied(problem, sizes, times);
+    test_solve(problem, options_for(solver, budget_bytes), &schedule);
+    test_solve(larger, options_for(solver, budget_bytes * sizes), &other);
+    bool alike = schedule && other ? is_same_schedule(schedule, other) : !schedule && !other;
+    cairn_schedule_free(schedule);
+    cairn_schedule_free(other);
+    cairn_problem_free(larger);
+    return alike;
+}
+
+/*
+ * In another unit of sizes or of times the answer is the same, at budgets where a walk succeeds at once. What the least
+ * memory is looked for by counts bytes.
+ */
+static void units_do_not_matter(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(400); seed++) {
+        test_random random = test_random_seeded(seed);
+        const test_graph_shape shape = {
+            .nodes_min = 4, .nodes_max = 40, .training = true, .keep = true, .aliases = true, .workspaces = true};
+        cairn_problem *problem = test_random_graph(&random, &shape);
+        cairn_limits found = limits(problem, "graph-search");
+        for (int i = 1; i < 4; i++) {
+            int64_t budget = found.least_bytes + (found.store_all_bytes - found.least_bytes) * i / 4;
+            assert_true(answers_alike(problem, "graph-online", budget, 1000, 1));
+            assert_true(answers_alike(problem, "graph-online", budget, 1, 3000));
+            assert_true(answers_alike(problem, "graph-search", budget, 1000, 1));
+            assert_true(answers_alike(problem, "graph-search", budget, 1, 3000));
+        }
+        cairn_problem_free(problem);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_solver_beats_exhaustive_search),
         cmocka_unit_test(search_succeeds_at_its_least_budget),
         cmocka_unit_test(memory_is_linear),
+        cmocka_unit_test(units_do_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

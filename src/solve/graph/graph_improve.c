@@ -288,7 +288,7 @@ static bool relieve(crn_improver *im, int32_t p)
             continue;
         double relieved =
             (double)crn_min(lack, model->bytes[s]) * (double)(im->short_count[q] - im->short_count[im->before[e] + 1]);
-        double price = ((double)cost + 1) * random_factor(im) / relieved;
+        double price = crn_priced_cost(cost) * random_factor(im) / relieved;
         if (price < least) {
             least = price;
             chosen_count = count;
@@ -338,7 +338,7 @@ static int32_t list_gains(crn_improver *im)
         im->following[e] = -1;
         if (!is_recomputation(im, e))
             continue;
-        double cost = (double)im->model->cost[im->trial.node[e]] + 1;
+        double cost = crn_priced_cost(im->model->cost[im->trial.node[e]]);
         im->gains[count++] = (gain){cost * random_factor(im), e};
         im->following[im->eval.previous[e]] = e;
     }

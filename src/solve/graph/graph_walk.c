@@ -140,30 +140,34 @@ static bool wanted(crn_walk *w, int32_t s)
     return false;
 }
 
-static double half_power(double x, int halves)
+static double power(double x, int exponent)
 {
-    double result = halves & 1 ? sqrt(x) : 1;
-    for (int i = 0; i < halves / 2; i++)
+    double result = 1;
+    for (int i = 0; i < exponent; i++)
         result *= x;
     return result;
 }
 
-/* The price of evicting s; the least one goes. Negative: it can go for nothing. Infinite: it must stay. */
+/*
+ * The price of evicting s; the least one goes. Negative: it can go for nothing. Infinite: it must stay. Exponents being
+ * multiples of 1/2, it is the square of the price that is told where the future is known.
+ */
 static double price(crn_walk *w, int32_t s)
 {
     const crn_graph_model *model = w->model;
     int32_t use = next_use(w, s);
     int64_t cost = recompute_cost(w, s);
+    double bytes = (double)model->bytes[s], distance = (double)(use - w->now + 1), weighed = crn_priced_cost(cost);
     if (use == model->node_count) /* dead: cheap ancestors of what may come back go first */
-        return cost == INT64_MAX && wanted(w, s) ? INFINITY : -1.0 / (double)(1 + (cost >> 1));
-    if (cost == INT64_MAX)
+        return cost == INT64_MAX && wanted(w, s) ? INFINITY : -1.0 / weighed;
+    if (cost == INT64_MAX || model->bytes[s] == 0)
         return INFINITY;
     if (w->rule->online)
-        return ((double)cost + 1) / ((double)(model->bytes[s] + 1) * (double)(w->sequence->count - w->accessed[s] + 1));
-    double weight = w->rule->weight ? (double)w->rule->weight[w->use_at[s]] : 1.0;
-    double distance = (double)(use - w->now + 1), bytes = (double)(model->bytes[s] + 1);
-    return weight * ((double)cost + 1) /
-           (half_power(bytes, w->rule->half_bytes_power) * half_power(distance, w->rule->half_distance_power));
+        return weighed / (bytes * (double)(w->sequence->count - w->accessed[s] + 1));
+    if (w->rule->weight)
+        weighed *= (double)w->rule->weight[w->use_at[s]];
+    return weighed * weighed /
+           (power(bytes, w->rule->half_bytes_power) * power(distance, w->rule->half_distance_power));
 }
 
 static bool kept(const crn_walk *w, int32_t s)

@@ -8,8 +8,8 @@
  *
  * where the recompute cost counts the missing ancestors. The order is known, so the next use is known: this is Belady's
  * rule crossed with that of dynamic tensor rematerialization (Kirisame et al., 2021), which must guess it from the past.
- * Storages that nothing will read go first. Exponents are multiples of 1/2, so that only correctly rounded operations
- * take part, and the same walk is made on every machine.
+ * Storages that nothing will read go first. Exponents are multiples of 1/2, so that squares of prices take nothing but
+ * products and quotients: the same walk is made on every machine, and in every unit of sizes and times.
  */
 #ifndef CRN_GRAPH_WALK_H
 #define CRN_GRAPH_WALK_H

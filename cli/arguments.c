@@ -21,7 +21,7 @@ static const flag own_flags[] = {
     {"json", NULL, CLI_JSON, "print JSON for programs instead of a table for people", NULL},
     {"trace", "FILE", CLI_TRACE, "write a timeline, for ui.perfetto.dev or chrome://tracing", NULL},
     {"budgets", "N|A,B,C", CLI_BUDGETS, "N budgets from the least to store-all, or these sizes (default 10)", NULL},
-    {"batch", "N", CLI_BATCH, "the batch at which the problem was measured", NULL},
+    {"batch", "N", CLI_BATCH, "the batch at which the problem was measured (required)", NULL},
     {"csv", NULL, CLI_BUDGETS, "print comma-separated values instead of a table", NULL},
 };
 
@@ -215,8 +215,10 @@ static cli_exit parse_long(cli_call *call, const char *word, const char *next, i
     return set_flag(call, &found, value);
 }
 
+/* "-oFILE", "-o=FILE", "-o FILE"; *used counts the words taken. */
 static cli_exit parse_short(cli_call *call, const char *word, const char *next, int *used)
 {
+    const char *value = word + 2 + (word[2] == '=');
     if (strcmp(word, "-h") == 0) {
         call->wants_help = true;
         return CLI_FOUND;
@@ -227,7 +229,7 @@ static cli_exit parse_short(cli_call *call, const char *word, const char *next, 
         return cli_misuse(call, "`cairn %s` takes no flag -o", call->command->name);
     if (word[2] == '\0' && !next)
         return cli_misuse(call, "-o needs a value: -o FILE");
-    call->output = word[2] ? word + 2 : next;
+    call->output = word[2] ? value : next;
     *used = word[2] ? 1 : 2;
     return CLI_FOUND;
 }
@@ -237,8 +239,9 @@ static cli_exit add_operand(cli_call *call, const char *word)
     if (call->operand_count == call->command->operands_max && cli_solver_find(word))
         return cli_misuse(call, "\"%s\" is one operand too many; `cairn help %s` describes that solver", word, word);
     if (call->operand_count == call->command->operands_max)
-        return cli_misuse(call, "\"%s\" is one operand too many; usage: cairn %s%s%s [flags]", word,
-                          call->command->name, *call->command->operands ? " " : "", call->command->operands);
+        return cli_misuse(call, "\"%s\" is one operand too many; usage: cairn %s%s%s%s", word, call->command->name,
+                          *call->command->operands ? " " : "", call->command->operands,
+                          call->command->flags ? " [flags]" : "");
     call->operands[call->operand_count++] = word;
     return CLI_FOUND;
 }

@@ -78,13 +78,14 @@ static cli_exit dispatch(int count, char **words)
     cli_call call = {.json = asks_for_json(count, words)};
     if (count == 0)
         return cli_misuse(&call, "what is to be done? `cairn help` lists the commands");
-    if (strcmp(words[0], "--version") == 0 && count == 1) {
+    if (strcmp(words[0], "--version") == 0) {
+        if (count > 1)
+            return cli_misuse(&call, "\"%s\" is one word too many; usage: cairn --version", words[1]);
         printf("cairn %s\n", cairn_version());
         return CLI_FOUND;
     }
-    if (strcmp(words[0], "--help") == 0 || strcmp(words[0], "-h") == 0)
-        return run_help(NULL);
-    call.command = cli_command_find(words[0]);
+    bool wants_help = strcmp(words[0], "--help") == 0 || strcmp(words[0], "-h") == 0;
+    call.command = wants_help ? &cli_help : cli_command_find(words[0]);
     if (!call.command)
         return unknown_command(&call, words[0]);
     return run_command(&call, count - 1, words + 1);

@@ -401,6 +401,8 @@ def test_help(cairn):
         (budget,) = (line for line in cairn("help", name).out.splitlines() if "--budget SIZE" in line)
         assert budget.endswith(default)
     assert cairn("help", "store-all").code == 0
+    assert cairn("--help", "solve").out == cairn("-h", "solve").out == cairn("help", "solve").out
+    assert cairn("help", "solve", "p").err.endswith("usage: cairn help [COMMAND]\n")
     done = cairn("help", "simulat")
     assert done.code == 2 and '"simulate"' in done.err
     version = cairn("--version")
@@ -421,6 +423,13 @@ def test_outputs_are_replaced_whole(cairn):
     assert (cairn.folder / "s").stat().st_mode & 0o777 == 0o640
     assert cairn.files() == {"p", "s", "link"}
     assert cairn("solve", "p", "--budget", "none", "-o", "/dev/null").code == 0
+
+
+@pytest.mark.parametrize("words", [["-os"], ["-o=s"], ["-o", "s"]])
+def test_a_value_follows_its_flag(cairn, words):
+    cairn.file("p", CHAIN)
+    assert cairn("solve", "p", "--budget=none", *words).code == 0
+    assert cairn.files() == {"p", "s"}
 
 
 def test_inputs_are_not_overwritten(cairn):

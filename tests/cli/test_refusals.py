@@ -33,6 +33,7 @@ def expect_refusal(cairn, *words, **more):
         ([], "help"),
         (["slove", "p"], '"solve"'),
         (["--verison"], '"--version"'),
+        (["--version", "p"], "one word too many; usage: cairn --version"),
         (["frobnicate"], "help"),
         (["solve"], "PROBLEM"),
         (["solve", "--budget", "1"], "PROBLEM"),

@@ -70,9 +70,9 @@ static void time_rows(crn_textbuf *out, const cairn_info *info)
     char percent[CRN_PERCENT_MAX], note[64] = "";
     if (info->makespan_ns == CAIRN_NONE)
         return;
-    if (info->store_all_ns != CAIRN_NONE)
-        snprintf(note, sizeof(note), "%s against store-all",
-                 crn_report_percent(info->makespan_ns - info->store_all_ns, info->store_all_ns, percent));
+    crn_report_percent(info->makespan_ns - info->store_all_ns, info->store_all_ns, percent);
+    if (info->store_all_ns != CAIRN_NONE && *percent)
+        snprintf(note, sizeof(note), "%s against store-all", percent);
     ns_row(out, "time", info->makespan_ns, note);
     ns_row(out, "  recomputing", info->recompute_ns, NULL);
     if (info->stall_ns > 0)

@@ -9,7 +9,7 @@ enum { CELL_MAX = 32 };
 static void table_row(crn_textbuf *out, const cairn_info *info)
 {
     char budget[CELL_MAX], peak[CELL_MAX], time[CELL_MAX], least[CELL_MAX], took[CELL_MAX], gap[CELL_MAX] = "-";
-    char over[CRN_PERCENT_MAX] = "-";
+    char over[CRN_PERCENT_MAX] = "";
     if (info->makespan_ns != CAIRN_NONE)
         crn_report_percent(info->makespan_ns - info->store_all_ns, info->store_all_ns, over);
     if (info->gap >= 0)
@@ -17,8 +17,9 @@ static void table_row(crn_textbuf *out, const cairn_info *info)
     crn_textbuf_print(
         out, "%-22s %-10s %10s %10s %10s %10s %8s %10s %10s\n", info->solver, cairn_outcome_name(info->outcome),
         info->budget_bytes == CAIRN_NONE ? "none" : cairn_format_bytes(info->budget_bytes, budget, CELL_MAX),
-        cairn_format_bytes(info->peak_bytes, peak, CELL_MAX), cairn_format_ns(info->makespan_ns, time, CELL_MAX), over,
-        gap, cairn_format_bytes(info->least_bytes, least, CELL_MAX), cairn_format_ns(info->solve_ns, took, CELL_MAX));
+        cairn_format_bytes(info->peak_bytes, peak, CELL_MAX), cairn_format_ns(info->makespan_ns, time, CELL_MAX),
+        *over ? over : "-", gap, cairn_format_bytes(info->least_bytes, least, CELL_MAX),
+        cairn_format_ns(info->solve_ns, took, CELL_MAX));
 }
 
 cairn_status cairn_report_comparison(const cairn_env *env, const cairn_info *infos, int count, cairn_sink sink,

@@ -37,8 +37,8 @@ const char *crn_report_name(const cairn_problem *problem, int32_t index, char na
 const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT_MAX])
 {
     out[0] = '\0';
-    if (whole > 0)
-        snprintf(out, CRN_PERCENT_MAX, "%+.1f %%", 100 * (double)part / (double)whole);
+    if (part == 0 || whole > 0)
+        snprintf(out, CRN_PERCENT_MAX, "%+.1f %%", part == 0 ? 0 : 100 * (double)part / (double)whole);
     return out;
 }
 

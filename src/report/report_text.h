@@ -14,7 +14,7 @@ cairn_status crn_report_flush(crn_textbuf *text, const cairn_sink *sink, cairn_e
 const char *crn_report_name(const cairn_problem *problem, int32_t index, char name[CRN_NAME_MAX]);
 /** Stages of a chain, nodes of a graph. */
 int32_t crn_report_size(const cairn_problem *problem);
-/** "+12.3 %" of part over whole (whole 0: ""). */
+/** "+12.3 %" of part over whole; "" for something over nothing. */
 const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT_MAX]);
 
 #endif

@@ -127,6 +127,18 @@ def test_the_table_for_people(cairn):
         assert "block 0" in done.out
 
 
+def test_steps_that_take_no_time(cairn):
+    """Nothing is as long as nothing; what is longer is longer by no share of it."""
+    stages = [stage(1000, saved=3000, time=0, no_recompute=True) for _ in range(4)]
+    link = ["--host-budget", "1MB", "--to-host", "1GB/s", "--to-device", "1GB/s"]
+    cairn.file("p", chain(*stages))
+    plain, moved = (cairn("solve", "p", "--budget", budget, *link) for budget in ("none", "10KB"))
+    assert plain.code == 0 and re.search(r"\ntime +0 ns +\+0\.0 % against store-all\n", plain.out)
+    assert moved.code == 0 and re.search(r"\ntime +[1-9]\S* us\n", moved.out)
+    first, second = cairn("compare", "p", "--budgets", "10KB,none", *link).out.splitlines()[-2:]
+    assert re.search(r" us +- +\d", first) and " +0.0 % " in second
+
+
 def test_pipes(cairn):
     problem = cairn.file("p", CHAIN)
     solved = cairn("solve", "-", "--budget", "1MiB", "-o", "-", text=json.dumps(CHAIN))

@@ -243,10 +243,12 @@ cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, i
 
 /* ---- standard output ---- */
 
+/* What fails to be written is found by cli_close_stdout, whoever wrote it. */
 static int write_stdout(void *context, const char *text, size_t length)
 {
     (void)context;
-    return fwrite(text, 1, length, stdout) != length;
+    (void)fwrite(text, 1, length, stdout);
+    return 0;
 }
 
 cairn_sink cli_stdout_sink(void)
@@ -268,7 +270,7 @@ cli_exit cli_print_json(const cli_call *call, json_t *value)
         const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
-    json_dumpf(value, stdout, JSON_REAL_PRECISION(15)); /* what fails to be written is found by cli_close_stdout */
+    json_dumpf(value, stdout, JSON_REAL_PRECISION(15));
     putchar('\n');
     json_decref(value);
     return CLI_FOUND;

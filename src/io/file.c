@@ -196,20 +196,39 @@ static cairn_status write_beside(const char *target, const struct stat *old, con
     return status;
 }
 
+/* Through symbolic links: the file is replaced, not the link. old NULL: the file was made for the link to lead somewhere. */
+static cairn_status write_through(const char *path, const struct stat *old, const char *text, size_t length,
+                                  cairn_error *error)
+{
+    char *target = realpath(path, NULL);
+    if (!target)
+        return io_fail(error, "cannot be opened for writing");
+    cairn_status status = write_beside(target, old, text, length, error);
+    if (status != CAIRN_OK && !old)
+        unlink(target);
+    free(target);
+    return status;
+}
+
+static cairn_status write_new(const char *path, const char *text, size_t length, cairn_error *error)
+{
+    struct stat link;
+    if (lstat(path, &link) != 0)
+        return write_beside(path, NULL, text, length, error);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return io_fail(error, "cannot be opened for writing");
+    close(fd);
+    return write_through(path, NULL, text, length, error);
+}
+
 cairn_status cairn_file_write(const char *path, const char *text, size_t length, cairn_error *error)
 {
     struct stat old;
     if (is_dash(path))
         return write_all(STDOUT_FILENO, text, length, error);
     if (stat(path, &old) != 0)
-        return errno == ENOENT ? write_beside(path, NULL, text, length, error)
-                               : io_fail(error, "cannot be opened for writing");
-    if (!S_ISREG(old.st_mode))
-        return write_in_place(path, text, length, error);
-    char *target = realpath(path, NULL); /* through symbolic links: the file is replaced, not the link */
-    if (!target)
-        return io_fail(error, "cannot be opened for writing");
-    cairn_status status = write_beside(target, &old, text, length, error);
-    free(target);
-    return status;
+        return errno == ENOENT ? write_new(path, text, length, error) : io_fail(error, "cannot be opened for writing");
+    return S_ISREG(old.st_mode) ? write_through(path, &old, text, length, error)
+                                : write_in_place(path, text, length, error);
 }

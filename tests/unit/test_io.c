@@ -608,6 +608,15 @@ static void files_are_replaced_whole(void **state)
     assert_true(S_ISLNK(info.st_mode));
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(info.st_mode & 07777, 0640);
+    unlink(path);
+    assert_int_equal(cairn_file_write(link, "third\n", 6, NULL), CAIRN_OK);
+    expect_content(path, "third\n");
+    assert_int_equal(lstat(link, &info), 0);
+    assert_true(S_ISLNK(info.st_mode));
+    unlink(link);
+    assert_int_equal(symlink("/nonexistent/a.json", link), 0);
+    assert_int_equal(cairn_file_write(link, "fourth\n", 7, &error), CAIRN_IO);
+    expect_content(path, "third\n");
     assert_int_equal(cairn_file_write(folder, "x", 1, &error), CAIRN_IO);
     assert_true(strlen(error.message) > 5);
     assert_int_equal(cairn_file_write("/dev/null", "x", 1, NULL), CAIRN_OK);

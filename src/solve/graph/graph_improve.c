@@ -21,6 +21,7 @@ struct crn_improver {
     crn_improver_leeway leeway;
     crn_sequence current, trial, best;
     int64_t current_cost, best_cost;
+    bool is_at_current;      /* the trial is the current sequence, and was judged */
     crn_sequence_eval eval;  /* of the trial */
     int32_t *newest;         /* of a storage: its newest instance, while scanning */
     int32_t *before, *after; /* of an instance: last reader up to, first reader after the position looked at */
@@ -74,6 +75,7 @@ void crn_improver_free(crn_improver *improver)
 
 crn_sequence_eval *crn_improver_eval(crn_improver *improver)
 {
+    improver->is_at_current = false;
     return &improver->eval;
 }
 
@@ -431,6 +433,7 @@ static void take_current(crn_improver *im)
 {
     crn_sequence_copy(&im->current, &im->trial);
     im->current_cost = im->eval.cost;
+    im->is_at_current = true;
     if (im->current_cost < im->best_cost) {
         crn_sequence_copy(&im->best, &im->trial);
         im->best_cost = im->current_cost;
@@ -447,6 +450,7 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
     if (!repair(im, INT64_MAX))
         return false;
     take_current(im);
+    im->is_at_current = false;
     fill(im);
     if (im->eval.peak <= budget_bytes) /* aliases that are computed again with another instance may need more */
         take_current(im);
@@ -456,12 +460,17 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
 static void round_once(crn_improver *im)
 {
     int64_t slack = im->current_cost / im->leeway.step_part, far = im->best_cost / im->leeway.far_part;
-    crn_sequence_copy(&im->trial, &im->current);
-    judge(im);
+    if (!im->is_at_current) {
+        crn_sequence_copy(&im->trial, &im->current);
+        judge(im);
+    }
     if (random_below(im, 4) == 0)
         kick(im);
     else
         ruin(im);
+    im->is_at_current = im->trial.count == im->current.count; /* ruin takes away, a kick adds */
+    if (im->is_at_current)
+        return;
     if (!repair(im, crn_add_saturating(im->current_cost, im->current_cost / 16 + 1)))
         return;
     fill(im);

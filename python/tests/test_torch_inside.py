@@ -873,6 +873,21 @@ class Turned(nn.Tanh):
         return torch.tanh(x * 2)
 
 
+class Frozen(dict[str, float]):
+    """Settings that nothing may change any more, as diffusers' models have."""
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise Exception("these are frozen")
+
+    __setitem__ = update
+
+
+class FrozenInOrder(collections.OrderedDict[str, float]):
+    """The same, that can be copied."""
+
+    update = Frozen.update
+
+
 class Configured(Mlp):
     """Depends on whatever a layer may depend on beside its tensors."""
 
@@ -886,13 +901,14 @@ class Configured(Mlp):
         self.partial, self.bare, self.slotted = functools.partial(torch.mul, other=1.0), Bare(), Slotted()
         self.pair, self.kind, self.bares = Pair(1.0), Steepness.STEEP, [Bare(), Bare()]
         self.inner_parts, self.namespace = [nn.Hardtanh(-9.0, 9.0)], types.SimpleNamespace(turn=_halved, slope=1.0)
+        self.frozen, self.ordered = Frozen(slope=1.0), FrozenInOrder(slope=1.0)
         self.register_buffer("shift", torch.full((4 * WIDTH,), 0.1))
 
     def act(self, x: Tensor, factor: float = 1.0) -> Tensor:
         name = self.config.names[0]
         y = getattr(torch, name)(self.function(x) * self.config.slope * factor)
         y = y * self.slopes[0] * self.options["slope"] * self.config.inner.slope * self.config.more["slopes"][0]
-        y = self.steep(self.listed(y * getattr(self, "extra", 1.0)))
+        y = self.steep(self.listed(y * getattr(self, "extra", 1.0) * self.frozen["slope"] * self.ordered["slope"]))
         return self.pieces[0](y + self.shift) * (x.exp() if self.is_wide else x.sin())
 
     def listed(self, x: Tensor) -> Tensor:
@@ -943,6 +959,8 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
     "a training flag": lambda layer: layer.dropout.eval(),
     "an item of a list": lambda layer: layer.slopes.__setitem__(0, 0.5),
     "an item of a dict": lambda layer: layer.options.update(slope=0.5),
+    "an item of a dict that refuses changes": lambda layer: dict.__setitem__(layer.frozen, "slope", 0.5),
+    "an item of one that can be copied": lambda layer: layer.ordered.__setitem__("slope", 0.5),
     "a number of an object's object": lambda layer: setattr(layer.config.inner, "slope", 0.75),
     "an item deep in an object": lambda layer: layer.config.more["slopes"].__setitem__(0, 0.75),
     "an attribute that was not there": _set("extra", 0.5),

@@ -661,6 +661,30 @@ class Remembering(nn.Module):
         return self.inner(x + self.mean)
 
 
+class Conditioned(nn.Module):
+    """Shifts by the embedding of a class."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.classes, self.linear = nn.Embedding(1000, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x) + self.classes(label)[:, None])
+
+
+class Lending(nn.Module):
+    """The embedding of the first layer runs once more behind all layers, as in diffusion transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Conditioned() for _ in range(3))
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, label)
+        return x * self.layers[0].classes(label)[:, None]
+
+
 def reconstructing() -> Step:
     """The loss takes more in its forward than in its backward."""
     widths = (128, 64, 32, 64, 128)
@@ -681,6 +705,7 @@ TANGLED = {
     "paired": lambda: squared(Paired(), torch.randn(1024, 64)),
     "overwriting": lambda: squared(Overwriting(), torch.randn(512, 64)),
     "remembering": lambda: squared(nn.Sequential(*(Remembering() for _ in range(3))), torch.randn(512, 64)),
+    "lending": lambda: squared(Lending(), torch.randn(4, 64, 32), torch.randint(1000, (4,))),
     "reconstructing": reconstructing,
     "sparse": lambda: squared(
         nn.Sequential(nn.Embedding(100, 64, sparse=True), *(Residual() for _ in range(3))), torch.randint(100, (16, 32))

@@ -233,16 +233,24 @@ def _is_small(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """With lists and dicts of its own."""
+    """With lists and dicts of its own, also where their classes refuse changes."""
     if isinstance(value, dict):
-        made = copy.copy(value)
-        made.update({key: _copied(item) for key, item in value.items()})
+        made = _copy_of(value)
+        dict.update(made, {key: _copied(item) for key, item in value.items()})
         return made
     if isinstance(value, list):
-        items = copy.copy(value)
-        items[:] = map(_copied, value)
+        items = _copy_of(value)
+        list.__setitem__(items, slice(None), map(_copied, value))
         return items
     return value
+
+
+def _copy_of(value: Any) -> Any:
+    """Another list or dict of the same items; of the same class, if that can be."""
+    try:
+        return copy.copy(value)
+    except Exception:  # its class refuses, by an error of its own
+        return list(value) if isinstance(value, list) else dict(value)
 
 
 def items_of(value: Any) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -12,10 +12,13 @@ from .blocks import Block
 
 
 class Owners:
-    """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine."""
+    """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine.
 
-    def __init__(self, model: nn.Module, order: Sequence[Block]) -> None:
-        inside = {id(m) for block in order for top in block.modules for m in top.modules()}
+    order: the blocks, as they are called; run_outside: the modules that run while none of them does.
+    """
+
+    def __init__(self, model: nn.Module, order: Sequence[Block], run_outside: Iterable[nn.Module]) -> None:
+        inside = {id(m) for block in order for m in block.parts()} - set(map(id, run_outside))
         outside = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
         self._users: dict[int, list[tuple[int, int]]] = {}
         calls: dict[int, int] = {}

@@ -330,7 +330,7 @@ def profile(
         timing.TimePasses(sample, found, measured, device).run(passes)
         if inside:
             sample.teller.begin("looking into blocks", len(measured.blocks))
-            owners = Owners(model, _call_order(found, observed))
+            owners = _owners(model, found, observed)
             option_measure.OptionPass(sample, found, measured, owners, device).run()
         varying = {stage.name for stage in measured.blocks if stage.keep_reason}
         sample.repeatable = [part for block in found if block.name not in varying for part in block.parts()]
@@ -467,14 +467,13 @@ def _measure(
     but what happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, Owners(sample.model, _call_order(blocks, observed)), device).run()
+        measure.MemoryPass(sample, blocks, _owners(sample.model, blocks, observed), device).run()
     arriving: measure.Arriving = {}
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
-        order = _call_order(blocks, observed)
-        sample.teller.begin("measuring memory", len(order))
-        owners = Owners(sample.model, order)
+        sample.teller.begin("measuring memory", len(_call_order(blocks, observed)))
+        owners = _owners(sample.model, blocks, observed)
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
@@ -482,6 +481,10 @@ def _measure(
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         arriving, again = measured.arriving, again + 1
+
+
+def _owners(model: nn.Module, blocks: list[Block], observed: discovery.Trace) -> Owners:
+    return Owners(model, _call_order(blocks, observed), observed.run_outside(blocks))
 
 
 def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:

@@ -191,6 +191,26 @@ static cairn_status limits_in(const cairn_env *env, void *context)
 }
 
 /* Views of views of ...: whose storage they are in is not looked for from the beginning every time. */
+/* The longest times that a problem may have, about which the least memory says nothing. */
+static void long_times_do_not_overflow(void **state)
+{
+    (void)state;
+    const int32_t deps[] = {0, 1, 0, 2};
+    const cairn_node nodes[] = {
+        {.cost_ns = INT64_MAX - 3, .bytes = 3, .alias_of = -1},
+        {.cost_ns = 1, .bytes = 2, .deps = deps, .dep_count = 1, .alias_of = -1},
+        {.cost_ns = 1, .bytes = 1, .deps = deps + 1, .dep_count = 1, .alias_of = -1},
+        {.cost_ns = 1, .bytes = 1, .deps = deps + 2, .dep_count = 2, .alias_of = -1},
+    };
+    const cairn_graph graph = {4, nodes, -1};
+    cairn_problem *problem;
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    cairn_limits found = limits(problem, "graph-search");
+    assert_int_equal(found.least_lower_bytes, 5);
+    assert_int_equal(found.least_bytes, 5);
+    cairn_problem_free(problem);
+}
+
 static void chains_of_aliases_are_short(void **state)
 {
     enum { ALIASES = 100000, SECONDS_MAX = 10 };
@@ -226,7 +246,8 @@ int main(void)
         cmocka_unit_test(brackets_hold_the_truth),          cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
         cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(a_link_changes_no_walk),
         cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
-        cmocka_unit_test(chains_of_aliases_are_short),      cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(long_times_do_not_overflow),       cmocka_unit_test(chains_of_aliases_are_short),
+        cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

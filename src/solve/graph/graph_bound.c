@@ -200,9 +200,10 @@ typedef struct cut {
 
 static int64_t rent_of(const crn_graph_bounder *b, int32_t k, double price)
 {
-    int64_t bytes = b->model->bytes[b->storage[k]], dear = (b->model->total_cost + 1) << b->shift;
+    int64_t bytes = b->model->bytes[b->storage[k]];
     if (price == PRICE_BYTES_ALONE)
         return crn_min(bytes, BYTES_MAX);
+    int64_t dear = (b->model->total_cost + 1) << b->shift;
     double rent = floor(price * (double)bytes * (1 - 0x1p-40));
     return rent < (double)dear ? (int64_t)rent : dear;
 }

@@ -468,9 +468,7 @@ static void round_once(crn_improver *im)
         kick(im);
     else
         ruin(im);
-    im->is_at_current = im->trial.count == im->current.count; /* ruin takes away, a kick adds */
-    if (im->is_at_current)
-        return;
+    im->is_at_current = false;
     if (!repair(im, crn_add_saturating(im->current_cost, im->current_cost / 16 + 1)))
         return;
     fill(im);

@@ -58,23 +58,17 @@ class Trace:
 
     def run_by(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """The modules that these run, beside themselves and their parts."""
-        own = {id(part) for module in modules for part in module.modules()}
-        found = [call.module for call, is_within in self._calls_around(modules) if is_within]
-        return [module for module in dict.fromkeys(found) if id(module) not in own]
-
-    def run_outside(self, blocks: Iterable[Block]) -> list[nn.Module]:
-        """The modules that run while no block does, parts of blocks included."""
-        modules = [module for block in blocks for module in block.modules]
-        return [call.module for call, is_within in self._calls_around(modules) if not is_within]
-
-    def _calls_around(self, callers: Iterable[nn.Module]) -> Iterator[tuple[Call, bool]]:
-        """Each call, and whether it is that of a caller, or made within one."""
-        known = set(map(id, callers))
+        callers, own = set(map(id, modules)), {id(part) for module in modules for part in module.modules()}
+        found: list[nn.Module] = []
         depth: int | None = None  # of the caller that runs
         for call in self.calls:
-            if depth is None or call.depth <= depth:
-                depth = call.depth if id(call.module) in known else None
-            yield call, depth is not None
+            if depth is not None and call.depth <= depth:
+                depth = None
+            if depth is not None and id(call.module) not in own:
+                found.append(call.module)
+            elif depth is None and id(call.module) in callers:
+                depth = call.depth
+        return list(dict.fromkeys(found))
 
     def runs_compiled(self, modules: Iterable[nn.Module]) -> bool:
         """Whether one of them runs what torch.compile has made."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from . import _compat, isolate, memory, waiting
-from .block_meter import BlockMeter, Created, peak_without
+from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .caches import refuse_learned_caches
 from .cast_copies import Copies
@@ -46,6 +46,7 @@ class StepMeasure:
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
     arriving: Arriving
     is_settled: bool  # blocks were measured with gradients that lie as `arriving` says
+    used_outside: frozenset[int]  # the identities of parameters of blocks that are used outside of blocks, too
     excess: float = 0.0  # of the meter
 
 
@@ -132,6 +133,8 @@ class MemoryPass:
         self._held: dict[int, int] = {}
         self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
         self._is_backward = False  # of the step
+        self._reached: set[int] = set()  # the parameters of blocks that the step's backward reaches
+        self._left: set[int] = set()  # those of blocks that leave something beside their results
 
     def run(self) -> StepMeasure:
         handles = [
@@ -149,9 +152,8 @@ class MemoryPass:
         return self._evaluate()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if self._is_backward and self._owners.is_in_blocks(
-            parameter
-        ):  # by what a block left beside its result; counted where it runs alone
+        if self._is_backward and self._owners.is_in_blocks(parameter):
+            self._reached.add(id(parameter))  # if by what a block left beside its result, counted where it runs alone
             parameter.grad = None
         elif parameter.grad is not None and not self._owners.is_shared(parameter):
             self._created.note(parameter.grad)
@@ -206,6 +208,8 @@ class MemoryPass:
         hooks, shared = isolate.Hooks(), self._owners.waiting(block, call)
         output = run.alone.run(function, arguments, hooks, shared, self._created)
         self._note_weight_grads(run, shared)
+        if run.alone.beside.layouts:
+            self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.VersionWitness, arguments.tensors))
         self._runs.append(run)
@@ -355,7 +359,10 @@ class MemoryPass:
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
-        return StepMeasure(stages, pinned, blocks, input_grad, surroundings, arriving, settled, self._meter.excess)
+        used = self._owners.used_outside | (self._reached - self._left)
+        return StepMeasure(
+            stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, self._meter.excess
+        )
 
     def _pass_layouts_on(self) -> None:
         """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""

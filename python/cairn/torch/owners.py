@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 
 import torch
 from torch import nn
@@ -14,12 +14,13 @@ from .blocks import Block
 class Owners:
     """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine.
 
-    order: the blocks, as they are called; run_outside: the modules that run while none of them does.
+    order: the blocks, as they are called; outside: the identities of their parameters that the model itself uses, too.
     """
 
-    def __init__(self, model: nn.Module, order: Sequence[Block], run_outside: Iterable[nn.Module]) -> None:
-        inside = {id(m) for block in order for m in block.parts()} - set(map(id, run_outside))
-        outside = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
+    def __init__(self, model: nn.Module, order: Sequence[Block], outside: Set[int] = frozenset()) -> None:
+        self.used_outside = frozenset(outside)
+        inside = {id(m) for block in order for m in block.parts()}
+        between = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
         self._users: dict[int, list[tuple[int, int]]] = {}
         calls: dict[int, int] = {}
         for block in order:
@@ -27,7 +28,7 @@ class Owners:
             calls[id(block)] = call + 1
             for p in parameters_of(block):
                 self._users.setdefault(id(p), []).append((id(block), call))
-        self._outside = {id(p) for p in outside}
+        self._outside = outside | set(map(id, between))
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
         users = self._users.get(id(parameter), [])

@@ -330,7 +330,7 @@ def profile(
         timing.TimePasses(sample, found, measured, device).run(passes)
         if inside:
             sample.teller.begin("looking into blocks", len(measured.blocks))
-            owners = _owners(model, found, observed)
+            owners = Owners(model, _call_order(found, observed), measured.used_outside)
             option_measure.OptionPass(sample, found, measured, owners, device).run()
         varying = {stage.name for stage in measured.blocks if stage.keep_reason}
         sample.repeatable = [part for block in found if block.name not in varying for part in block.parts()]
@@ -463,28 +463,28 @@ def _measure(
 ) -> tuple[measure.StepMeasure, list[Block]]:
     """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
 
-    Again where gradients turn out to lie otherwise in memory than was assumed. On CUDA, the first time is for nothing
-    but what happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
+    Again where gradients turn out to lie otherwise in memory than was assumed, or the model to use parameters of blocks
+    itself. On CUDA, the first time is for nothing but what happens only once: kernels are loaded, and cuDNN tries which
+    ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, _owners(sample.model, blocks, observed), device).run()
+        measure.MemoryPass(sample, blocks, Owners(sample.model, _call_order(blocks, observed)), device).run()
     arriving: measure.Arriving = {}
+    used_outside: frozenset[int] = frozenset()
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
-        sample.teller.begin("measuring memory", len(_call_order(blocks, observed)))
-        owners = _owners(sample.model, blocks, observed)
+        order = _call_order(blocks, observed)
+        sample.teller.begin("measuring memory", len(order))
+        owners = Owners(sample.model, order, used_outside)
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
-        if not bad and (measured.is_settled or again == MEASURED_AGAIN):
+        is_settled = measured.is_settled and measured.used_outside == used_outside
+        if not bad and (is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
-        arriving, again = measured.arriving, again + 1
-
-
-def _owners(model: nn.Module, blocks: list[Block], observed: discovery.Trace) -> Owners:
-    return Owners(model, _call_order(blocks, observed), observed.run_outside(blocks))
+        arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
 
 
 def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:

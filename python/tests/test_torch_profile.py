@@ -232,6 +232,34 @@ def test_children_of_a_sequential_become_blocks_and_what_cannot_stand_alone_join
     assert names == ["0", "1-2", "3-4", "5", "6", "7", "8-10", "11"]
 
 
+class Projecting(nn.Module):
+    """A residual layer with a container for no more than its projection, if it has any."""
+
+    def __init__(self, width: int, after: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(width, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.projection = nn.Sequential(nn.Conv2d(width, after, 1), nn.BatchNorm2d(after)) if width != after else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        around = x if self.projection is None else self.projection(x)
+        return torch.tanh(around + self.second(torch.tanh(self.first(x))))
+
+
+def test_layers_become_blocks_rather_than_a_container_that_has_little_of_them() -> None:
+    class Named(nn.Module):
+        """Has its layers in attributes of their own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = Projecting(4, 8), Projecting(8, 8), Projecting(8, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.three(self.two(self.one(x)))
+
+    profile = ct.profile(Named().train(), torch.randn(2, 4, 16, 16), loss_fn=torch.sum, passes=1)
+    assert block_names(profile) == ["one", "two", "three"]
+
+
 def test_hugging_face_layers_become_blocks() -> None:
     assert block_names(profiled(torch_models.made("gpt2"))) == [f"transformer.h.{i}" for i in range(3)]
     assert block_names(profiled(torch_models.made("t5"))) == [

@@ -3,13 +3,14 @@
 The model runs once on the sample while nothing is saved for a backward. Every module call is recorded with the
 storages that it read and returned, so that layers which are skipped, shared or called twice are seen as they are.
 Then blocks are chosen: what the user names; gradient-checkpointing layers of Hugging Face; children of `Sequential`
-and `ModuleList`; the model's own children as they were called; the whole model.
+and `ModuleList`, or modules of which these have little; the model's own children as they were called; the whole model.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
@@ -55,6 +56,16 @@ class Trace:
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
+
+    def saved_bytes(self, modules: Sequence[nn.Module]) -> int:
+        """Of all that autograd saves while these run, parameters left out."""
+        calls = [call for module in modules for call in self.calls_of(module)]
+        own = {_compat.storage_id(p) for module in modules for p in module.parameters() if memory.has_storage(p)}
+        return sum(self._bytes.get(key, 0) for key in set().union(*(call.saves for call in calls)) - own)
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, int]:
+        return {ref.key: ref.nbytes for ref in self.storages}
 
     def run_by(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """The modules that these run, beside themselves and their parts."""
@@ -281,8 +292,21 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
     if _is_container(module) or _repeats_its_child(module, observed):
         yield from _opened(module, called, observed)
         return
-    for child in module.children():
-        yield from _in_containers(child, called, observed)
+    found = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
+    whole = {id(child) for child, parts in found if parts and _is_mostly_beside(child, parts, observed)}
+    for child, parts in found:
+        if parts and id(child) not in whole:
+            yield from parts
+        elif whole and id(child) in called:
+            yield child  # as those beside it, which have such a container in them
+
+
+def _is_mostly_beside(module: nn.Module, found: Sequence[nn.Module], observed: Trace) -> bool:
+    """Whether a module can be a block, and saves more than twice what these parts of it do: a residual block with a
+    container of no more than a projection, say.
+    """
+    saved = observed.saved_bytes([module])
+    return 2 * observed.saved_bytes(found) < saved and _can_be_stage(observed, Block("", (module,)))
 
 
 def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:

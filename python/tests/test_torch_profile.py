@@ -224,6 +224,36 @@ class _Loop(nn.Module):
         return x
 
 
+class Volume:
+    """What a step looks things up in; made anew by each, and there until the next one."""
+
+    levels: list[torch.Tensor]
+
+
+class LooksUp(nn.Module):
+    """Uses a parameter of its first layer itself, so that its memory is measured twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.volume = Volume()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.layers[0].bias
+        self.volume.levels = [x.repeat(4, 1) * scale for scale in (1, 2)]
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x * self.volume.levels[1][: len(x)]
+
+
+def test_what_a_step_leaves_for_the_next_one_to_replace_is_counted() -> None:
+    x, model = torch.randn(256, 64), LooksUp().train()
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    assert profile.stages[0].saved_bytes >= 2 * 4 * x.nbytes
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
 # -- which blocks --------------------------------------------------------------------------------------------
 
 

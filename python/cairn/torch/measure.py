@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from . import _compat, isolate, memory, waiting
+from .attributes import OF_EVERY_MODULE
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .blocks import Block, intercepted
 from .caches import refuse_learned_caches
@@ -26,7 +27,7 @@ from .owners import Owners
 from .sample import Sample, backward_of
 from .stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
 from .stages import shown
-from .tree import tensors_in
+from .tree import tensors_in, tensors_inside
 from .untouched import RandomState
 
 LOSS_BYTES = 4
@@ -143,12 +144,14 @@ class MemoryPass:
             if p.requires_grad and p.is_leaf
         ]
         torch.clear_autocast_cache()
+        replaced = _stored(self._sample.model)  # if it went meanwhile, the step would rise by the difference alone
         try:
             with self._meter:
                 self._step()
         finally:
             for handle in handles:
                 handle.remove()
+        del replaced
         return self._evaluate()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
@@ -582,6 +585,12 @@ def _is_settled(run: _Run) -> bool:
 
 def _bytes_of(run: _Run, keys: set[int]) -> int:
     return sum(ref.nbytes for ref in run.outputs if ref.key in keys)
+
+
+def _stored(model: nn.Module) -> list[torch.Tensor]:
+    """What steps have left in attributes of modules, and of objects there; without its history."""
+    values = [value for m in model.modules() for name, value in vars(m).items() if name not in OF_EVERY_MODULE]
+    return [tensor.detach() for value in values for _, tensor in tensors_inside(value)]
 
 
 def _static_storages(sample: Sample) -> list[_compat.StorageRef]:

@@ -46,7 +46,7 @@ class StepMeasure:
     input_grad_bytes: int  # gradients of the step's input
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
     arriving: Arriving
-    is_settled: bool  # blocks were measured with gradients that lie as `arriving` says
+    is_settled: bool  # blocks were measured with what `arriving` and `used_outside` say
     used_outside: frozenset[int]  # the identities of parameters of blocks that are used outside of blocks, too
     excess: float = 0.0  # of the meter
 
@@ -358,11 +358,11 @@ class MemoryPass:
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
-        settled = all(map(_is_settled, self._runs))
+        used = self._owners.used_outside | (self._reached - self._left)
+        settled = all(map(_is_settled, self._runs)) and used == self._owners.used_outside
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
-        used = self._owners.used_outside | (self._reached - self._left)
         return StepMeasure(
             stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, self._meter.excess
         )

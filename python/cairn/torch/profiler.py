@@ -480,8 +480,7 @@ def _measure(
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
-        is_settled = measured.is_settled and measured.used_outside == used_outside
-        if not bad and (is_settled or again == MEASURED_AGAIN):
+        if not bad and (measured.is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1

@@ -98,7 +98,6 @@ static cli_exit print_lines(const cli_call *call, const cairn_info *infos, int c
     cli_exit result = CLI_FOUND;
     for (int i = 0; result == CLI_FOUND && i < count; i++)
         result = cli_print_json(call, cli_info_json(&infos[i]));
-    (void)fflush(stdout); /* what fails to be written is found at the end */
     return result;
 }
 

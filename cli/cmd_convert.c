@@ -46,13 +46,14 @@ static cli_exit hand_out(const cli_call *call, const cairn_problem *graph)
     char *text = NULL;
     size_t length = 0;
     bool prints = call->json || !call->output;
+    const cairn_sink out = cli_stdout_sink();
     cairn_status status = cairn_problem_write(NULL, graph, &text, &length, &error);
     if (status != CAIRN_OK)
         return cli_fail(call, NULL, &error);
     if (call->output)
         status = cli_write_file(call->output, text, length, &error);
     if (status == CAIRN_OK && prints)
-        (void)fwrite(text, 1, length, stdout); /* what fails to be written is found by cli_close_stdout */
+        (void)out.write(out.context, text, length); /* what fails to be written is told by cli_close_stdout */
     cairn_text_free(NULL, text, length);
     if (status != CAIRN_OK)
         return cli_fail_to_write(call, call->output, &error);

@@ -243,11 +243,21 @@ cli_exit cli_write_trace(const cli_call *call, const cairn_schedule *schedule, i
 
 /* ---- standard output ---- */
 
-/* What fails to be written is found by cli_close_stdout, whoever wrote it. */
+/* Why standard output took no more. The stream itself knows only that it did not: a later write may seem to succeed. */
+static int stdout_obstacle;
+
+/* What fails to be written is told by cli_close_stdout, whoever wrote it. */
+static bool was_written(bool success)
+{
+    if (!success && stdout_obstacle == 0)
+        stdout_obstacle = errno;
+    return success;
+}
+
 static int write_stdout(void *context, const char *text, size_t length)
 {
     (void)context;
-    (void)fwrite(text, 1, length, stdout);
+    (void)was_written(fwrite(text, 1, length, stdout) == length);
     return 0;
 }
 
@@ -270,18 +280,18 @@ cli_exit cli_print_json(const cli_call *call, json_t *value)
         const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
-    json_dumpf(value, stdout, JSON_REAL_PRECISION(15));
-    putchar('\n');
+    bool written = was_written(json_dumpf(value, stdout, JSON_REAL_PRECISION(15)) == 0 && putchar('\n') != EOF &&
+                               fflush(stdout) == 0);
     json_decref(value);
-    return CLI_FOUND;
+    return written ? CLI_FOUND : CLI_INTERNAL;
 }
 
 cli_exit cli_close_stdout(cli_exit result)
 {
     bool failed = ferror(stdout) != 0;
-    errno = 0;
-    if (fclose(stdout) != 0 || failed) {
-        cli_note("standard output cannot be written: %s", errno ? strerror(errno) : "write error");
+    (void)was_written(fclose(stdout) == 0);
+    if (failed || stdout_obstacle != 0) {
+        cli_note("standard output cannot be written: %s", stdout_obstacle ? strerror(stdout_obstacle) : "write error");
         return CLI_INTERNAL;
     }
     return result;

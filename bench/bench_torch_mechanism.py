@@ -8,7 +8,6 @@ Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward a
 from __future__ import annotations
 
 import contextlib
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
+from cairn.torch import memory
 from cairn.torch.executor import Executor
 from cairn.torch.opened import Inside
 from cairn.torch.stages import StageRef
@@ -43,12 +43,11 @@ class Block(nn.Module):
 def least_us(run: Callable[[], object]) -> float:
     """Microseconds per block."""
     taken = []
-    gc.disable()
-    for _ in range(RUNS):
-        began = time.perf_counter_ns()
-        run()
-        taken.append(time.perf_counter_ns() - began)
-    gc.enable()
+    with memory.not_collecting():
+        for _ in range(RUNS):
+            began = time.perf_counter_ns()
+            run()
+            taken.append(time.perf_counter_ns() - began)
     return min(taken[RUNS // 10 :]) / BLOCKS / 1000
 
 

@@ -26,11 +26,8 @@ def quiet() -> Iterator[None]:
     torch.set_num_threads(1)
     clock.read = time.thread_time_ns
     gc.collect()
-    gc.disable()
-    try:
+    with memory.not_collecting():
         yield
-    finally:
-        gc.enable()
 
 
 def release(model: nn.Module) -> None:

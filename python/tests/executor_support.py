@@ -12,6 +12,7 @@ from typing import Any
 
 import cairn
 import torch
+from cairn.torch import memory
 from cairn.torch.executor import Executor
 from cairn.torch.stages import BLOCK, OUTSIDE, StageRef
 from torch import distributed, nn
@@ -295,14 +296,16 @@ _groups: list[object] = []
 
 
 @contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    """What is in cycles stays."""
+def no_collector(freeze: bool = False) -> Iterator[None]:
+    """What is in cycles stays; with `freeze` only what comes from now on is among the collector's objects."""
     gc.collect()
-    gc.disable()
+    if freeze:
+        gc.freeze()
     try:
-        yield
+        with memory.not_collecting():
+            yield
     finally:
-        gc.enable()
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cairn.torch import head, head_proof, memory
 from cairn.torch.head_chunks import Chunks
+from executor_support import no_collector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -300,9 +301,7 @@ def test_no_random_numbers_are_drawn_and_nothing_is_left() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
     operands = Operands.random()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         operands.run(ct.linear_cross_entropy, chunk_bytes=40000)
         assert torch.equal(state, torch.get_rng_state())
         with memory.CpuMeter() as meter:
@@ -314,8 +313,6 @@ def test_no_random_numbers_are_drawn_and_nothing_is_left() -> None:
         gc.collect()
         operands.run(ct.linear_cross_entropy, chunk_bytes=40000)
         assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "training"])

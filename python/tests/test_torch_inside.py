@@ -29,7 +29,19 @@ from cairn.torch.parts import Part
 from cairn.torch.profiler import Profile
 from cairn.torch.rebuild import Rebuild, Sample
 from cairn.torch.stages import StageRef
-from executor_support import Op, backward, differing, drop, every_block, keep, planned, results, train, wild
+from executor_support import (
+    Op,
+    backward,
+    differing,
+    drop,
+    every_block,
+    keep,
+    no_collector,
+    planned,
+    results,
+    train,
+    wild,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -682,9 +694,7 @@ def test_memory_is_flat_without_the_collector(layer: Callable[[], nn.Module], op
     model = net(layer)
     counts, alive = [], []
     profile_of(layer)
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with opened(model, option, layer):
             for step in range(50):
                 refs: list[StorageRef] = []
@@ -698,8 +708,6 @@ def test_memory_is_flat_without_the_collector(layer: Callable[[], nn.Module], op
                 if step in (9, 49):
                     counts.append(len(gc.get_objects()))
         assert gc.collect() < 200 and not any(alive)
-    finally:
-        gc.enable()
     assert counts[1] - counts[0] < 50
 
 
@@ -709,14 +717,11 @@ def test_a_graph_that_is_dropped_frees_everything() -> None:
         train(model, loss_of)
         refs: list[StorageRef] = []
         hook = model.layers[1].up.register_forward_hook(lambda m, a, y: refs.append(StorageRef(y)))  # type: ignore[union-attr]
-        gc.disable()
-        try:
+        with no_collector():
             loss = loss_of(model)
             assert refs
             del loss
             assert not any(ref.alive() for ref in refs)
-        finally:
-            gc.enable()
             hook.remove()
 
 
@@ -757,9 +762,7 @@ def test_without_looking_inside() -> None:
 
 def test_a_planned_model_is_freed_with_its_last_reference() -> None:
     model = net()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with opened(model):
             train(model, loss_of)
             train(model, loss_of, 1)
@@ -767,8 +770,6 @@ def test_a_planned_model_is_freed_with_its_last_reference() -> None:
             storage = StorageRef(model.layers[1].up.weight)  # type: ignore[union-attr, arg-type]
         del model
         assert layer() is None and not storage.alive()
-    finally:
-        gc.enable()
 
 
 def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1548,19 +1549,14 @@ def test_blocks_of_which_parts_stay_between_blocks_that_the_list_runs_again() ->
 
 def test_a_part_goes_with_the_last_tensor_that_autograd_holds() -> None:
     model = net()
-    gc.collect()
-    gc.disable()
-    try:
-        with opened(model):
-            for step in range(3):
-                train(model, loss_of, step)
-            assert not [each for each in gc.get_objects() if type(each) is Part]
-            loss = loss_of(model)
-            assert sum(type(each) is Part for each in gc.get_objects()) == 3
-            del loss
-            assert not [each for each in gc.get_objects() if type(each) is Part]
-    finally:
-        gc.enable()
+    with no_collector(), opened(model):
+        for step in range(3):
+            train(model, loss_of, step)
+        assert not [each for each in gc.get_objects() if type(each) is Part]
+        loss = loss_of(model)
+        assert sum(type(each) is Part for each in gc.get_objects()) == 3
+        del loss
+        assert not [each for each in gc.get_objects() if type(each) is Part]
 
 
 _BETWEEN: dict[str, Callable[[Any], Any]] = {

@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch_models
 from cairn.torch._compat import StorageRef, saved_tensor_hooks_are_active
 from cairn.torch.lanes import StreamLanes
 from cairn.torch.offload import Offload
+from executor_support import no_collector
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -649,18 +650,6 @@ def test_training_under_a_cap_of_the_system(tmp_path: Path) -> None:
     assert run("offload", 45) == run("plain", 0) != "dead\n"
 
 
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
-
-
 def settle(saved: Offload) -> None:
     """Waits until the threads are done with copies that nobody wants any more."""
     deadline = time.monotonic() + 20
@@ -673,7 +662,7 @@ def settle(saved: Offload) -> None:
 def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
     model, x = build("attention")
     others = set(threading.enumerate())
-    with no_collector():
+    with no_collector(freeze=True):
         saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=8 * KIB)
         counts, capacities = [], set()
         for _ in range(50):

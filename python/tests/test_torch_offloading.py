@@ -24,7 +24,7 @@ from cairn.torch.executor import Executor
 from cairn.torch.itinerary import itinerary_of, peak_with_transfers, traffic_of
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.tiers import FileTier, HostTier
-from executor_support import backward, blocks, differing, drop, expected_runs, save, train
+from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,
     FAST,
@@ -331,9 +331,7 @@ def test_saved_tensors_that_are_changed_in_place_are_an_error_as_ever() -> None:
 def test_memory_is_flat_and_threads_end() -> None:
     model = network()
     threads = threading.active_count()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with carried_out(model, STAGES, travelling(STAGES)):
             for _ in range(3):
                 train(model, loss_of)
@@ -344,8 +342,6 @@ def test_memory_is_flat_and_threads_end() -> None:
             assert threading.active_count() > threads
         assert "forward" not in vars(model)
         assert threading.active_count() == threads
-    finally:
-        gc.enable()
 
 
 def test_steps_of_several_threads_have_the_slower_memory_one_at_a_time() -> None:

@@ -11,6 +11,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch import memory, tied
+from executor_support import no_collector
 from torch import nn
 from torch.nn import functional as F
 
@@ -406,22 +407,17 @@ def test_memory_stays_flat() -> None:
     torch.manual_seed(0)
     model, tokens = Language(words=2000).train(), _tokens(2000)
     profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
-    gc.collect()
-    gc.disable()
-    try:
-        with ct.apply(model, ct.plan(profile, "1GiB")):
-            _step(model, tokens, 3)
-            with memory.CpuMeter() as meter:
-                marks = []
-                for _ in range(50):
-                    marks.append(meter.mark())
-                    _step(model, tokens)
-            assert len({meter.level(mark) for mark in marks}) == 1
-            gc.collect()
-            _step(model, tokens, 3)
-            assert gc.collect() == 0
-    finally:
-        gc.enable()
+    with no_collector(), ct.apply(model, ct.plan(profile, "1GiB")):
+        _step(model, tokens, 3)
+        with memory.CpuMeter() as meter:
+            marks = []
+            for _ in range(50):
+                marks.append(meter.mark())
+                _step(model, tokens)
+        assert len({meter.level(mark) for mark in marks}) == 1
+        gc.collect()
+        _step(model, tokens, 3)
+        assert gc.collect() == 0
 
 
 # -- models of transformers -----------------------------------------------------------------------------------

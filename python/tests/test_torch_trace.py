@@ -250,7 +250,7 @@ def test_every_size_and_workspace_is_the_allocators(name: str) -> None:
 def test_everything_stored_takes_no_more_than_plain_training(name: str) -> None:
     step = make(name)
     traced = ct.trace(step.model, **step.sample, passes=0)
-    with interpreter.not_collecting(), memory.CpuMeter() as meter:
+    with memory.not_collecting(), memory.CpuMeter() as meter:
         begin = meter.mark()
         loss = step.loss()
         loss.backward()

@@ -32,6 +32,7 @@ from cairn.torch.lanes import StagedLanes, StreamLanes
 from cairn.torch.link import _Loaded, measure_link
 from cairn.torch.tiers import open_tier
 from cairn.torch.transfers import Layout, Parcel, Transfers, parcel_bytes
+from executor_support import no_collector
 from torch import Tensor
 
 MIB = 1 << 20
@@ -647,8 +648,7 @@ def test_a_failing_copy_in(on_disk: Transfers, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_errors_hold_on_to_nothing(on_disk: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.disable()
-    try:
+    with no_collector():
         source = numbers(1000)
         storage = ct._compat.StorageRef(source)
         with monkeypatch.context() as patched:
@@ -659,8 +659,6 @@ def test_errors_hold_on_to_nothing(on_disk: Transfers, monkeypatch: pytest.Monke
         del source, parcel
         on_disk.begin_step()
         assert not storage.alive()
-    finally:
-        gc.enable()
 
 
 def no_thread(thread: threading.Thread) -> None:
@@ -693,10 +691,7 @@ def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
 
 @pytest.mark.parametrize("kind", TIERS)
 def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
-    gc.collect()
-    gc.freeze()  # so that there are few objects to count
-    gc.disable()
-    try:
+    with no_collector(freeze=True):  # so that there are few objects to count
         transfers = Transfers(open_tier(where(kind, tmp_path), MIB), "cpu")
         counts = []
         for _ in range(50):
@@ -715,9 +710,6 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
         gone = weakref.ref(transfers)
         del transfers
         assert gone() is None and threads() == []
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def test_threads_end_when_closed_and_waiting_copies_are_called_off(gate: Gate) -> None:

@@ -7,7 +7,6 @@ nothing is held, so a storage goes back to the allocator when its node and all v
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,18 +47,6 @@ def below_everything(device: torch.device) -> Iterator[None]:
     """Operators are called as they were recorded: below autograd, after autocast."""
     with torch.autocast(device.type, enabled=False), _compat.below_autograd():
         yield
-
-
-@contextlib.contextmanager
-def not_collecting() -> Iterator[None]:
-    """Garbage from before, collected while memory is measured, would count as released."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def replay(values: LiveValues, ops: Sequence[tuple[Any, ...]]) -> int:
@@ -138,7 +125,7 @@ def _run(
         with below_everything(device):
             computed = replay(values, ops)
         return Run(Outcome.of(program, values), 0, computed, values.host_peak_bytes)
-    with not_collecting(), meter, below_everything(device):
+    with memory.not_collecting(), meter, below_everything(device):
         first = meter.mark()
         computed = replay(values, ops)
         last = meter.mark()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import isolate
+from . import isolate, memory
 from .ambient import RandomState
 from .block_graph import BlockGraph, Recorder
 from .block_options import choices
@@ -143,9 +142,7 @@ class _Measured:
     def _medians(self, executors: dict[str, Executor]) -> dict[str, float]:
         """Nanoseconds of a step plainly, of a forward that saves nothing, and of planned steps, in turns."""
         taken: dict[str, list[int]] = {name: [] for name in ("plain", "forward", *executors)}
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with memory.not_collecting():
             for _ in range(ROUNDS + 2):  # two steps warm up
                 taken["plain"].append(_time(self._step))
                 taken["forward"].append(_time(self._forward))
@@ -153,9 +150,6 @@ class _Measured:
                     executor.attach()
                     taken[name].append(_time(self._step))
                     executor.detach()
-        finally:
-            if collecting:
-                gc.enable()
         return {name: statistics.median(times[2:]) for name, times in taken.items()}
 
     def _step(self) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -87,6 +88,18 @@ _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 
 
 # -- meters --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def not_collecting() -> Iterator[None]:
+    """Garbage from before, collected while memory is measured, would count as released; and collecting takes time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Meter:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _compat
+from . import _compat, memory
 from .attributes import Attributes
 from .prints import fingerprint
 from .tree import tensors_in
@@ -161,7 +161,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
 
     Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
-    with _alone, _as_found(model, device) as parameters:
+    with _alone, memory.not_collecting(), _as_found(model, device) as parameters:
         yield parameters
 
 
@@ -171,9 +171,7 @@ def _as_found(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]
     hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]
-    collecting = gc.isenabled()
     gc.collect()
-    gc.disable()
     try:
         for p, _ in grads:
             p.grad = None
@@ -191,5 +189,3 @@ def _as_found(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()
-        if collecting:
-            gc.enable()

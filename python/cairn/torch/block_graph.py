@@ -41,6 +41,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _READERS = "numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "set_", "apply_"
 _READS_VALUES = frozenset(getattr(torch.Tensor, name) for name in _READERS if hasattr(torch.Tensor, name))
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"}
+_TAKES_NO_STATISTICS = {"native_batch_norm", "cudnn_batch_norm"}
+_RESERVED = 3  # among the results
 _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full"}
 _RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}  # while recorded, one for another
 
@@ -475,7 +477,7 @@ def _simplify(op: Operation, values: Sequence[Value]) -> None:
     if name in _LIKE and op.function.namespace == "aten" and not op.reason and len(op.made) == 1:
         _make_from_nothing(op, name, values[next(iter(op.made.values()))])
     elif name in _BATCH_NORMS and not op.reason:
-        _without_statistics(op, name)
+        _without_statistics(op, name, values)
 
 
 def _make_from_nothing(op: Operation, name: str, made: Value) -> None:
@@ -520,8 +522,11 @@ class _Factory:
         return tensor
 
 
-def _without_statistics(op: Operation, name: str) -> None:
-    """Batch statistics come from the input alone; the running ones, which it also writes, are left out."""
+def _without_statistics(op: Operation, name: str, values: Sequence[Value]) -> None:
+    """Batch statistics come from the input alone; the running ones, which it also writes, are left out.
+
+    cuDNN may keep something for the backward beside them, of which it is not said that all of it is written.
+    """
     args, kwargs = op.tree.shape
     if name == "_native_batch_norm_legit" or len(args) < 6 or kwargs:
         op.reason = "writes statistics"
@@ -529,7 +534,8 @@ def _without_statistics(op: Operation, name: str) -> None:
     training = args[5]
     if training is not True:
         return
-    if name != "native_batch_norm":
+    reserved = op.made.get(_RESERVED)
+    if name not in _TAKES_NO_STATISTICS or (reserved is not None and values[reserved].nbytes > 0):
         op.reason = "writes statistics"
         return
     dropped = {item.index for item in args[3:5] if type(item) is Slot}

@@ -18,6 +18,9 @@ Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noi
 element (a byte, where it is not on the CPU): the drawing is split into an operation that draws the mask, and one that
 turns a mask into noise; the mask is one more value that can be kept.
 
+Seeds. Kernels of attention on CUDA save the seed and offset that they drew from, and do not write them where they drew
+nothing: these differ in every run. What is that small is kept, also where the operation that makes it runs again.
+
 Cost. One cut of a block of n operations takes O(n) augmentations in practice: some milliseconds for a hundred
 operations, and there are about two cuts for each point of the hull. Where n is large, for a block that loops over what
 it is given, a cut takes up to O(n^2), and measured times make a point of nearly each operation. So cuts are limited by
@@ -44,6 +47,7 @@ STEADY_BYTES_PER_NS = 4  # about what a core reads and writes
 OF_PRODUCTS = 20  # so much longer do products take than what only reads and writes as much
 CUT_WORK = 20_000_000  # cuts times the square of operations: at most some seconds, and no limit for 200 operations
 STEP_NS = 3000  # what replaying an operation costs beside the operation itself
+SEED_BYTES = 16  # saved values up to here are always kept
 _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
 
 
@@ -276,6 +280,8 @@ class _Model:
         return value.nbytes // value.dtype.itemsize
 
     def _add_value(self, network: _Network, value: int, per_byte: int) -> None:
+        if value in self._sources and self._stays(value):
+            return
         saved = value in self._sources or value in self._outputs
         if saved:
             network.edge(_Network.SOURCE, ("a", value), _Network.INFINITE)
@@ -291,7 +297,7 @@ class _Model:
         letters, kept = [], 0
         for index, pack in enumerate(graph.packs):
             value = pack.use.value if pack.use is not None else -1
-            if value < 0 or graph.values[value].root is not None or graph.values[value].operation not in again:
+            if value < 0 or self._stays(value) or graph.values[value].operation not in again:
                 letters.append(KEEP)
                 kept += self.bytes_of(value) if value >= 0 and self._sources[value] == index else 0
             else:
@@ -299,6 +305,11 @@ class _Model:
         kept += sum(self._mask_bytes(i) for i in as_masks)
         kept += sum(self.bytes_of(v) for v in self._outputs.difference(self._sources) if self._made_by(v) not in again)
         return Choice("".join(letters), kept, self._rebuild_ns(again, as_masks))
+
+    def _stays(self, value: int) -> bool:
+        """Whether a saved value is kept in every choice."""
+        found = self._graph.values[value]
+        return found.root is not None or found.nbytes <= SEED_BYTES
 
     def _rebuild_ns(self, again: set[int], as_masks: set[int]) -> int:
         total = 0

@@ -309,7 +309,7 @@ class _Writer:
 
     def _assign(self, op: Operation, call: str, now: tuple[int, int]) -> None:
         """The results that somebody reads later go into variables."""
-        wanted = {position: v for position, v in op.made.items() if self._last.get(v, (-1, 0)) > now}
+        wanted = {p: v for p, v in op.made.items() if self._last.get(v, (-1, 0)) > now and not self._is_loaded(v)}
         if op.results == 1 and wanted:
             call = f"{self._bind(wanted[0])} = {call}"
         elif wanted:

@@ -41,6 +41,7 @@ import torch
 from . import _compat, parametrized
 from .ambient import Modes, RandomState, no_autocast, with_generator
 from .attributes import Attributes
+from .block_options import SEED_BYTES
 from .cargo import Cargo
 from .elsewhere import begin_step
 from .errors import RecomputationError, Unsupported
@@ -242,7 +243,7 @@ class Run:
         lease, self._blocks[stage] = self._lease(stage), block
         block.box = None if key is None else Box(key)
         saving = self._saving(op, block)
-        leaves, digest = block.tree.leaves, fingerprint if self._settings.determinism_check == "values" else None
+        leaves, digest = block.tree.leaves, _digest if self._settings.determinism_check == "values" else None
         first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving)
         try:
             with hooks(first), _NOTHING if saving is None else saving.running(leaves):
@@ -773,6 +774,12 @@ def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Te
 def _samples(output: Any) -> list[Any]:
     """Some bytes of each tensor that a block returned."""
     return [sampled(tensor) for tensor in unique_tensors_in(output)]
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    """The fingerprint of a saved tensor; 0 of what may be a seed, which kernels that draw nothing do not write."""
+    is_seed = tensor.dtype in (torch.int64, torch.uint64) and tensor.nbytes <= SEED_BYTES
+    return 0 if is_seed else fingerprint(tensor)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

@@ -525,7 +525,9 @@ class Watch:
 
     def _supposed_cause(self, plan: Plan) -> str:
         """Why a step may have taken too much, and what to do."""
-        unforeseen = self._unforeseen_bytes(plan)
+        unforeseen, module = self._unforeseen_bytes(plan), self._module()
+        if module is not None and (change := plan.change_of(module)):
+            return f"{change}. Profile and plan again"
         if unforeseen > plan.reserve_bytes:
             return (
                 f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan "

@@ -206,7 +206,7 @@ class Plan:
             return cls.from_json(json.loads(Path(path).read_bytes()))
         except json.JSONDecodeError as error:
             where = f"line {error.lineno}, column {error.colno}"
-            raise PlanMismatch(f"{path} is no plan, or not a whole one: {error.msg} at {where}") from None
+            raise PlanMismatch(f"{path} is no plan, or not a whole one: {where}: {error.msg}") from None
         except UnicodeDecodeError as error:
             raise PlanMismatch(f"{path} is no plan: byte {error.start} is not text") from None
         except PlanMismatch as error:
@@ -227,6 +227,11 @@ class Plan:
                     "sizes and times may differ",
                     stacklevel=2,
                 )
+
+    def change_of(self, model: torch.nn.Module) -> str:
+        """How a model's parameters are others than those that the plan was made for; empty where they are not."""
+        now = fingerprint_of(model, (), {})
+        return next((self._made_for(f, now[f]) for f in ("dtype", "parameters") if now[f] != self.fingerprint[f]), "")
 
     def _made_for(self, field: str, now: Any) -> str:
         if field == "parameters":  # their hash says nothing to people

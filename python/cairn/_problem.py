@@ -280,7 +280,11 @@ def problem_pointer(problem: Any) -> Any:
     """The cairn_problem * of an argument, or a TypeError that says what to give."""
     if isinstance(problem, Problem):
         return problem.pointer
-    hint = "; cairn.load reads a file" if isinstance(problem, (str, os.PathLike)) else ""
+    hint = ""
+    if isinstance(problem, (str, os.PathLike)):
+        hint = "; cairn.load reads a file"
+    elif isinstance(problem, dict):
+        hint = "; cairn.Problem.from_json reads its JSON text"
     raise TypeError(f"problem must be a cairn.Chain or a cairn.Graph, not {type(problem).__name__}{hint}")
 
 

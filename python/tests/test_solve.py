@@ -194,6 +194,8 @@ def test_budgets_are_checked(budget: object, kind: type) -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError, match=r"must be a cairn.Chain or a cairn.Graph, not PosixPath; cairn.load reads"):
         cairn.solve(DATA)
+    with pytest.raises(TypeError, match=r"not dict; cairn.Problem.from_json reads its JSON text"):
+        cairn.solve(json.loads(GPT2.to_json()))
     with pytest.raises(TypeError, match="must be a cairn.Schedule, not Solution; a Solution has one"):
         cairn.verify(GPT2, cairn.solve(GPT2))
 

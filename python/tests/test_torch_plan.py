@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -558,11 +559,15 @@ def test_a_report_says_of_each_part_what_it_runs_again() -> None:
         assert sorted(parts) == sorted(int(part) for part, count in told for _ in range(int(count)))
 
 
-def test_what_is_measured_and_swept_prints_in_a_line(resnet_profile: ct.Profile) -> None:
+def test_what_is_measured_and_swept_prints_for_people(resnet_profile: ct.Profile) -> None:
     assert re.fullmatch(
         r"<Profile of \w+ on cpu: \d+ blocks, \S+ MiB saved, .* resident, .* a step>", f"{resnet_profile}"
     )
-    none, plain = ct.sweep(resnet_profile, ["1000", UNLIMITED])
+    none, plain = curve = ct.sweep(resnet_profile, ["1000", UNLIMITED])
+    measured = ct.Measurement("plain", peak_bytes=2**20, step_ns=2_000_000, overhead=0.0, same_loss=True)
+    assert str(dataclasses.replace(curve, measured=(measured,))).splitlines() == [
+        str(none), str(plain), "plain, measured: peak 1.00 MiB, 2.00 ms, +0.0 %"
+    ]  # fmt: skip
     assert str(none) == "budget 1000 B: no plan" and str(plain).startswith("budget 1.00 TiB: peak ")
     assert str(plain).endswith("s, +0.0 %")
 
@@ -988,6 +993,10 @@ def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:
         ct.checkpoint_sequential([split, join], input=x)
     with pytest.raises(ValueError, match="between 1 and"):
         ct.checkpoint_sequential([split, join], 3, x)
+    with pytest.raises(TypeError, match="segments .* not '3MiB'; a budget is given by name"):
+        ct.checkpoint_sequential([split, join], "3MiB", x)
+    with pytest.raises(TypeError, match="checkpoint_sequential has no option 'pases'; did you mean passes"):
+        ct.checkpoint_sequential([split, join], input=x, budget="1MiB", pases=1)
 
 
 # -- threads --------------------------------------------------------------------------------------------------

@@ -218,6 +218,10 @@ def checkpoint_sequential(
 def _in_segments(
     chain: Sequence[Callable[..., Any]], segments: int, value: Any, preserve_rng_state: bool, kwargs: Mapping[str, Any]
 ) -> Any:
+    if not isinstance(segments, int):
+        raise TypeError(
+            f"segments is how many there shall be, not {segments!r}; a budget is given by name: budget='2GiB'"
+        )
     if not 1 <= segments <= len(chain):
         raise ValueError(f"segments must lie between 1 and the number of functions, {len(chain)}; it is {segments}")
     length = len(chain) // segments
@@ -247,9 +251,8 @@ def _planned_chain(
     if key not in _chains:
         made = _Chained(chain, kwargs)
         defaults = {"scope": "activations", "blocks": made.links, "progress": False}
-        to_profile, to_plan, unknown = _sorted_options({**defaults, **options})
-        if unknown:
-            raise TypeError(f"checkpoint_sequential has no option {', '.join(unknown)}")
+        check_names(options, [*PROFILE_OPTIONS, *PLAN_OPTIONS, *solver_options()], "checkpoint_sequential")
+        to_profile, to_plan, _ = _sorted_options({**defaults, **options})
         _chains[key] = made, plan(profile(made, arguments, **to_profile), budget, **to_plan)
         while len(_chains) > _CHAINS_KEPT:
             _chains.popitem(last=False)

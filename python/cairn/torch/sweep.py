@@ -90,6 +90,10 @@ class Measurement(Way):
     overhead: float
     same_loss: bool | None
 
+    def __str__(self) -> str:
+        peak, time = cairn.format_bytes(self.peak_bytes), cairn.format_ns(self.step_ns)
+        return f"{self.name}, measured: peak {peak}, {time}, {100 * self.overhead:+.1f} %"
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep(Sequence[Point]):
@@ -118,6 +122,9 @@ class Sweep(Sequence[Point]):
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, (*self.points, *self.measured)))
 
     @property
     def curves(self) -> dict[str, tuple[Point, ...]]:

@@ -29,7 +29,7 @@ import executor_support
 import torch_models
 from cairn.torch import check, memory, opened
 from cairn.torch.held_outside import counted_for
-from cairn.torch.prints import fingerprint
+from cairn.torch.prints import _sum, fingerprint
 from cairn.torch.stages import StageRef
 from cairn.torch.untouched import untouched
 
@@ -236,10 +236,10 @@ def test_kernels_that_take_more_for_larger_gradients_keep_to_their_peak() -> Non
     assert peaks[0] < peaks[2]
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [lambda t: t, lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:, None].expand(-1, 3, -1), lambda t: t > 0],
-)
+SHOWN = [lambda t: t, lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[:, None].expand(-1, 3, -1), lambda t: t > 0]
+
+
+@pytest.mark.parametrize("shown", SHOWN)
 def test_fingerprints_tell_tensors_apart_and_take_next_to_no_memory(shown: Any) -> None:
     tensor = torch.randn(512, 512)
     other = tensor.clone()
@@ -251,3 +251,16 @@ def test_fingerprints_tell_tensors_apart_and_take_next_to_no_memory(shown: Any) 
         fingerprint(looked_at)
         end = meter.mark()
     assert meter.peak(begin, end) - meter.level(begin) <= 2**14
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_fingerprints_wait_for_an_accelerator_once(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the CPU stands for it."""
+    waited = []
+    monkeypatch.setattr("cairn.torch.prints._checksum", _sum)
+    monkeypatch.setattr(torch.Tensor, "__int__", lambda tensor: waited.append(tensor) or tensor.item())
+    tensor = torch.randn(512, 512)
+    other = tensor.clone()
+    other[300, 100].neg_()
+    assert fingerprint(shown(tensor)) == fingerprint(shown(tensor.clone())) != fingerprint(shown(other))
+    assert len(waited) == 3

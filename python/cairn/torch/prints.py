@@ -1,7 +1,8 @@
 """Fingerprints of tensors: numbers that almost surely differ where two tensors of one shape do, by a bit or more.
 
 They are taken while a step runs within its budget, so they take next to no memory. A tensor that lies in memory without
-gaps is read where it is; another one is split into halves until pieces are small enough to be copied.
+gaps is read where it is; another one is split into halves until pieces are small enough to be copied. An accelerator
+adds up by itself, and is waited for once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from . import memory
 
 _PIECE_ELEMENTS = 2048  # of copies
-_CHUNK_ELEMENTS = 2**16  # of an accelerator's memory, added up at once
+_CHUNK_ELEMENTS = 2**16  # of an accelerator's memory, copied or added up at once
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -25,10 +26,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
     if not memory.has_storage(tensor) or tensor.numel() == 0:
         return 0
     plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    read, value = (_checksum if tensor.is_cpu else _sum), 0
-    for piece in _pieces(_stored(plain.detach().resolve_neg())):
-        value = read(piece, value)
-    return value
+    return (_checksum if tensor.is_cpu else _sum)(_stored(plain.detach().resolve_neg()))
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,31 +38,35 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Parts of a tensor one after the other, each without gaps."""
+def _pieces(tensor: torch.Tensor, copied: int) -> Iterator[torch.Tensor]:
+    """Parts of a tensor one after the other, each without gaps; copies of so many elements at most."""
     if tensor.is_contiguous():
         yield tensor
-    elif tensor.numel() <= _PIECE_ELEMENTS:
+    elif tensor.numel() <= copied:
         yield tensor.contiguous()
     else:
         dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
         half = tensor.size(dim) // 2
-        yield from _pieces(tensor.narrow(dim, 0, half))
-        yield from _pieces(tensor.narrow(dim, half, tensor.size(dim) - half))
+        yield from _pieces(tensor.narrow(dim, 0, half), copied)
+        yield from _pieces(tensor.narrow(dim, half, tensor.size(dim) - half), copied)
 
 
-def _checksum(piece: torch.Tensor, value: int) -> int:
+def _checksum(tensor: torch.Tensor) -> int:
     """Of the bytes as they are in the host's memory."""
-    nbytes = piece.numel() * piece.element_size()
-    return zlib.crc32((ctypes.c_char * nbytes).from_address(piece.data_ptr()), value)
-
-
-def _sum(piece: torch.Tensor, value: int) -> int:
-    """Of the elements' bits, weighted by their places."""
-    flat = piece.reshape(-1)
-    flat = flat.view(torch.uint8) if flat.dtype is torch.bool else flat
-    bits = flat.view(_INTEGERS[flat.element_size()])
-    weights = torch.arange(1, min(_CHUNK_ELEMENTS, bits.numel()) + 1, device=bits.device)
-    for chunk in bits.split(_CHUNK_ELEMENTS):
-        value = (value * 31 + int((chunk.to(torch.int64) * weights[: chunk.numel()]).sum())) % 2**64
+    value = 0
+    for piece in _pieces(tensor, _PIECE_ELEMENTS):
+        nbytes = piece.numel() * piece.element_size()
+        value = zlib.crc32((ctypes.c_char * nbytes).from_address(piece.data_ptr()), value)
     return value
+
+
+def _sum(tensor: torch.Tensor) -> int:
+    """Of the elements' bits, weighted by their places."""
+    weights = torch.arange(1, min(_CHUNK_ELEMENTS, tensor.numel()) + 1, device=tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in _pieces(tensor, _CHUNK_ELEMENTS):
+        flat = piece.view(-1)
+        flat = flat.view(torch.uint8) if flat.dtype is torch.bool else flat
+        for chunk in flat.view(_INTEGERS[flat.element_size()]).split(_CHUNK_ELEMENTS):
+            total.mul_(31).add_((chunk.to(torch.int64) * weights[: chunk.numel()]).sum())
+    return int(total)

@@ -686,6 +686,23 @@ def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
         parcels[1].wait_out()
 
 
+@pytest.mark.parametrize("transfers", ["streams", "one stream"], indirect=True)
+def test_a_step_begins_without_waiting_for_the_device(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a copy is under way that nobody has waited for: it has memory that is another's then."""
+    parcels = [transfers.offload(i, [numbers(10, start=i)], 40 * i) for i in range(3)]
+    come_back = list(map(again, parcels))
+    with monkeypatch.context() as patched:
+        patched.delattr(fake_streams.Stream, "synchronize")
+        transfers.begin_step()
+    sent = transfers.offload("next", [numbers(10, start=7)], 0)
+    dropped = transfers.offload("dropped", [numbers(10)], 40)
+    assert torch.equal(again(sent)[0], numbers(10, start=7))
+    assert [int(tensor[0]) for [tensor] in come_back] == [0, 1, 2]
+    del dropped
+    transfers.begin_step()
+    assert not transfers._lanes.unfinished()
+
+
 # -- endings -------------------------------------------------------------------------------------------------
 
 

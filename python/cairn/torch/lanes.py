@@ -380,10 +380,12 @@ class StreamLanes:
         return self._unfinished
 
     def restart(self) -> None:
-        """Waits until nothing is copied, and forgets the trace."""
+        """Waits for copies that nobody has waited for, and forgets the trace. What is computed from here on comes after
+        the others as it is, and so do the next step's copies.
+        """
         self.require_usable()
-        for stream in set(self._streams.values()):
-            stream.synchronize()
+        if any(copy.pieces for copy in self.unfinished()):
+            self.release()
         self._unfinished, self.trace = [], []
 
     def close(self) -> None:

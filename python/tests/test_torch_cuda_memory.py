@@ -84,6 +84,26 @@ def test_what_must_fit_is_what_the_allocator_takes(monkeypatch: pytest.MonkeyPat
     assert meter.level(end) == meter.excess == 0
 
 
+def test_meters_of_models_that_train_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sees the peaks that the others' marks end, and what was there before it in none."""
+    allocator = Allocator()
+    allocator.install(monkeypatch)
+    first, second = memory.meter_for(CUDA), memory.meter_for(CUDA, taken=True)
+    with first:
+        begins = first.mark()
+        allocator.take(5 * MIB, 6 * MIB)
+        allocator.take(-4 * MIB, -5 * MIB)
+        with second:
+            begin = second.mark()
+            allocator.take(2 * MIB, 3 * MIB)
+            allocator.take(-2 * MIB, -3 * MIB)
+            end = second.mark()
+        allocator.take(1 * MIB, 1 * MIB)
+        ends = first.mark()
+    assert first.peak(begins, ends) == 5 * MIB and first.level(ends) == 2 * MIB
+    assert second.peak(begin, end) == 3 * MIB and second.level(end) == 0
+
+
 def test_an_allocator_that_counts_only_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = Allocator("cudaMallocAsync")
     allocator.install(monkeypatch)

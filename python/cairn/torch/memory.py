@@ -13,8 +13,9 @@ import ctypes
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -203,43 +204,61 @@ _before_profilers = _compat.BeforeProfilers(CpuMeter.give_way)
 class CudaMeter(Meter):
     """Reads the caching allocator's counters; they are kept on the host, so no synchronisation is needed.
 
+    A device has one counter of peaks, which begins anew at each mark. Several meters may run, of models that train in
+    turns; so what the counter has seen by then is told to all of them.
+
     taken: of what the allocator takes, rather than of what it is asked for.
     """
+
+    _running: ClassVar[weakref.WeakSet[CudaMeter]] = weakref.WeakSet()
+    _turn: ClassVar[threading.Lock] = threading.Lock()  # one thread's at a time
 
     def __init__(self, device: torch.device, taken: bool = False) -> None:
         self._device = device
         # an allocator that counts only what it takes does not round
         counts_both = torch.cuda.get_allocator_backend() == "native"
         self._counter = "requested_bytes" if counts_both and not taken else "allocated_bytes"
+        self._level = self._peak = 0  # now, and since the last mark
 
     def __enter__(self) -> CudaMeter:
         self._levels, self._peaks = [], []
-        self._start = self._read()["current"]
-        torch.cuda.reset_peak_memory_stats(self._device)
+        with CudaMeter._turn:
+            CudaMeter._running.add(self)
+        self._begin_section()
+        self._start = self._level
         return self
 
     def mark(self) -> int:
-        self._close_section()
-        self._levels.append(self._read()["current"] - self._start)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peak = self._begin_section()
+        if self._levels:
+            self._peaks.append(peak - self._start)
+        self._levels.append(self._level - self._start)
         return len(self._levels) - 1
 
     def __exit__(self, *exc: object) -> None:
-        self._close_section()
+        self.mark()
+        self._levels.pop()
+        with CudaMeter._turn:
+            CudaMeter._running.discard(self)
 
-    def _close_section(self) -> None:
-        if self._levels:
-            self._peaks.append(self._read()["peak"] - self._start)
+    def _begin_section(self) -> int:
+        """Has the counter of peaks begin anew; the peak of the section that ends."""
+        with CudaMeter._turn:
+            counters = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
+            for meter in CudaMeter._running:
+                if meter._device == self._device:
+                    meter._see(counters)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            peak, self._peak = self._peak, self._level
+        return peak
 
-    def _read(self) -> Mapping[str, int]:
-        counters = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
+    def _see(self, counters: Mapping[str, Any]) -> None:
         if not counters:  # before anything was allocated
-            return {"current": 0, "peak": 0}
+            return
         asked, taken = counters[self._counter]["all"], counters["allocated_bytes"]["all"]
         if asked["peak"] > 0:
             self.excess = max(self.excess, taken["peak"] / asked["peak"] - 1)
-        found: Mapping[str, int] = asked
-        return found
+        self._level, self._peak = asked["current"], max(self._peak, asked["peak"])
 
 
 def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,10 +198,32 @@ class Runtime:
 def test_a_slab_that_cannot_be_pinned_is_an_error_here_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch, "ones", runtime.launch)
     with pytest.raises(TierUnavailable, match="cannot be pinned"):
         open_tier("host", MIB, CUDA)
     assert not runtime.has_failed
+
+
+def test_pinning_uses_no_device_but_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, used = [torch.device("cuda", 0)], []
+
+    @contextlib.contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def call(*_: Any) -> int:
+        used.append(current[-1])
+        return 0
+
+    runtime = SimpleNamespace(cudaHostRegister=call, cudaHostUnregister=call)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    other = torch.device("cuda", 1)
+    open_tier("host", MIB, other).close()
+    assert used == [other, other]
 
 
 def test_a_default_device_is_for_the_model_alone() -> None:

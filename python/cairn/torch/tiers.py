@@ -120,7 +120,8 @@ class HostTier(Tier):
         while self._pieces:
             _, piece = self._pieces.pop()
             if self._is_pinned and os.getpid() == self._process:
-                torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
+                with torch.cuda.device(self._device):
+                    torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
         self.capacity_bytes = 0
 
     @property
@@ -160,7 +161,9 @@ def _host_memory(count: int) -> torch.Tensor:
 
 
 def _pin(memory: torch.Tensor, device: torch.device) -> None:
-    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    """For all devices; but the call takes memory of the one that is current, where the process does not use it yet."""
+    with torch.cuda.device(device):
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
     if code != 0:
         with contextlib.suppress(RuntimeError):  # CUDA remembers the failure, and torch would raise it somewhere else
             torch.ones(1, device=device)

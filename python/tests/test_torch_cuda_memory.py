@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -265,3 +266,12 @@ def test_copies_of_buffers_that_nobody_compares_are_counted(monkeypatch: pytest.
     assert profile.resident[copied] - before >= 7 * model[0].mask.nbytes
     for point in ct.sweep(profile, 4):
         assert ct.verify(model, ct.plan(profile, point.budget_bytes), x, loss_fn=loss_fn).ok
+
+
+def test_a_step_of_training_takes_until_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3))), torch.randn(16, 32)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1)
+    monkeypatch.setattr("cairn.torch.clock.wait_for", lambda device: time.sleep(0.05))
+    model(x).sum().backward()
+    measured = ct.report(model).measured
+    assert measured is not None and measured.step_ns >= 50_000_000

@@ -299,8 +299,8 @@ class _Notes:
         return result
 
     def _now(self) -> int:
-        if self._timed is not None and self._timed.type == "cuda":
-            torch.cuda.synchronize(self._timed)
+        if self._timed is not None:
+            clock.wait_for(self._timed)
         return clock.read()
 
     def _value(self, tensor: torch.Tensor, root: Root | None = None, before: int = -1) -> Value:

@@ -16,7 +16,7 @@ from cairn import format_bytes
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from . import _compat, memory
+from . import _compat, clock, memory
 from .arguments import ACCUMULATED, check_call, check_plan
 from .attributes import Attributes
 from .errors import BudgetExceeded, VerificationFailed
@@ -188,12 +188,12 @@ class _Runs:
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
         gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules(), with_large=True)
+        clock.wait_for(self._device)
         first = meter.mark()
         began = time.perf_counter_ns()
         output, loss = self._sample.forward()
         backward_of(output, loss)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        clock.wait_for(self._device)
         took = time.perf_counter_ns() - began
         last = meter.mark()
         outcome = _Outcome(
@@ -426,10 +426,15 @@ class Watch:
         self._resident = resident_of(plan, self._gradient_bytes) + self._unforeseen
         self._of(plan).in_vain += 1  # until it is judged
         self._forwards, self._together, self._seen, self._uncounted = [], 1, set(), 0
-        self._meter, self._last = memory.meter_for(memory.device_of(module), interruptible=True, taken=True), None
+        self._device, self._last = memory.device_of(module), None
+        self._meter = memory.meter_for(self._device, interruptible=True, taken=True)
         self._meter.__enter__()
         self._first = self._meter.mark()
-        self._began = time.perf_counter_ns()
+        self._began = self._now()
+
+    def _now(self) -> int:
+        clock.wait_for(self._device)
+        return time.perf_counter_ns()
 
     def forward_ended(self, output: Any) -> None:
         """The step's forward has returned this."""
@@ -458,8 +463,8 @@ class Watch:
         if self._meter is not None and not self._meter.is_here():
             self._disturbed = True
         elif self._meter is not None:
-            self._took = time.perf_counter_ns() - self._began
             self._last = self._meter.mark()
+            self._took = self._now() - self._began
             module = self._module()
             if module is not None:
                 self._uncounted = uncounted_bytes(self._plan, module, self._gradient_bytes)

@@ -100,7 +100,7 @@ class Comparison:
         with turn() as run:
             began = clock.read()
             self._step(run)
-            self._synchronize()
+            clock.wait_for(self._device)
             taken = clock.read() - began
         self._release()
         return taken
@@ -113,7 +113,7 @@ class Comparison:
         existing = self._plan.gradients == ACCUMULATED
         for p in self._sample.model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        self._synchronize()
+        clock.wait_for(self._device)
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor | None:
         """Forward and backward."""
@@ -126,10 +126,6 @@ class Comparison:
         self._attributes.restore()
         for p in self._sample.model.parameters():
             p.grad = None
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def _summed_up(first: _First, taken: Sequence[int], plain: _First | str, plain_times: Sequence[int]) -> Steps:

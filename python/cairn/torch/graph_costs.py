@@ -57,8 +57,7 @@ def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.de
     values, times = LiveValues(program, externals), []
 
     def now() -> int:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        clock.wait_for(device)
         return clock.read()
 
     def compute(v: int) -> None:

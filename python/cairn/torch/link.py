@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import cairn
 import torch
 
+from . import clock
 from .tiers import open_tier
 from .transfers import Parcel, Transfers
 
@@ -104,8 +105,7 @@ def _return(parcel: Parcel) -> None:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    clock.wait_for(device)
     return time.perf_counter()
 
 

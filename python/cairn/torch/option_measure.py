@@ -385,8 +385,7 @@ class _Proofs:
             del again
 
     def _now(self) -> int:
-        if self._run.device.type == "cuda":
-            torch.cuda.synchronize(self._run.device)
+        clock.wait_for(self._run.device)
         return clock.read()
 
 

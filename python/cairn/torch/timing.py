@@ -54,8 +54,7 @@ class TimePasses:
             stage.again_ns = mechanism.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
     def _now(self) -> int:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        clock.wait_for(self._device)
         return clock.read()
 
     def _step(self) -> None:

@@ -59,7 +59,8 @@ class Allocator:
 
 def test_what_tensors_ask_for_adds_up_whatever_blocks_they_get(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = Allocator()
-    allocator.take(100 * MIB, 101 * MIB)
+    allocator.take(100 * MIB, 150 * MIB)
+    allocator.take(0, -49 * MIB)
     allocator.install(monkeypatch)
     meter = memory.meter_for(CUDA)
     with meter:

@@ -225,7 +225,7 @@ class CudaMeter(Meter):
         with CudaMeter._turn:
             CudaMeter._running.add(self)
         self._begin_section()
-        self._start = self._level
+        self._start, self.excess = self._level, 0.0  # what was before is of no importance
         return self
 
     def mark(self) -> int:

@@ -54,11 +54,19 @@ static bool is_candidate(const crn_solver *solver, const crn_task *task)
            crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
 }
 
+/* Where no solver takes the problem, the first one that is for such problems says why it does not. */
 static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
 {
+    bool is_chain = cairn_problem_kind_of(task->problem) == CAIRN_KIND_CHAIN;
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
         if (is_candidate(*solver, task))
             return CAIRN_OK;
+    for (const crn_solver *const *solver = crn_solvers; *solver; solver++) {
+        const cairn_solver_info *info = &(*solver)->info;
+        if ((is_chain ? info->takes_chains : info->takes_graphs) &&
+            info->minimizes_memory == task->settings->minimize_memory)
+            return crn_solver_accepts(*solver, task, error);
+    }
     return crn_fail(error, CAIRN_UNSUPPORTED, "no solver takes this problem with these options");
 }
 

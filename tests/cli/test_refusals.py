@@ -107,6 +107,11 @@ def test_a_solver_that_does_not_serve_names_those_that_do(cairn, problem, words,
     assert "brute" not in message
 
 
+def test_where_no_solver_serves_the_first_says_why(cairn):
+    cairn.file("p", chain(stage(), stage(no_recompute=True)))
+    assert "stage 2 must not be" in expect_refusal(cairn, "solve", "p", "--minimize", "memory")["message"]
+
+
 def test_json_and_standard_output_exclude_each_other(cairn):
     cairn.file("p", CHAIN)
     done = cairn("solve", "p", "--budget", "none", "-o", "-", "--json")

@@ -485,7 +485,9 @@ def test_the_command_line_reads_what_is_in_a_plan(resnet_profile: ct.Profile) ->
     data = json.loads(json.dumps(plan.to_json()))
     chain = cairn.Chain.from_json(json.dumps(data["problem"]))
     schedule = cairn.Schedule.from_json(chain, json.dumps(data["schedule"]))
-    assert cairn.verify(chain, schedule, plan.budget_bytes).replay.peak_bytes == plan.peak_bytes
+    assert cairn.verify(chain, schedule, plan.budget_bytes).replay.peak_bytes == plan.peak_bytes == schedule.peak_bytes
+    assert cairn.verify(chain, schedule).budget_bytes == plan.budget_bytes - plan.reserve_bytes
+    assert schedule.makespan_ns == plan.step_ns and schedule.solver == plan.solver
     assert [ref["name"] for ref in data["stages"]] == [stage.name for stage in chain.stages]
 
 

@@ -339,6 +339,20 @@ class _Chosen:
             counted=answer.counted,
         )
 
+    def recorded(self, budget_bytes: int) -> dict[str, Any]:
+        """The schedule as a file that says for which budget it was made, and what it takes."""
+        problem, ops = _chain_of(self.problem), self.schedule.ops
+        replay = cairn.simulate(problem, cairn.Schedule.from_ops(problem, ops), budget_bytes)
+        made = cairn.Schedule.from_ops(
+            problem,
+            ops,
+            solver=self.solver,
+            budget_bytes=budget_bytes,
+            makespan_ns=replay.makespan_ns,
+            peak_bytes=replay.peak_bytes,
+        )
+        return dict(json.loads(made.to_json()))
+
     @classmethod
     def of_journey(cls, journey: Journey) -> _Chosen:
         """A schedule with transfers."""
@@ -450,7 +464,7 @@ class Task:
             solver=chosen.solver,
             outcome=chosen.outcome,
             problem=chosen.problem,
-            schedule=json.loads(chosen.schedule.to_json()),
+            schedule=chosen.recorded(room.usable_bytes),
             stages=profile.refs,
             resident=self._resident(chosen),
             held=profile.held_by_name,

@@ -574,6 +574,19 @@ def test_what_is_measured_and_swept_prints_for_people(resnet_profile: ct.Profile
     assert str(plain).endswith("s, +0.0 %")
 
 
+def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6))), torch.randn(4, 32)
+    least = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=model), UNLIMITED).least_budget_bytes
+    with ct.budget(model, least + 2**15, x, loss_fn=torch.sum, passes=1, blocks=model) as handle:
+        model(x).sum().backward()
+        assert handle.report().notes == () and "otherwise" not in str(handle.report())
+        del model[5]
+        model(x).sum().backward()
+        assert handle.report().notes == ("planned blocks did not run: 5",)
+        assert "otherwise   planned blocks did not run: 5" in str(handle.report())
+        assert handle.report().to_json()["notes"] == list(handle.report().notes)
+
+
 def test_reports_name_blocks_that_are_always_kept() -> None:
     step = torch_models.resnet()
     report = ct.explain(ct.plan(profiled(step, keep="layers.1"), UNLIMITED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import warnings
 import weakref
@@ -135,7 +136,8 @@ def report(model: nn.Module) -> Report:
     if applied is None:
         raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
     watch = applied.shapes.watched_by
-    return explain(applied.plan, None if watch is None else watch.measured(applied.plan), applied.plans)
+    found = explain(applied.plan, None if watch is None else watch.measured(applied.plan), applied.plans)
+    return dataclasses.replace(found, notes=tuple(applied.executor.notes))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from .plan import Plan
 from .shapes import ShapePlan
 from .stages import told
 
+NOTES_SHOWN = 4  # of those that say what the latest step did otherwise; the data has all
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -83,6 +85,7 @@ class Report:
     measured: Measured | None = None
     shapes: tuple[ShapePlan, ...] = ()  # the plans of the model by shape, this one among them
     offloading: Offloaded | None = None
+    notes: tuple[str, ...] = ()  # what was not as planned in the latest step
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -135,6 +138,7 @@ class Report:
         data["floor_at"], data["floor_bytes"] = self.floor_at, dict(self.floor)
         data["measured"] = None if self.measured is None else dataclasses.asdict(self.measured)
         data["shapes"] = [_shape_data(entry) for entry in self.shapes]
+        data["notes"] = list(self.notes)
         data["stages"] = [dataclasses.asdict(row) for row in self.rows]
         return data
 
@@ -167,6 +171,9 @@ class Report:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
             lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
+        lines += [f"  otherwise   {note}" for note in self.notes[:NOTES_SHOWN]]
+        if len(self.notes) > NOTES_SHOWN:
+            lines.append(f"              and {len(self.notes) - NOTES_SHOWN} more")
         return lines
 
     def _travelling(self) -> list[str]:

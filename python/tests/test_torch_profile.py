@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
+import cProfile
+import importlib
 import itertools
+import pstats
 import random
 import time
 import types
@@ -1022,6 +1025,15 @@ def test_meter_reads_levels_and_peaks() -> None:
         del last
     assert (meter.level(a), meter.level(b), meter.level(c)) == (0, 4000, 1000)
     assert (meter.peak(a, b), meter.peak(b, c), meter.peak(a, c)) == (24000, 4000, 24000)
+
+
+def test_a_profile_can_be_profiled() -> None:
+    importlib.import_module("torch._dynamo")  # its calls are watched for
+    python = cProfile.Profile()
+    python.enable()
+    profiled(torch_models.branches())
+    python.disable()
+    assert any(function == "measure_optimizer" for _, _, function in pstats.Stats(python).stats)  # type: ignore[attr-defined]
 
 
 def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not() -> None:

@@ -265,7 +265,15 @@ def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(before)
+        _profile_by(before)
+
+
+def _profile_by(profiler: Any) -> None:
+    """Makes what `sys.getprofile` returned the profiler of this thread again; that of cProfile is no function."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        profiler.enable()
 
 
 def is_compiled_function(function: Any) -> bool:

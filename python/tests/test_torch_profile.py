@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import mechanism, memory, option_measure, profiler, waiting
+from cairn.torch import _compat, mechanism, memory, option_measure, profiler, waiting
 from cairn.torch.blocks import Block
 from cairn.torch.optimizer import KeptStates, measure_optimizer
 from cairn.torch.stage_measure import StageMeasure
@@ -1025,6 +1025,31 @@ def test_meter_reads_levels_and_peaks() -> None:
         del last
     assert (meter.level(a), meter.level(b), meter.level(c)) == (0, 4000, 1000)
     assert (meter.peak(a, b), meter.peak(b, c), meter.peak(a, c)) == (24000, 4000, 24000)
+
+
+def test_a_meter_hides_operators_from_its_events_and_shows_them_to_the_next_profiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are many more than what a meter looks at, in blocks of many small operations."""
+    if not hasattr(torch._C._autograd, "_enable_profiler_legacy"):
+        pytest.skip("torch has no profiler of events in order")
+    read, kinds = _compat._legacy_events, []
+
+    def noted(threads: Any, prefix: str) -> Any:
+        kinds.extend(event.kind() for thread in threads for event in thread)
+        return read(threads, prefix)
+
+    monkeypatch.setattr(_compat, "_legacy_events", noted)
+    value = torch.ones(10)
+    with memory.CpuMeter() as meter:
+        meter.mark()
+        for _ in range(20):
+            value = value + 1
+        meter.mark()
+    assert kinds.count("push") == 2 and kinds.count("memory_alloc") >= 40
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as later:
+        value + 1
+    assert "aten::add" in {event.key for event in later.key_averages()}
 
 
 def test_a_profile_can_be_profiled() -> None:

@@ -84,7 +84,8 @@ class AllocatorEvents:
     """Records every allocation and release of the CPU allocator in this thread, and named marks between them.
 
     The event-list profiler keeps the order of events exactly and costs microseconds to start. Where torch no longer has
-    it, the kineto profiler gives the same events with time stamps.
+    it, the kineto profiler gives the same events with time stamps. Operators, which it would write down as well, are
+    hidden from it.
     """
 
     def __init__(self) -> None:
@@ -101,21 +102,28 @@ class AllocatorEvents:
         from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
         enable(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+        _show_functions(False)
 
     def mark(self, name: str) -> None:
+        _show_functions(True)
         with torch.autograd.profiler.record_function(name):
             pass
+        _show_functions(self._kineto is not None)
 
     def stop(self, prefix: str) -> None:
         """Ends the recording; marks are the events whose name begins with `prefix`."""
         _quiet.end()
         if self._kineto is None:
+            _show_functions(True)
             self.events = _legacy_events(torch._C._autograd._disable_profiler_legacy(), prefix)
             return
         profiler, self._kineto = self._kineto, None
         profiler.__exit__(None, None, None)
         self.events = _kineto_events(profiler, prefix)
 
+
+# whether this thread's operators and `record_function` show in profiles
+_show_functions: Callable[[bool], None] = getattr(torch._C._autograd, "_enable_record_function", lambda shown: None)
 
 LOG_ERRORS = 2
 

@@ -24,6 +24,7 @@ from cairn.torch.block_options import (
     STEP_NS,
     Choice,
     _Model,
+    _Network,
     _thinned,
     _with_steady_times,
     candidates,
@@ -200,6 +201,27 @@ def test_a_block_of_very_many_operations_is_cut_a_few_times(monkeypatch: pytest.
     assert len(found) == MAX_OPTIONS and found[0].rebuild_ns == 0 and found[-1].kept_bytes == 0
     steps = [a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(found)]
     assert max(steps) < found[0].kept_bytes / 4, steps
+
+
+def test_cuts_at_prices_between_others_are_those_of_a_fresh_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies apart in a network is cut anew only where the cuts on both sides differ."""
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(30):
+            x = torch.tanh(F.dropout(gelu(x), 0.3) * 1.5)
+        return x
+
+    graph = Recorded(function, leaf(8, 8)).graph
+    for index, op in enumerate(graph.operations):
+        op.nanoseconds = 1000 + 37 * index % 5000
+    cut, count = _Network.source_side, itertools.count()
+    monkeypatch.setattr(_Network, "source_side", lambda network, *price: (next(count), cut(network, *price))[1])
+    prices = [(random.Random(i).randrange(1, 10**6), random.Random(-i).randrange(1, 10**4)) for i in range(40)]
+    model = _Model(graph)
+    found = [model.cheapest(*price) for price in prices]
+    cuts, pieces = next(count), len(model._pieces)
+    assert pieces > 60 and cuts < len(prices) * pieces / 2, (cuts, pieces)
+    assert found == [_Model(graph).cheapest(*price) for price in prices]
 
 
 def test_thinning_keeps_the_ends() -> None:

@@ -14,6 +14,12 @@ where o may not be replayed; r(o) -> a(u), infinite. (This is the cut of the min
 with times on the operations beside bytes on the values.) All points of the hull are found by cutting at the price of
 the line between two known ones, and again on both sides of every new point; prices are integers, so they are exact.
 
+The network is small. What is surely on the source's side, a(v) of saved values, is one with the source: the edge to
+r(o) is the source's. What runs again only if something runs again that may not be replayed is surely on the sink's
+side and left out. The rest falls into pieces that have nothing in common but source and sink, mostly of a few
+operations, for saved values lie between them. Each piece is cut by itself; and not at all where it was cut alike at a
+higher and at a lower price of bytes, for then it is in between, too.
+
 Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noise may also be kept as one bit per
 element (a byte, where it is not on the CPU): the drawing is split into an operation that draws the mask, and one that
 turns a mask into noise; the mask is one more value that can be kept.
@@ -21,18 +27,20 @@ turns a mask into noise; the mask is one more value that can be kept.
 Seeds. Kernels of attention on CUDA save the seed and offset that they drew from, and do not write them where they drew
 nothing: these differ in every run. What is that small is kept, also where the operation that makes it runs again.
 
-Cost. One cut of a block of n operations takes O(n) augmentations in practice: some milliseconds for a hundred
-operations, and there are about two cuts for each point of the hull. Where n is large, for a block that loops over what
-it is given, a cut takes up to O(n^2), and measured times make a point of nearly each operation. So cuts are limited by
-work, and the next one is always made where most may lie below the hull that is known.
+Cost. One cut of a block of n operations takes O(n) in practice: a millisecond or two for a hundred operations, and
+there are about two cuts for each point of the hull. Where n is large, for a block that loops over what it is given, a
+piece may be large, too, and take up to O(n^2), and measured times make a point of nearly each operation. So cuts are
+limited by work, and the next one is always made where most may lie below the hull that is known.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from fractions import Fraction
 
 from torch.utils.flop_counter import flop_registry
 
@@ -197,6 +205,9 @@ def _keeps_zeros(op: Operation) -> bool:
 
 # -- the cut -------------------------------------------------------------------------------------------------
 
+#: The nodes on the source's side of a cut.
+Side = list[tuple[str, int]]
+
 
 class _Model:
     """A block's choices as a network; see the top of this file."""
@@ -209,6 +220,9 @@ class _Model:
         self._free = self._free_values()
         made = (v for v in graph.values if v.storage in graph.returned and v.root is None and not v.overwritten)
         self._outputs = {v.index for v in made} if ideal else set()
+        self._saved = self._outputs.union(self._sources)
+        self._pieces = self._found_pieces()
+        self._cuts: list[tuple[Fraction, list[Side]]] = [(Fraction(0), [[] for _ in self._pieces])]  # by price of bytes
         self.total_ns = sum(self._time(op) for op in graph.operations) * 2
 
     def _time(self, op: Operation) -> int:
@@ -234,7 +248,7 @@ class _Model:
         return 0 if found.root is not None or value in self._free else found.nbytes
 
     def keep_everything(self) -> Choice:
-        kept = sum(self.bytes_of(v) for v in self._outputs.union(self._sources))
+        kept = sum(map(self.bytes_of, self._saved))
         return Choice(KEEP * len(self._graph.packs), kept, 0)
 
     def price(self, choice: Choice, per_byte: int, per_ns: int) -> int:
@@ -242,28 +256,56 @@ class _Model:
 
     def cheapest(self, per_byte: int, per_ns: int) -> Choice:
         """The choice of least price."""
-        network = _Network()
-        for index, op in enumerate(self._graph.operations):
-            self._add_operation(network, index, op, per_byte, per_ns)
-        for value in self._graph.values:
-            if value.root is None:
-                self._add_value(network, value.index, per_byte)
-            elif not is_always_there(self._graph, value.index) and value.index not in self._sources:
-                network.edge(("a", value.index), _Network.SINK, _Network.INFINITE)  # from outside, and not at hand
-        return self._choice(network.source_side())
+        ratio = Fraction(per_byte, per_ns)
+        place = bisect.bisect(self._cuts, ratio, key=lambda cut: cut[0])
+        around = [sides for _, sides in self._cuts[place - 1 : place + 1]]
+        sides = [
+            around[0][i] if len(around) > 1 and around[0][i] == around[1][i] else piece.source_side(per_byte, per_ns)
+            for i, piece in enumerate(self._pieces)
+        ]
+        self._cuts.insert(place, (ratio, sides))
+        return self._choice({node for side in sides for node in side})
 
-    def _add_operation(self, network: _Network, index: int, op: Operation, per_byte: int, per_ns: int) -> None:
-        node = ("r", index)
-        time = per_ns * self._time(op) if not op.reason else _Network.INFINITE
-        network.edge(node, _Network.SINK, per_ns * self._step_ns if index in self._masks else time)
-        for use in op.operands:
-            if use.value >= 0 and not is_always_there(self._graph, use.value):
-                network.edge(node, ("a", use.value), _Network.INFINITE)
-        if index in self._masks:
-            mask, draw = ("mask", index), ("draw", index)
-            network.edge(node, mask, _Network.INFINITE)
-            network.edge(mask, draw, per_byte * self._mask_bytes(index) + per_ns * self._mask_ns(index))
-            network.edge(draw, _Network.SINK, time)
+    def _found_pieces(self) -> list[_Network]:
+        """The networks of the operations that may run again, apart where nothing connects them."""
+        needs: list[Set[int] | None] = []
+        for index, op in enumerate(self._graph.operations):
+            found = self._needed(index, op)  # of what ran earlier
+            needs.append(None if found is None or any(needs[other] is None for other in found) else found)
+        gains = self._gains()
+        pieces = _connected([index for index in gains if needs[index] is not None], needs)
+        return [self._network(piece, gains, needs) for piece in pieces]
+
+    def _needed(self, index: int, op: Operation) -> Set[int] | None:
+        """The operations that run again if this one does; None where it may not."""
+        used = {use.value for use in op.operands if use.value >= 0} - self._saved
+        values = [self._graph.values[v] for v in used if not is_always_there(self._graph, v)]
+        if (op.reason and index not in self._masks) or any(value.root is not None for value in values):
+            return None
+        return {value.operation for value in values}
+
+    def _gains(self) -> dict[int, int]:
+        """By operation that made what is saved, how many bytes need not be kept if it runs again."""
+        gains: dict[int, int] = {}
+        for value in sorted(self._saved):
+            if self.bytes_of(value) and not (value in self._sources and self._stays(value)):
+                index = self._made_by(value)
+                gains[index] = gains.get(index, 0) + self.bytes_of(value)
+        return gains
+
+    def _network(self, piece: Iterable[int], gains: Mapping[int, int], needs: Sequence[Set[int] | None]) -> _Network:
+        network = _Network()
+        for index in piece:
+            op, node = self._graph.operations[index], ("r", index)
+            network.edge(_Network.SOURCE, node, gains.get(index, 0), 0)
+            for other in needs[index] or ():
+                network.edge(node, ("r", other), _Network.INFINITE, 0)
+            if index in self._masks:
+                network.edge(node, _Network.SINK, 0, self._step_ns)
+                network.edge(node, ("draw", index), self._mask_bytes(index), self._mask_ns(index))
+                node = "draw", index
+            network.edge(node, _Network.SINK, 0, self._time(op) if not op.reason else _Network.INFINITE)
+        return network
 
     def _mask_bytes(self, index: int) -> int:
         """As bits on the CPU, as bytes elsewhere."""
@@ -278,15 +320,6 @@ class _Model:
     def _mask_elements(self, index: int) -> int:
         value = self._graph.values[self._masks[index]]
         return value.nbytes // value.dtype.itemsize
-
-    def _add_value(self, network: _Network, value: int, per_byte: int) -> None:
-        if value in self._sources and self._stays(value):
-            return
-        saved = value in self._sources or value in self._outputs
-        if saved:
-            network.edge(_Network.SOURCE, ("a", value), _Network.INFINITE)
-        cost = per_byte * self.bytes_of(value) if saved else _Network.INFINITE
-        network.edge(("a", value), ("r", self._graph.values[value].operation), cost)
 
     def _choice(self, chosen: set[tuple[str, int]]) -> Choice:
         """The decisions that a cut stands for, with their bytes and time."""
@@ -324,8 +357,30 @@ class _Model:
         return self._graph.values[value].operation
 
 
+def _connected(operations: Iterable[int], needs: Sequence[Set[int] | None]) -> list[list[int]]:
+    """These operations and what they need, and that again, in groups that need nothing of each other."""
+    beside: dict[int, set[int]] = {index: set() for index in operations}
+    for index in (missing := list(beside)):  # which grows
+        for other in needs[index] or ():
+            if other not in beside:
+                beside[other] = set()
+                missing.append(other)
+            beside[index].add(other)
+            beside[other].add(index)
+    groups: list[list[int]] = []
+    met: set[int] = set()
+    for first in missing:
+        if first not in met:
+            met.add(first)
+            for index in (group := [first]):
+                group += sorted(beside[index] - met)
+                met |= beside[index]
+            groups.append(group)
+    return groups
+
+
 class _Network:
-    """A flow network, cut by Dinic's algorithm. Nodes are any hashable things."""
+    """A flow network, cut by Dinic's algorithm. Nodes are any hashable things; capacities have two prices, both > 0."""
 
     SOURCE, SINK = ("source", 0), ("sink", 0)
     INFINITE = 1 << 100
@@ -333,7 +388,7 @@ class _Network:
     def __init__(self) -> None:
         self._number: dict[tuple[str, int], int] = {}
         self._ends: list[int] = []  # of edge 2i and its reverse 2i + 1
-        self._room: list[int] = []
+        self._capacities: list[tuple[int, int]] = []  # of edge 2i
         self._edges: list[list[int]] = []  # by node
         self._node(self.SOURCE)
         self._node(self.SINK)
@@ -344,19 +399,20 @@ class _Network:
             self._edges.append([])
         return number
 
-    def edge(self, start: tuple[str, int], end: tuple[str, int], capacity: int) -> None:
+    def edge(self, start: tuple[str, int], end: tuple[str, int], nbytes: int, nanoseconds: int) -> None:
         a, b = self._node(start), self._node(end)
         self._edges[a].append(len(self._ends))
         self._edges[b].append(len(self._ends) + 1)
         self._ends += [b, a]
-        self._room += [min(capacity, self.INFINITE), 0]
+        self._capacities.append((nbytes, nanoseconds))
 
-    def source_side(self) -> set[tuple[str, int]]:
-        """The nodes on the source's side of a minimum cut, as few as possible."""
+    def source_side(self, per_byte: int, per_ns: int) -> Side:
+        """The nodes on the source's side of a minimum cut, as few as possible, the source left out."""
+        self._room = [x for b, ns in self._capacities for x in (per_byte * b + per_ns * ns, 0)]
         while True:
             levels = self._levels()
             if levels[1] < 0:
-                return {name for name, number in self._number.items() if levels[number] >= 0}
+                return [name for name, number in self._number.items() if levels[number] > 0]
             nexts = [0] * len(self._edges)
             while self._augment(levels, nexts):
                 pass

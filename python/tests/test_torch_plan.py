@@ -817,6 +817,17 @@ def test_forwards_before_one_backward_are_measured_together() -> None:
     ct.handle(model).remove()
 
 
+def test_a_step_in_another_autocast_region_than_the_profile_is_told_as_the_cause() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(512, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget=top.peak_bytes + top.reserve_bytes, passes=1, strict=True)
+    model(x).sum().backward()
+    with pytest.raises(ct.BudgetExceeded, match="made with autocast to bfloat16, and the step ran without autocast"):
+        model(x)
+    ct.handle(model).remove()
+
+
 def test_a_backward_within_the_autocast_region_is_named_where_it_takes_too_much() -> None:
     model = nn.Sequential(*(torch_models.Residual(256) for _ in range(4)))
     x, region = torch.randn(32, 256), functools.partial(torch.autocast, "cpu", torch.bfloat16)

@@ -23,7 +23,7 @@ from .errors import BudgetExceeded, VerificationFailed
 from .handle import apply, set_aside
 from .optimizer import KeptStates
 from .plan import Plan
-from .profiler import OPTIMIZER_STATE, STATE
+from .profiler import OPTIMIZER_STATE, STATE, autocast_of
 from .report import Measured
 from .sample import Sample, backward_of
 from .tree import tensors_in
@@ -427,6 +427,7 @@ class Watch:
         self._of(plan).in_vain += 1  # until it is judged
         self._forwards, self._together, self._seen, self._uncounted = [], 1, set(), 0
         self._device, self._last = memory.device_of(module), None
+        self._autocast = autocast_of(self._device)
         self._meter = memory.meter_for(self._device, interruptible=True, taken=True)
         self._meter.__enter__()
         self._first = self._meter.mark()
@@ -533,6 +534,9 @@ class Watch:
         unforeseen, module = self._unforeseen_bytes(plan), self._module()
         if module is not None and (change := plan.change_of(module)):
             return f"{change}. Profile and plan again"
+        if self._autocast != (planned := plan.fingerprint["autocast"]):
+            made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
+            return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
         if unforeseen > plan.reserve_bytes:
             return (
                 f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan "

@@ -600,6 +600,12 @@ def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]
     return notes
 
 
+def autocast_of(device: torch.device) -> str:
+    """The type that autocast casts to here; empty where it is off."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return str(torch.get_autocast_dtype(device.type)).removeprefix("torch.") if enabled else ""
+
+
 def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan holds for: versions, device, types and shapes."""
     described = [(name, str(p.dtype), list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
@@ -611,9 +617,7 @@ def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         "training": model.training,
         "device": torch.cuda.get_device_name(tensor.device) if tensor.is_cuda else tensor.device.type,
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "autocast": str(torch.get_autocast_dtype(tensor.device.type)).removeprefix("torch.")
-        if torch.is_autocast_enabled(tensor.device.type)
-        else "",
+        "autocast": autocast_of(tensor.device),
         "inputs": shapes.described(args, kwargs),
         "input_names": shapes.names_of(model, args, kwargs),
     }

@@ -585,6 +585,11 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
         assert handle.report().notes == ("planned blocks did not run: 5",)
         assert "otherwise   planned blocks did not run: 5" in str(handle.report())
         assert handle.report().to_json()["notes"] == list(handle.report().notes)
+        notes = (*(f"'{name}' ran more often" for name in "abcd"), "'e' was recorded again", "another step has copies")
+        lines = str(dataclasses.replace(handle.report(), notes=notes)).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if "otherwise" in line] == [
+        "a, b and 2 more: each ran more often", "e was recorded again", "another step has copies"
+    ]  # fmt: skip
 
 
 def test_reports_name_blocks_that_are_always_kept() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cairn import format_bytes, format_ns
@@ -14,9 +14,7 @@ from .composition import grouped
 from .itinerary import traffic_of
 from .plan import Plan
 from .shapes import ShapePlan
-from .stages import told
-
-NOTES_SHOWN = 4  # of those that say what the latest step did otherwise; the data has all
+from .stages import listed, told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,10 +169,7 @@ class Report:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
             lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
-        lines += [f"  otherwise   {note}" for note in self.notes[:NOTES_SHOWN]]
-        if len(self.notes) > NOTES_SHOWN:
-            lines.append(f"              and {len(self.notes) - NOTES_SHOWN} more")
-        return lines
+        return lines + [f"  otherwise   {note}" for note in _together(self.notes)]
 
     def _travelling(self) -> list[str]:
         found = self.offloading
@@ -269,6 +264,15 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
         return Report(plan, _rows(plan), composition, at, measured, tuple(shapes), Offloaded.of(plan))
     parts = {part.name: part.bytes for part in grouped(moment.parts, blocks)}
     return Report(plan, _rows(plan), parts, moment.text, measured, tuple(shapes), Offloaded.of(plan))
+
+
+def _together(notes: Iterable[str]) -> list[str]:
+    """What several notes say of a block each, as one: "'a' ran again" and "'b' ran again"."""
+    blocks: dict[str, list[str]] = {}
+    for note in notes:
+        name, _, rest = note[1:].partition("' ") if note.startswith("'") else ("", "", note)
+        blocks.setdefault(rest, []).append(name)
+    return [f"{listed(names)}{': each' if len(names) > 1 else ''} {rest}".strip() for rest, names in blocks.items()]
 
 
 def _rows(plan: Plan) -> tuple[Row, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,13 @@ def told(reasons: Iterable[tuple[str, str]], what: str) -> list[str]:
 def _sentence(names: list[str], what: str, reason: str) -> str:
     if len(names) == 1:
         return f"{names[0]} is {what}: it {reason}"
-    listed = [*names[:2], f"{len(names) - 2} more"] if len(names) > 3 else names
-    return f"{', '.join(listed[:-1])} and {listed[-1]} are {what}: each {reason}"
+    return f"{listed(names)} are {what}: each {reason}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, two of more than three."""
+    shortened = [*names[:2], f"{len(names) - 2} more"] if len(names) > 3 else list(names)
+    return " and ".join(filter(None, (", ".join(shortened[:-1]), shortened[-1])))
 
 
 @dataclass(frozen=True)

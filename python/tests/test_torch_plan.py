@@ -1543,6 +1543,11 @@ def test_forwards_that_are_replaced_on_instances_are_planned_to_the_same_bits() 
         pytest.raises(ct.Unsupported, match=r"a plan is at work on 0, a part of this Sequential"),
     ):
         ct.profile(nn.Sequential(model, nn.Tanh()), x, loss_fn=torch.sum)
+    with (
+        ct.apply(model, plan),
+        pytest.raises(ct.Unsupported, match="a plan is at work on a model of which this Residual is a part: remove"),
+    ):
+        ct.profile(model[2], x, loss_fn=torch.sum)
     assert isinstance(vars(model[1])["forward"], types.MethodType)
     joined = nn.Sequential(nn.Linear(32, 32), nn.ReLU(inplace=True), nn.Linear(32, 32), nn.ReLU(inplace=True))
     profile = ct.profile(joined, x, loss_fn=torch.sum, passes=1)

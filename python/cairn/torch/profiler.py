@@ -354,10 +354,12 @@ def profile(
 
 
 def _refuse_planned_parts(model: nn.Module) -> None:
-    """Raises Unsupported where a plan is at work on a part of a model that has none itself."""
+    """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
     for name, part in model.named_modules():
         if isinstance(vars(part).get("forward"), Takeover):
-            raise Unsupported(f"a plan is at work on {name}, a part of this {type(model).__name__}: remove it first")
+            kind = type(model).__name__
+            where = f"{name}, a part of this {kind}" if name else f"a model of which this {kind} is a part"
+            raise Unsupported(f"a plan is at work on {where}: remove it first")
 
 
 def _check_gradients(sample: Sample) -> None:

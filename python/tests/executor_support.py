@@ -296,16 +296,11 @@ _groups: list[object] = []
 
 
 @contextlib.contextmanager
-def no_collector(freeze: bool = False) -> Iterator[None]:
-    """What is in cycles stays; with `freeze` only what comes from now on is among the collector's objects."""
+def no_collector() -> Iterator[None]:
+    """What is in cycles stays."""
     gc.collect()
-    if freeze:
-        gc.freeze()
-    try:
-        with memory.not_collecting():
-            yield
-    finally:
-        gc.unfreeze()
+    with memory.not_collecting():
+        yield
 
 
 @contextlib.contextmanager

@@ -662,7 +662,7 @@ def settle(saved: Offload) -> None:
 def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
     model, x = build("attention")
     others = set(threading.enumerate())
-    with no_collector(freeze=True):
+    with no_collector():
         saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=8 * KIB)
         counts, capacities = [], set()
         for _ in range(50):

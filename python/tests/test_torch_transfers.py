@@ -708,7 +708,7 @@ def test_a_step_begins_without_waiting_for_the_device(transfers: Transfers, monk
 
 @pytest.mark.parametrize("kind", TIERS)
 def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Path) -> None:
-    with no_collector(freeze=True):  # so that there are few objects to count
+    with no_collector():
         transfers = Transfers(open_tier(where(kind, tmp_path), MIB), "cpu")
         counts = []
         for _ in range(50):

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import budgets, mechanism, memory
+from cairn.torch import budgets, mechanism, memory, profiler
 from cairn.torch.errors import TierUnavailable
 from cairn.torch.link import measure_link
 from cairn.torch.tiers import open_tier
@@ -158,6 +158,26 @@ def test_what_libraries_keep_is_what_a_product_leaves(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "ones", refused)
     assert memory.library_bytes(CUDA) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "found"),
+    [
+        (["cuda:0"], ["cuda:0", "cpu"], "cuda:0"),  # the lengths of packed sequences
+        (["cuda:0"], ["cpu"], "cuda:0"),  # which the model moves itself
+        (["cpu"], ["cpu"], "cpu"),
+        ([], ["cpu"], "cpu"),
+        ([], ["cpu", "cuda:1"], "cuda:1"),
+        (["cpu"], ["cuda:0"], None),
+        (["cuda:0", "cpu"], ["cuda:0"], None),
+        (["cuda:0"], ["cuda:1"], None),
+    ],
+)
+def test_a_sample_may_lie_on_the_host_in_part(model: list[str], sample: list[str], found: str | None) -> None:
+    placed, given = ([SimpleNamespace(device=torch.device(d), dim=lambda: 1) for d in of] for of in (model, sample))
+    step = SimpleNamespace(model=SimpleNamespace(parameters=lambda: placed, buffers=list), static_tensors=lambda: given)
+    with contextlib.nullcontext() if found else pytest.raises(ct.Unsupported, match="several devices"):
+        assert profiler.device_of(step) == torch.device(found or "cpu")
 
 
 # -- budgets, and the host's memory ----------------------------------------------------------------------------

@@ -335,18 +335,18 @@ def profile(
         varying = {stage.name for stage in measured.blocks if stage.keep_reason}
         sample.repeatable = [part for block in found if block.name not in varying for part in block.parts()]
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
-    taken = measure_optimizer(optimizer)
+    taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
         model_name=type(model).__name__,
         device=str(device),
         stages=tuple(measured.stages),
         resident=_resident(sample, measured, taken, workspaces),
-        input_bytes=memory.unique_bytes(sample.static_tensors(), memory.storages([*model.parameters()])),
+        input_bytes=memory.unique_bytes(given, memory.storages([*model.parameters()])),
         input_grad_bytes=measured.input_grad_bytes,
         gradient_bytes=memory.unique_bytes(p for p in model.parameters() if p.requires_grad),
         optimizer_step_bytes=taken.step_bytes,
         fingerprint=fingerprint,
-        present_bytes=_present_bytes(sample, optimizer) + workspaces,
+        present_bytes=_present_bytes(model, given, optimizer) + workspaces,
         excess=measured.excess,
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
@@ -386,15 +386,18 @@ def _check_named(model: nn.Module, **named: Any) -> None:
 
 
 def device_of(sample: Sample) -> torch.device:
-    """The one device that a model and its sample lie on."""
-    tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
-    devices = {t.device for t in tensors if t.device.type != "cpu" or t.dim() > 0}
+    """The one device that a model and its sample lie on; of a sample some may be on the host beside it, such as the
+    lengths of packed sequences.
+    """
+    cpu, placed = torch.device("cpu"), [*sample.model.parameters(), *sample.model.buffers()]
+    devices = {t.device for t in (*placed, *sample.static_tensors()) if t.device != cpu}
+    devices |= {t.device for t in placed if t.dim() > 0}
     if len(devices) > 1:
         raise Unsupported(
             f"the model and its sample lie on several devices ({', '.join(map(str, devices))}); "
             "plan each device's part by itself"
         )
-    device = devices.pop() if devices else torch.device("cpu")
+    device = devices.pop() if devices else cpu
     if device.type not in ("cpu", "cuda"):
         raise Unsupported(f"memory on {device.type!r} cannot be measured; profile on the CPU or on CUDA")
     return device
@@ -575,11 +578,11 @@ def _buffer_bytes(model: nn.Module, stage: StageMeasure) -> int:
     return memory.unique_bytes(b for m in resolve(model, stage.name).modules for b in m.buffers())
 
 
-def _present_bytes(sample: Sample, optimizer: torch.optim.Optimizer | None) -> int:
-    parameters = list(sample.model.parameters())
+def _present_bytes(model: nn.Module, given: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> int:
+    parameters = list(model.parameters())
     state = [] if optimizer is None else list(tensors_in(list(optimizer.state.values())))
     grads = [p.grad for p in parameters if p.grad is not None]
-    return memory.unique_bytes([*parameters, *sample.model.buffers(), *sample.static_tensors(), *grads, *state])
+    return memory.unique_bytes([*parameters, *model.buffers(), *given, *grads, *state])
 
 
 def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]) -> list[str]:

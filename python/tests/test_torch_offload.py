@@ -111,6 +111,18 @@ def step(model: nn.Module, x: Tensor, context: Any, autocast: bool = False) -> R
     return [loss.detach(), *grads, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
 
 
+@functools.cache
+def can_autocast(name: str) -> bool:
+    """Whether plain torch runs a network in half precision: that of LSTMs is for some processors only."""
+    model, x = build(name)
+    try:
+        step(model, x, contextlib.nullcontext(), autocast=True)
+    except RuntimeError as error:
+        assert name == "recurrent" and "primitive" in str(error)
+        return False
+    return True
+
+
 def same(one: Result, other: Result) -> bool:
     return len(one) == len(other) and all(
         a is b is None or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
@@ -147,7 +159,7 @@ def test_steps_are_bit_for_bit_the_plain_ones(
     plain_model, x = build(name)
     model, _ = build(name)
     saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)
-    for autocast in (False, True, False):
+    for autocast in (False, can_autocast(name), False):
         expected = step(plain_model, x, contextlib.nullcontext(), autocast)
         assert same(expected, step(model, x, saved, autocast))
         assert saved.offloaded_bytes == 0 < saved.capacity_bytes

@@ -1481,6 +1481,24 @@ def test_values_are_compared_if_asked() -> None:
         Executor(model, STAGES, every_block(STAGES), determinism_check="strict")
 
 
+def test_values_of_a_single_index_are_compared_too() -> None:
+    """Of two columns that are equal: only their gradients tell which one was taken."""
+
+    class Ties(Layer):
+        taken = 0
+
+        def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+            x = torch.cat((x[:, :1], x), 1)
+            self.taken += 1
+            return x[:, 1:] + x.index_select(1, torch.tensor([self.taken % 2]))
+
+    with (
+        planned(model := net(layer=Ties), STAGES, every_block(STAGES), determinism_check="values"),
+        refused(RecomputationError, "layers.4", "values", "(1,) int64"),
+    ):
+        train(model, loss_of)
+
+
 def test_gradients_inside_a_forward() -> None:
     class Inner(Layer):
         def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:

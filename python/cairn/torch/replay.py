@@ -778,8 +778,8 @@ def _samples(output: Any) -> list[Any]:
 
 def _digest(tensor: torch.Tensor) -> int:
     """The fingerprint of a saved tensor; 0 of what may be a seed, which kernels that draw nothing do not write."""
-    is_seed = tensor.dtype in (torch.int64, torch.uint64) and tensor.nbytes <= SEED_BYTES
-    return 0 if is_seed else fingerprint(tensor)
+    is_seed = tensor.dtype is torch.uint64 or (tensor.dtype is torch.int64 and tensor.dim() == 0)  # no list of indices
+    return 0 if is_seed and tensor.nbytes <= SEED_BYTES else fingerprint(tensor)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

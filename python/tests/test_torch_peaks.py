@@ -264,3 +264,13 @@ def test_fingerprints_wait_for_an_accelerator_once(shown: Any, monkeypatch: pyte
     other[300, 100].neg_()
     assert fingerprint(shown(tensor)) == fingerprint(shown(tensor.clone())) != fingerprint(shown(other))
     assert len(waited) == 3
+
+
+def test_sums_of_wide_elements_tell_every_single_bit() -> None:
+    numbers = torch.arange(1, 2**16 + 4, dtype=torch.int64)
+    known = _sum(numbers)
+    for index in (0, 1, 7, 2**15 - 1, 2**16 - 1, 2**16 + 2):
+        for bit in (0, 31, 62, 63):
+            other = numbers.clone()
+            other[index] ^= -(2**63) if bit == 63 else 2**bit
+            assert _sum(other) != known

@@ -585,7 +585,7 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
         assert handle.report().notes == ("planned blocks did not run: 5",)
         assert "otherwise   planned blocks did not run: 5" in str(handle.report())
         assert handle.report().to_json()["notes"] == list(handle.report().notes)
-        notes = (*(f"'{name}' ran more often" for name in "abcd"), "'e' was recorded again", "another step has copies")
+        notes = (*(f"'{name}' ran more often" for name in "aabcd"), "'e' was recorded again", "another step has copies")
         lines = str(dataclasses.replace(handle.report(), notes=notes)).splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines if "otherwise" in line] == [
         "a, b and 2 more: each ran more often", "e was recorded again", "another step has copies"
@@ -830,6 +830,22 @@ def test_a_step_in_another_autocast_region_than_the_profile_is_told_as_the_cause
     model(x).sum().backward()
     with pytest.raises(ct.BudgetExceeded, match="made with autocast to bfloat16, and the step ran without autocast"):
         model(x)
+    ct.handle(model).remove()
+
+
+def test_an_optimizer_that_was_not_counted_is_told_before_other_causes() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(64, 64)
+    options: dict[str, Any] = {"loss_fn": torch.sum, "passes": 1, "optimizer": torch.optim.SGD(model.parameters())}
+    top = ct.plan(ct.profile(model, x, **options), UNLIMITED)
+    ct.checkpoint(model, x, budget=top.peak_bytes + top.reserve_bytes, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.warns(UserWarning, match="the optimizer keeps .* between steps"):
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(x)
+            output.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
     ct.handle(model).remove()
 
 
@@ -1337,9 +1353,9 @@ def test_files_that_are_no_plans_are_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     without = json.dumps({key: value for key, value in json.loads(whole).items() if key != "solver"})
     for content, message in (
-        (whole[:500], "line .*, column"),
-        (b"", "line 1, column 1"),
         (whole[:500], "line .*, column .*: [A-Z]"),
+        (b"", "line 1, column 1"),
+        (b"\xff\xfe\x00", "no plan"),
         (b"[]", "not a list"),
         (without.encode(), "solver"),
     ):

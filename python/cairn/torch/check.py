@@ -532,16 +532,16 @@ class Watch:
     def _supposed_cause(self, plan: Plan) -> str:
         """Why a step may have taken too much, and what to do."""
         unforeseen, module = self._unforeseen_bytes(plan), self._module()
-        if module is not None and (change := plan.change_of(module)):
-            return f"{change}. Profile and plan again"
-        if self._autocast != (planned := plan.fingerprint["autocast"]):
-            made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
-            return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
         if unforeseen > plan.reserve_bytes:
             return (
                 f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan "
                 "again, with optimizer= the one that is used, as it is set in training"
             )
+        if module is not None and (change := plan.change_of(module)):
+            return f"{change}. Profile and plan again"
+        if self._autocast != (planned := plan.fingerprint["autocast"]):
+            made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
+            return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
         if self._together > 1:
             return (
                 f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "

@@ -269,7 +269,7 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
 def _together(notes: Iterable[str]) -> list[str]:
     """What several notes say of a block each, as one: "'a' ran again" and "'b' ran again"."""
     blocks: dict[str, list[str]] = {}
-    for note in notes:
+    for note in dict.fromkeys(notes):  # there is one for each time
         name, _, rest = note[1:].partition("' ") if note.startswith("'") else ("", "", note)
         blocks.setdefault(rest, []).append(name)
     return [f"{listed(names)}{': each' if len(names) > 1 else ''} {rest}".strip() for rest, names in blocks.items()]

@@ -62,7 +62,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 def _sum(tensor: torch.Tensor) -> int:
     """Of the elements' bits, weighted by their places; with odd numbers, which take no bit of 64 away."""
-    weights = torch.arange(1, 2 * min(_CHUNK_ELEMENTS, tensor.numel()), 2, device=tensor.device)
+    weights = torch.arange(1, 2 * min(_CHUNK_ELEMENTS, tensor.numel()) + 1, 2, device=tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for piece in _pieces(tensor, _CHUNK_ELEMENTS):
         flat = piece.view(-1)

@@ -63,7 +63,7 @@ class Executor:
     stages, ops: what each stage of the chain is in the model, and the schedule's list. The schedule must have been
         verified: sizes and budgets are not looked at here.
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
-        block saves in its runs.
+        block saves in its runs, but for the seeds of kernels.
     guide: says which schedule a step follows; the given one, where there is none.
     in_eval: carries out the schedule in evaluation mode, too.
     inside: by stage, what its options other than keeping everything keep.

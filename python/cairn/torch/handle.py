@@ -94,7 +94,8 @@ def apply(
     are without the plan. Calls without gradients, and in evaluation mode if the plan is for training, run as ever.
 
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; determinism_check "values" compares the
-        values of what a block saves in its runs, too (slow, for finding out what differs).
+        values of what a block saves in its runs, too (slow, for finding out what differs), but for the seeds of
+        kernels.
     on_shape_change: a step whose inputs are larger than the plan's raises PlanMismatch ("error"), or follows the plan
         all the same, exact, but perhaps not within the budget ("nearest"). To plan again ("replan") takes a profile,
         which `checkpoint` has.

@@ -17,6 +17,7 @@ from . import _compat, isolate, memory
 from .attributes import Attributes
 from .beside import Arrivals, Beside, collecting_apart
 from .blocks import Block
+from .lasting import Lasting
 from .prints import fingerprint
 from .stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
 from .tree import tensors_in
@@ -90,10 +91,13 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
-        attributes = Attributes(self._block.parts())
+        attributes, lasting = Attributes(self._block.parts()), Lasting(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
         replay.note_first_run(self._stage)
+        change = lasting.change()
+        if change is not None:
+            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
         if any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
         if attributes.have_history():
@@ -101,7 +105,7 @@ class BlockMeter:
             if self._count_again(function, arguments) != self._stage.saved_count:
                 self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
         attributes.detach()
-        del attributes  # so that the run below releases what it replaces, as in a step
+        del attributes, lasting  # so that the run below releases what it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if prints != [fingerprint(t) for t in tensors_in(output)]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from . import _compat, clock, memory
 from .arguments import ACCUMULATED, check_call, check_plan
 from .attributes import Attributes
-from .errors import BudgetExceeded, VerificationFailed
+from .errors import BudgetExceeded, VerificationFailed, warn
 from .handle import apply, set_aside
+from .lasting import said_by
 from .optimizer import KeptStates
 from .plan import Plan
 from .profiler import OPTIMIZER_STATE, STATE, autocast_of
@@ -116,9 +117,10 @@ def verify(
 ) -> Verification:
     """Runs the sample step plain and planned, from the same state, and compares.
 
-    Loss, gradients, buffers and random state must be equal bit for bit, and the peak within the budget. What differs
-    between two plain steps about as much is not counted, but named (`Verification.unsteady`). The model is left as it
-    was. With compare=False only the planned step runs, for models that do not fit plainly.
+    Loss, gradients, buffers, what modules have in attributes, and random state must be equal bit for bit, and the peak
+    within the budget. What differs between two plain steps about as much is not counted, but named
+    (`Verification.unsteady`). The model is left as it was. With compare=False only the planned step runs, for models
+    that do not fit plainly.
     Raises VerificationFailed unless strict is false.
     """
     check_call(model, kwargs, loss_fn, args)
@@ -161,6 +163,7 @@ class _Outcome:
     loss: torch.Tensor | None
     grads: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
+    attributes: dict[str, Any]  # what they say
     random: RandomState | None
     resident_bytes: int
     first: int
@@ -200,6 +203,7 @@ class _Runs:
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
+            said_by(model) if keeps else {},
             RandomState(self._device),
             resident_of(self._plan, gradient_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
             first,
@@ -227,6 +231,7 @@ class _Runs:
             outcome.loss, outcome.random = None, None
             outcome.grads.clear()
             outcome.buffers.clear()
+            outcome.attributes.clear()
 
     def measured(self, outcome: _Outcome) -> Measured:
         """Once the meter was left."""
@@ -260,6 +265,11 @@ def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _D
         for what, (a, b, block) in pairs.items()
         if not _same(a, b)
     }
+    for name in filter(planned.attributes.__contains__, plain.attributes):
+        if plain.attributes[name] != planned.attributes[name]:
+            what = f"the attribute {name}"
+            text = f"{what}{_block_of(name, plan)} differs from the plain step's"
+            found[what] = _Difference(text, math.inf)
     if plain.random is None or planned.random is None or plain.random.torch_differs(planned.random):
         found["the random state"] = _Difference(
             "the random state after the step differs from the plain step's", math.inf
@@ -355,6 +365,7 @@ class Watch:
         self._thread: threading.Thread | None = None  # that the meter belongs to
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
+        self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
         self._seen: set[str] = set()  # what its backwards did that no plan counts
@@ -373,7 +384,13 @@ class Watch:
             if watching is not None and watching._is_mine() and _compat.backward_id() < 0:
                 watching._look_at(optimizer)
 
-        self._hooks = [register_optimizer_step_pre_hook(judge), register_optimizer_step_post_hook(look)]
+        hooks = [register_optimizer_step_pre_hook(judge), register_optimizer_step_post_hook(look)]
+        self._unhook = weakref.finalize(self, _remove, hooks)
+        self._unhook.atexit = False
+
+    def __del__(self) -> None:  # with the model whose plan it watches
+        if not sys.is_finalizing() and _compat.backward_id() < 0 and self._is_mine():
+            self._stop()
 
     def measured(self, plan: Plan) -> Measured | None:
         """The worst step so far of those that followed this plan."""
@@ -386,8 +403,7 @@ class Watch:
 
     def remove(self) -> None:
         """Stops watching."""
-        for hook in self._hooks:
-            hook.remove()
+        self._unhook()
         if self._is_mine():
             self._stop()
 
@@ -437,10 +453,11 @@ class Watch:
         clock.wait_for(self._device)
         return time.perf_counter_ns()
 
-    def forward_ended(self, output: Any) -> None:
-        """The step's forward has returned this."""
+    def forward_ended(self, output: Any, missing: Sequence[str] = ()) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run."""
         if self._meter is None or self._thread is not threading.current_thread():
             return
+        self._missing = missing
         roots = [t for t in tensors_in(output) if t.requires_grad]
         backwards: set[int] = set()
 
@@ -518,14 +535,15 @@ class Watch:
             return
         is_promised = peak - unforeseen > plan.budget_bytes or OPTIMIZER_STATE in plan.resident
         predicted = plan.accumulated_peak_bytes if self._existed else plan.created_peak_bytes
-        cause = self._supposed_cause(plan)
+        model = None if self._current is None else self._current[0]()
         text = (
-            f"{taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its budget of "
-            f"{format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): {cause}"
+            f"{type(model).__name__}: {taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its "
+            f"budget of {format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): "
+            f"{self._supposed_cause(plan)}"
         )
         if self._strict and is_promised:
             raise BudgetExceeded(text)
-        warnings.warn(text, stacklevel=2)
+        warn(text)
         if self._on_miss is not None:
             self._miss = (plan, peak - predicted)
 
@@ -539,6 +557,11 @@ class Watch:
             )
         if module is not None and (change := plan.change_of(module)):
             return f"{change}. Profile and plan again"
+        if self._missing:
+            return (
+                f"planned blocks did not run ({', '.join(self._missing)}), and others may have, in their places. "
+                "Profile and plan again"
+            )
         if self._autocast != (planned := plan.fingerprint["autocast"]):
             made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
             return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
@@ -554,3 +577,8 @@ class Watch:
             "is something held that the profile did not see, such as what another model has saved? Plan again, with "
             "Budget(reserve=) or a new profile"
         )
+
+
+def _remove(hooks: Iterable[torch.utils.hooks.RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()

@@ -28,7 +28,7 @@ from torch import nn
 
 from . import _compat
 from .attributes import has_attributes
-from .noted import Noted, Place, call, is_constant, is_noted
+from .noted import Noted, Place, call, is_constant, is_noted, value_at
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
@@ -146,6 +146,25 @@ class Elsewhere:
         return self._definitions.difference() if place is None else _described(place)
 
 
+def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) -> Callable[[], list[tuple[str, Any]]]:
+    """What the code of modules' forwards finds elsewhere: gives the wanted names, with what they stand for then."""
+    search = _Search(is_wanted)
+    for module in modules:
+        search.add_class(type(module))
+    search.run(_roots(modules))
+    places = _Places(search, is_wanted)
+
+    def values() -> list[tuple[str, Any]]:
+        try:
+            spaces = places.namespaces()
+        except (AttributeError, ValueError):  # one is gone
+            return []
+        found = [(index, name) for index, names in enumerate(places.names) for name in names]
+        return [(_described(place), value_at(spaces, place)) for place in found]
+
+    return values
+
+
 class _Places:
     """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures."""
 
@@ -201,7 +220,8 @@ class _Search:
     theirs, `cells` variables of closures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: Callable[[Any], bool] = is_noted) -> None:
+        self._is_wanted = is_wanted
         self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self.attributes: dict[int, tuple[Owner, dict[str, None]]] = {}
         self.cells: dict[int, Any] = {}
@@ -246,7 +266,7 @@ class _Search:
 
     def _found(self, value: Any, names: set[str], note: Callable[[], Any]) -> None:
         """What a name stands for is noted, followed if it runs, and looked at for what the names may mean."""
-        if is_noted(value):
+        if self._is_wanted(value):
             note()
         self._follow(value)
         if isinstance(value, type):
@@ -274,7 +294,7 @@ class _Search:
         """The attributes of a class, a module or an object that have one of these names."""
         attributes = vars(owner)
         for name in names & attributes.keys():
-            if is_noted(attributes[name]):
+            if self._is_wanted(attributes[name]):
                 self.attributes.setdefault(id(owner), (_reference_to(owner), {}))[1][name] = None
             self._follow(attributes[name])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,3 +99,18 @@ class TransferFailed(TorchError, cairn.Io):
 
     what: Any
     nbytes: int
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the user's that led here: the first one that is neither torch's nor Cairn's."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _package_of(frame.f_globals) in _OURS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
+
+
+_OURS = ("torch", __name__.partition(".")[0], "contextlib")
+
+
+def _package_of(namespace: Mapping[str, Any]) -> str:
+    return str(namespace.get("__name__", "")).partition(".")[0]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from . import _compat
 from .ambient import with_generator
 from .blocks import Block, resolve
 from .caches import note_caches, refuse_noted_caches, with_own_caches
-from .errors import PlanMismatch, Unsupported
+from .errors import PlanMismatch, Unsupported, warn
 from .itinerary import Itinerary, has_transfers
 from .opened import Inside, OpenedBlock
 from .outside import Outside, Replaced
@@ -53,8 +52,8 @@ class Guide(Protocol):
     def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
         """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
 
-    def forward_ended(self, output: Any) -> None:
-        """The step's forward has returned this."""
+    def forward_ended(self, output: Any, missing: Sequence[str]) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run."""
 
 
 class Executor:
@@ -201,21 +200,19 @@ class Executor:
         first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
         if first is not None and getattr(first.module, "gradient_checkpointing", False):
             self._has_warned = True
-            warnings.warn(
+            warn(
                 "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
                 "the plan does, and steps take longer for nothing; call model.gradient_checkpointing_disable()",
-                stacklevel=2,
             )
 
     def _warn_of_blocks_alone(self, run: Run | None) -> None:
         """Once, where a block runs in a step of training although the model does not."""
         if run is None and not self._has_warned_of_blocks and self._is_active():
             self._has_warned_of_blocks = True
-            warnings.warn(
+            warn(
                 "blocks of a planned model run without a call of the model: a step that calls another of its methods, "
                 "or its blocks themselves, follows no plan, and may take more than the budget; plan a module whose "
                 "forward is the step",
-                stacklevel=2,
             )
 
     def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -250,7 +247,7 @@ class Executor:
         run.forward_ended()
         note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
-            self._guide.forward_ended(output)
+            self._guide.forward_ended(output, run.left_out)
         return output
 
     def _travel(self, prepared: Prepared) -> Travel | None:

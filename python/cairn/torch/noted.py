@@ -116,13 +116,13 @@ class Noted:
         """Where something else is found than it was."""
         compared = zip(self._places.names, self._values, strict=True), zip(self._filled.names, self._lists, strict=True)
         for place, before in itertools.chain(*compared):
-            if not _is_same(_at(namespaces, place), before):
+            if not _is_same(value_at(namespaces, place), before):
                 return place
         for place, number in zip(self._referred.names, self._ids, strict=True):
-            if id(_at(namespaces, place)) != number:
+            if id(value_at(namespaces, place)) != number:
                 return place
         for index, name, before in self._frozen:
-            if frozen(_at(namespaces, (index, name))) != before:
+            if frozen(value_at(namespaces, (index, name))) != before:
                 return index, name
         return None
 
@@ -157,7 +157,7 @@ def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     return operator.itemgetter(*indices) if indices else lambda _: ()
 
 
-def _at(namespaces: Sequence[Any], place: Place) -> Any:
+def value_at(namespaces: Sequence[Any], place: Place) -> Any:
     """What is there; if nothing is, what is found nowhere."""
     try:
         return namespaces[place[0]][place[1]]

@@ -31,6 +31,7 @@ from .block_options import Choice, candidates
 from .blocks import Block, intercepted
 from .constants import Constants
 from .measure import StepMeasure
+from .noted import is_noted
 from .owners import Owners
 from .prints import fingerprint
 from .rebuild import Program, Rebuild, compile_program
@@ -160,6 +161,10 @@ class _BlockRuns:
         parts = self.block.parts()
         if not constants.hold(parts, list(map(vars, parts))):
             graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
+        for (module, name), value in self._attributes.filled():
+            if is_noted(value):  # and so would have to be as it was
+                kind = type(module).__name__
+                graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:

@@ -128,6 +128,8 @@ class Run:
         self._failure = ""  # in words: the error's traceback has the frames of those who have the graph
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._ran: set[int] = set()  # the blocks that the model's forward has run
+        self.left_out: list[str] = []  # those that it has not, once it has ended
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
         self._outputs: dict[Value, Outputs] = {}
         self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
@@ -156,6 +158,7 @@ class Run:
     def block(self, stage: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a planned block for the first time, in the model's forward."""
         position = self._program.first_forward[stage]
+        self._ran.add(stage)
         if position < self._position:
             self._trace.notes.append(f"'{self.name(stage)}' ran after blocks that the plan has behind it, and was kept")
             return forward(*args, **kwargs)
@@ -195,9 +198,9 @@ class Run:
         self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)
         for stage in list(self._idle):
             self._release_idle(stage)
-        missing = [s for s in self._sites if self._program.first_forward[s] >= self._position]
-        if missing:
-            self._trace.notes.append(f"planned blocks did not run: {', '.join(self.name(s) for s in missing)}")
+        self.left_out = [self.name(stage) for stage in self._sites if stage not in self._ran]
+        if self.left_out:
+            self._trace.notes.append(f"planned blocks did not run: {', '.join(self.left_out)}")
 
     def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stage, site = op.stage, self._sites[op.stage]

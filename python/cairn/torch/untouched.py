@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from . import _compat, memory
-from .attributes import Attributes
+from .attributes import Attributes, plain_tensors
 from .prints import fingerprint
 from .tree import tensors_in
 
@@ -98,7 +98,8 @@ def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tens
 
 
 class Parameters:
-    """The parameters of a model, of which its own forward may write some: those of a teacher that follows its student.
+    """The parameters of a model, of which its own forward may write some: those of a teacher that follows its student;
+    and the tensors in its attributes, such as statistics that are no buffers.
 
     To copy all of them would take too much memory, so a forward is watched, and each is copied before it is written.
     One that gets another storage gets the old one back.
@@ -106,7 +107,11 @@ class Parameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._is_compiled = any(_compat.compiled_inside(module) is not None for module in model.modules())
-        self._kept = [(p, p.detach()) for p in model.parameters() if _compat.storage_key(p)]
+        registered = {id(p) for p in (*model.parameters(), *model.buffers())}
+        others = (t for t in plain_tensors(model) if id(t) not in registered and not t.requires_grad)
+        own = [(p, p.detach()) for p in model.parameters() if _compat.storage_key(p)]
+        self._kept = [*own, *((t, t.detach()) for t in others if memory.has_storage(t) and _compat.storage_key(t))]
+        self._parameters = {_compat.storage_key(old) for _, old in own}
         self._lying: dict[int, list[torch.Tensor]] = {}  # by storage
         for _, old in self._kept:
             self._lying.setdefault(_compat.storage_key(old), []).append(old)
@@ -117,12 +122,12 @@ class Parameters:
         return contextlib.nullcontext() if self._is_compiled else _Writes(self, told)
 
     def keep(self, written: torch.Tensor) -> bool:
-        """Copies the parameters that lie where a tensor is about to be written; whether there are any."""
+        """Copies what lies where a tensor is about to be written; whether there are parameters."""
         key = _compat.storage_key(written)
         there = self._lying.get(key, ())
         if there and key not in self._copies:
             self._copies[key] = [(old, old.clone()) for old in there]
-        return bool(there)
+        return key in self._parameters
 
     def restore(self) -> None:
         """Makes all be as it was."""

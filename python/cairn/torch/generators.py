@@ -1,0 +1,26 @@
+"""Generators of random numbers that a model has of its own, in attributes: torch's, Python's and NumPy's."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def putting_back(value: Any) -> Callable[[], Any] | None:
+    """A call that gives a generator the state which it has now; None: the value is no generator."""
+    kind = type(value)
+    if kind is torch.Generator:
+        return functools.partial(value.set_state, value.get_state())
+    if kind is random.Random:
+        return functools.partial(value.setstate, value.getstate())
+    if not kind.__module__.startswith("numpy.random"):
+        return None
+    if hasattr(value, "bit_generator"):
+        value = value.bit_generator
+    if hasattr(value, "state"):
+        return functools.partial(setattr, value, "state", value.state)
+    return functools.partial(value.set_state, value.get_state()) if hasattr(value, "set_state") else None

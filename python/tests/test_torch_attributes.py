@@ -1,0 +1,219 @@
+"""What blocks write beside their results: into attributes, and elsewhere. It is written once a step, as in plain
+training, or the block is kept; and profiling and verifying leave none of it.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+import cairn.torch as ct
+from cairn.torch import replay
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+UNLIMITED = 2**40
+
+
+WRITTEN: list[int] = []  # by blocks, in what is no attribute
+
+
+class Keeping:
+    """An object with a state of its own, and another one behind it."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.seen, self.number, self.table = [], 0, {"runs": 0}
+        self.next = Keeping(depth - 1) if depth else None
+
+
+class Writing(nn.Module):
+    """A block that notes each of its runs, in one of many ways; `noted` gives all that it has noted."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear, self.out = how, nn.Linear(16, 64), nn.Linear(64, 16)
+        self.number, self.rows, self.names, self.kinds = 0, [], {}, set()
+        self.nested, self.lists = {"rows": [0]}, ([], [[]])
+        self.last, self.counter, self.sums = deque(maxlen=3), Counter(), defaultdict(int)
+        self.order, self.keeping = OrderedDict(runs=0), Keeping()
+        self.small, self.replaced, self.large = torch.zeros(16), torch.zeros(16), torch.zeros(2048)
+
+    def note(self, y: torch.Tensor) -> None:
+        rows = (y > 0).float().mean(0)
+        ways: dict[str, Callable[[], Any]] = {
+            "a number": lambda: setattr(self, "number", self.number + 1),
+            "a list": lambda: self.rows.append(1),
+            "a dict": lambda: self.names.__setitem__("runs", self.names.get("runs", 0) + 1),
+            "a set": lambda: self.kinds.add(len(self.kinds)),
+            "an item of a nested list": lambda: self.nested["rows"].__setitem__(0, self.nested["rows"][0] + 1),
+            "a list in a tuple": lambda: self.lists[1][0].append(1),
+            "a deque": lambda: self.last.append(len(self.last) + 1),
+            "a counter": lambda: self.counter.update(runs=1),
+            "a defaultdict": lambda: self.sums.__setitem__("runs", self.sums["runs"] + 1),
+            "an ordered dict": lambda: self.order.__setitem__("runs", self.order["runs"] + 1),
+            "a number of an object": lambda: setattr(self.keeping, "number", self.keeping.number + 1),
+            "a list of an object": lambda: self.keeping.seen.append(1),
+            "a dict of an object": lambda: self.keeping.table.__setitem__("runs", self.keeping.table["runs"] + 1),
+            "an object behind an object": lambda: self.keeping.next.seen.append(1),
+            "a small tensor": lambda: self.small.add_(rows),
+            "a small tensor, past its version": lambda: self.small.data.add_(rows),
+            "another tensor": lambda: setattr(self, "replaced", self.replaced + rows),
+            "a large tensor": lambda: self.large[:16].add_(rows),
+            "a global": lambda: WRITTEN.append(1),
+        }
+        ways[self.how]()
+
+    def noted(self) -> list[Any]:
+        objects = [(k.number, k.seen, k.table) for k in (self.keeping, self.keeping.next)]
+        tensors = [t.tolist() for t in (self.small, self.replaced, self.large)]
+        own = [self.number, self.rows, self.names, self.kinds, self.nested, self.lists, list(self.last), self.counter]
+        return copy.deepcopy([*own, self.sums, self.order, objects, tensors, WRITTEN])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(x))
+        with torch.no_grad():
+            self.note(self.out(y))
+        return x + self.out(y)
+
+
+NOT_PUT_BACK = {
+    "an object behind an object": "changes the attribute 'keeping' of Writing",
+    "a large tensor": "changes the attribute 'large' of Writing",
+    "a global": "changes 'WRITTEN', which its code reads",
+}
+PUT_BACK = [
+    "a number",
+    "a list",
+    "a dict",
+    "a set",
+    "an item of a nested list",
+    "a list in a tuple",
+    "a deque",
+    "a counter",
+    "a defaultdict",
+    "an ordered dict",
+    "a number of an object",
+    "a list of an object",
+    "a dict of an object",
+    "a small tensor",
+    "a small tensor, past its version",
+    "another tensor",
+]
+
+
+def noted(model: nn.Sequential) -> list[Any]:
+    return [layer.noted() for layer in model]
+
+
+@pytest.mark.parametrize("how", [*PUT_BACK, *NOT_PUT_BACK])
+def test_what_a_block_writes_beside_its_result_is_written_once_a_step(how: str) -> None:
+    model, x = nn.Sequential(*(Writing(how) for _ in range(4))), torch.randn(256, 16)
+    WRITTEN.clear()
+    plain, before = copy.deepcopy(model), noted(model)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Writing)
+    kept = [stage.keep_reason for stage in profile.stages if stage.kind == "block" and stage.keep_reason]
+    assert len(kept) == (4 if how in NOT_PUT_BACK else 0)
+    assert all(NOT_PUT_BACK[how] in reason for reason in kept)
+    plan = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+    if how in PUT_BACK:
+        assert noted(model) == before
+    found = []
+    for each in (plain, model):
+        WRITTEN.clear()
+        with ct.apply(each, plan) if each is model else contextlib.nullcontext():
+            for _ in range(3):
+                each.zero_grad()
+                each(x).sum().backward()
+        found.append(noted(each))
+    if how in PUT_BACK or how == "a global":
+        assert found[0] == found[1]
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["torch", "random", "numpy", "legacy"])
+def test_generators_that_a_model_has_of_its_own_are_left_as_they_were(kind: str) -> None:
+    made = {
+        "torch": lambda: torch.Generator().manual_seed(1),
+        "random": lambda: random.Random(1),
+        "numpy": lambda: np.random.default_rng(1),
+        "legacy": lambda: np.random.RandomState(1),
+    }
+
+    class Drawing(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.own = [made[kind]()]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            own = self.own[0]
+            draw = torch.rand((), generator=own).item() if kind == "torch" else own.random()
+            return super().forward(x) * draw
+
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), Drawing(), nn.Linear(16, 16), nn.Tanh()), torch.randn(64, 16)
+    plain = copy.deepcopy(model)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    report = ct.verify(model, plan, x, loss_fn=torch.sum)
+    assert report.ok and report.compared and not report.unsteady
+    assert torch.equal(model(x), plain(x))
+
+
+def test_verify_tells_what_a_plan_leaves_in_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(replay.Attributes):
+        def restore(self) -> None:
+            """Does nothing."""
+
+    model, x = nn.Sequential(*(Writing("a counter") for _ in range(4))), torch.randn(256, 16)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Writing)
+    plan = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
+    monkeypatch.setattr(replay, "Attributes", Forgetful)
+    with pytest.raises(ct.VerificationFailed, match=r"the attribute 0\.counter \(block 0\) differs"):
+        ct.verify(model, plan, x, loss_fn=torch.sum)
+    assert not model[0].counter
+
+
+def test_an_expert_load_that_is_no_buffer_is_that_of_plain_training() -> None:
+    """The loop moves a bias by what blocks have counted, so that a count too many is another loss."""
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.route, self.up, self.down = nn.Linear(32, 4), nn.Linear(32, 128), nn.Linear(128, 32)
+            self.bias, self.load = nn.Parameter(torch.zeros(4), requires_grad=False), torch.zeros(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gates = (self.route(x) + self.bias).softmax(-1)
+            with torch.no_grad():
+                self.load.add_(gates.argmax(-1).bincount(minlength=4))
+            return x + self.down(torch.tanh(self.up(x))) * gates.amax(-1, keepdim=True)
+
+    def trained(model: nn.Sequential) -> list[float]:
+        optimizer, losses = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            for layer in model:
+                layer.bias.data += 1e-3 * (layer.load.mean() - layer.load)
+                layer.load.zero_()
+        return losses
+
+    model, x = nn.Sequential(*(Routed() for _ in range(4))), torch.randn(256, 32)
+    plain = copy.deepcopy(model)
+    profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
+    ct.apply(model, ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes))
+    assert trained(model) == trained(plain)

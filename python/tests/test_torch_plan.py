@@ -31,6 +31,7 @@ import torch_models
 from cairn.torch import budgets, memory
 from executor_support import no_collector
 from torch import nn
+from torch.optim import optimizer as optimizer_hooks
 
 pytestmark = pytest.mark.usefixtures("seeded")
 UNLIMITED = 2**40
@@ -580,10 +581,13 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
     with ct.budget(model, least + 2**15, x, loss_fn=torch.sum, passes=1, blocks=model) as handle:
         model(x).sum().backward()
         assert handle.report().notes == () and "otherwise" not in str(handle.report())
+        model[1] = nn.Tanh()
+        model(x).sum().backward()
+        assert handle.report().notes == ("planned blocks did not run: 1",)
         del model[5]
         model(x).sum().backward()
-        assert handle.report().notes == ("planned blocks did not run: 5",)
-        assert "otherwise   planned blocks did not run: 5" in str(handle.report())
+        assert handle.report().notes == ("planned blocks did not run: 1, 5",)
+        assert "otherwise   planned blocks did not run: 1, 5" in str(handle.report())
         assert handle.report().to_json()["notes"] == list(handle.report().notes)
         notes = (*(f"'{name}' ran more often" for name in "aabcd"), "'e' was recorded again", "another step has copies")
         lines = str(dataclasses.replace(handle.report(), notes=notes)).splitlines()
@@ -755,8 +759,9 @@ def test_a_step_over_its_budget_is_told() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     ct.checkpoint(model, x, budget=plain, **options)
     before = ct.handle(model).plan
-    with pytest.warns(UserWarning, match="over its budget"):
+    with pytest.warns(UserWarning, match="^Sequential: the step took .* over its budget") as told:
         greedy_step((plain - budget) // 2)
+    assert {str(Path(warning.filename).resolve()) for warning in told} == {str(Path(__file__).resolve())}
     after = ct.handle(model).plan  # made again
     assert after.reserve_bytes > before.reserve_bytes and after.budget_bytes == before.budget_bytes
     with warnings.catch_warnings():
@@ -775,6 +780,22 @@ def test_a_step_over_its_budget_is_told() -> None:
     ct.handle(model).remove()
 
 
+def test_measuring_ends_with_the_model() -> None:
+    """What records its memory would go on for ever, and hide operators from other observers."""
+
+    def plan_and_begin() -> None:
+        model, x = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)), torch.randn(8, 16)
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1)
+        model(x).sum().backward()
+        assert memory.CpuMeter._in_thread.running is not None
+
+    hooks = optimizer_hooks._global_optimizer_post_hooks
+    before = len(hooks)
+    with no_collector():
+        plan_and_begin()
+    assert getattr(memory.CpuMeter._in_thread, "running", None) is None and len(hooks) == before
+
+
 def test_a_model_that_was_changed_after_planning_is_told_as_the_cause() -> None:
     def fresh() -> nn.Sequential:
         layers = (nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(4))
@@ -786,12 +807,16 @@ def test_a_model_that_was_changed_after_planning_is_told_as_the_cause() -> None:
 
     x, options = torch.randint(10, (256,)), {"loss_fn": torch.sum, "passes": 1}
     top = ct.plan(ct.profile(fresh(), x, **options), UNLIMITED)
-    changed = [ct.checkpoint(fresh(), x, budget=top.plain_peak_bytes + 2**16, strict=True, **options) for _ in range(2)]
+    changed = [ct.checkpoint(fresh(), x, budget=top.plain_peak_bytes + 2**16, strict=True, **options) for _ in range(3)]
     with pytest.raises(ct.BudgetExceeded, match="made for dtype 'float32', this is 'float64'. Profile and plan again"):
         step(changed[0].double())
     changed[1].extend(copy.deepcopy(changed[1][1:]))
     with pytest.raises(ct.BudgetExceeded, match="for parameters with other names, .* Profile and plan again"):
         step(changed[1])
+    for k, layer in enumerate(changed[2][1:], start=1):
+        changed[2][k] = nn.Sequential(layer[0], nn.Sequential(nn.Tanh(), nn.Tanh()), layer[2])
+    with pytest.raises(ct.BudgetExceeded, match=r"planned blocks did not run \(1\.?.*\), .* Profile and plan again"):
+        step(changed[2])
 
 
 def test_forwards_before_one_backward_are_measured_together() -> None:
@@ -1042,8 +1067,41 @@ def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:
         ct.checkpoint_sequential([split, join], 3, x)
     with pytest.raises(TypeError, match="segments .* not '3MiB'; a budget is given by name"):
         ct.checkpoint_sequential([split, join], "3MiB", x)
+    with pytest.raises(ValueError, match="no functions to run"):
+        ct.checkpoint_sequential([], input=x, budget="1MiB")
+    assert torch.equal(ct.checkpoint_sequential([split, join], SomeInteger(2), x, kwargs={"scale": 3.0}), expected)
     with pytest.raises(TypeError, match="checkpoint_sequential has no option 'pases'; did you mean passes"):
         ct.checkpoint_sequential([split, join], input=x, budget="1MiB", pases=1)
+
+
+class SomeInteger:
+    """As NumPy's: an integer that is no `int`."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+
+def test_a_planned_block_or_model_that_is_compiled_says_what_to_compile() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3))), torch.randn(8, 16)
+    with ct.budget(model, "1GiB", x, loss_fn=torch.sum, passes=1, blocks=model):
+        for compiled, what in ((model, "model"), (model[1], "block")):
+            with pytest.raises(ct.Unsupported, match=f"a planned {what} cannot be compiled: .* before planning"):
+                torch.compile(compiled, backend="eager")(x)
+            torch._dynamo.reset()
+
+
+def test_a_loss_function_that_runs_the_backward_is_told_so() -> None:
+    def step(output: torch.Tensor) -> torch.Tensor:
+        loss = output.sum()
+        loss.backward()
+        return loss
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    with pytest.raises(ct.Unsupported, match="loss_fn takes gradients .* it must return the loss"):
+        ct.profile(model, torch.randn(8, 16), loss_fn=step)
 
 
 # -- threads --------------------------------------------------------------------------------------------------
@@ -1253,6 +1311,9 @@ def never_run() -> nn.Module:
         ({"loss_fn": nn.MSELoss()}, TypeError, "the model's output alone, and this one cannot be .*'target'"),
         ({"loss_fn": lambda: 0}, TypeError, "the model's output alone"),
         ({"keep": "zz"}, ValueError, "keep='zz' names no module"),
+        ({"keep": ["", "zz"]}, ValueError, "keep='zz' names no module"),
+        ({"keep": nn.Tanh()}, ValueError, "keep= has a Tanh that is no part of this Untouchable: .* another model"),
+        ({"blocks": [nn.Tanh()]}, ValueError, "blocks= has a Tanh that is no part of this Untouchable"),
         ({"blocks": 3}, TypeError, "blocks must be"),
         ({"check_steps": "2"}, TypeError, "check_steps must be an integer, not '2'"),
         ({"check_steps": -1}, ValueError, "check_steps is -1; at least 0"),
@@ -1285,6 +1346,8 @@ def test_arguments_by_name_in_the_place_of_the_first_one_are_named(never_run: nn
 
 def test_a_step_without_gradients_is_refused(never_run: nn.Module) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match=r"leave torch.no_grad\(\)"):
+        ct.profile(never_run, torch.randn(2, 4))
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"leave torch.inference_mode\(\)"):
         ct.profile(never_run, torch.randn(2, 4))
     with pytest.raises(ValueError, match="nothing to train"):
         ct.profile(never_run.requires_grad_(False), torch.randn(2, 4))

@@ -1061,6 +1061,15 @@ def test_a_profile_can_be_profiled() -> None:
     assert any(function == "measure_optimizer" for _, _, function in pstats.Stats(python).stats)  # type: ignore[attr-defined]
 
 
+def test_a_profiler_of_python_that_could_not_go_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("torch._dynamo")
+    monkeypatch.setattr(_compat.sys, "getprofile", lambda: range(0))  # as that of pyinstrument, which is no function
+    with pytest.raises(ct.Unsupported, match=r"a profiler of Python runs in this thread \(builtins\)"):
+        profiled(torch_models.branches())
+    monkeypatch.undo()
+    assert _compat.sys.getprofile() is None
+
+
 def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not() -> None:
     class Stage(nn.Module):
         def __init__(self) -> None:

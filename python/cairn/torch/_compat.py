@@ -19,6 +19,8 @@ import torch.nn.utils.parametrize
 import torch.utils._python_dispatch
 from torch.utils.checkpoint import CheckpointFunction
 
+from .errors import Unsupported
+
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
 
@@ -268,7 +270,12 @@ def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
         if event == "call" and code.co_name in ("compile_wrapper", "_fn") and "callback" in code.co_freevars:
             told()
 
-    before = sys.getprofile()
+    before: Any = sys.getprofile()
+    if before is not None and not callable(before) and not hasattr(before, "enable"):
+        raise Unsupported(
+            f"a profiler of Python runs in this thread ({type(before).__module__}) that could not go on after a look "
+            "for compiled functions: stop it while a model is planned"
+        )
     sys.setprofile(called)
     try:
         yield

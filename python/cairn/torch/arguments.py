@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 
 from .._budget import Budget
 from . import budgets
-from .errors import Unsupported
+from .errors import Unsupported, warn
 from .link import Link
 from .optimizer import UNMEASURED, unwrapped
 from .replay import DETERMINISM_CHECKS
@@ -227,7 +226,7 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
         )
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-        warnings.warn("the optimizer has none of the model's parameters: is it the one of another model?", stacklevel=4)
+        warn("the optimizer has none of the model's parameters: is it the one of another model?")
 
 
 def _kind(value: Any) -> str:

@@ -180,6 +180,9 @@ class _Recorder:
         raise Unsupported(
             f"{self._where()} takes gradients (autograd.grad or backward) inside the model's forward, so the step is "
             "no forward with a backward behind it; plan the parts of the model that do not, each by itself"
+            if self._open
+            else "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the "
+            "backward is run for it"
         )
 
     def refuse_transform(self, error: RuntimeError | None = None) -> None:

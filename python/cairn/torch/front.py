@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
+import operator
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from .arguments import (
     solver_options,
 )
 from .check import Watch
-from .errors import InfeasibleBudget
+from .errors import InfeasibleBudget, warn
 from .handle import Handle, apply, apply_by_shape, handle
 from .plan import Plan, plan
 from .profiler import Profile, profile
@@ -103,7 +103,7 @@ def _applied(
             if current is not None:
                 current.correct(missed, by_bytes)
         except InfeasibleBudget as error:
-            warnings.warn(f"the plan stays as it is: {error}", stacklevel=2)
+            warn(f"the plan stays as it is: {error}")
 
     if check_steps > 0:
         applied.shapes.watch(Watch(check_steps, strict, plan_again))
@@ -209,6 +209,8 @@ def checkpoint_sequential(
         raise ValueError("give either segments or budget=")
     if segments is not None:
         return _in_segments(chain, segments, input, preserve_rng_state, kwargs or {})
+    if not chain:
+        raise ValueError("there are no functions to run: the list is empty")
     arguments = input if isinstance(input, tuple) else (input,)
     if not torch.is_grad_enabled():
         return _run_chain(chain, input, kwargs or {})
@@ -220,10 +222,12 @@ def checkpoint_sequential(
 def _in_segments(
     chain: Sequence[Callable[..., Any]], segments: int, value: Any, preserve_rng_state: bool, kwargs: Mapping[str, Any]
 ) -> Any:
-    if not isinstance(segments, int):
+    try:
+        segments = operator.index(segments)  # a NumPy integer, too
+    except TypeError:
         raise TypeError(
             f"segments is how many there shall be, not {segments!r}; a budget is given by name: budget='2GiB'"
-        )
+        ) from None
     if not 1 <= segments <= len(chain):
         raise ValueError(f"segments must lie between 1 and the number of functions, {len(chain)}; it is {segments}")
     length = len(chain) // segments

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from . import arguments, budgets
 from .arguments import ACCUMULATED, CREATED
 from .composition import Moment, first_over, grouped, peak_moment
 from .counted import AS_PLAIN, Counted
-from .errors import InfeasibleBudget, PlanMismatch, Unsupported
+from .errors import InfeasibleBudget, PlanMismatch, Unsupported, warn
 from .held_outside import Answer, Chains, counted_for
 from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
@@ -222,10 +221,9 @@ class Plan:
                 raise PlanMismatch(f"{self._made_for(field, now[field])}: profile and plan again")
         for field in ("torch", "device"):
             if now[field] != self.fingerprint[field]:
-                warnings.warn(
+                warn(
                     f"the plan was made with {field} {self.fingerprint[field]!r}, this is {now[field]!r}: "
                     "sizes and times may differ",
-                    stacklevel=2,
                 )
 
     def change_of(self, model: torch.nn.Module) -> str:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer, check_
 from .blocks import Block, resolve
 from .cast_copies import CopyPass
 from .counted import AS_PLAIN, Counted, Lingering
-from .errors import Unsupported
+from .errors import Unsupported, warn
 from .handle import set_aside
 from .optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .outside import Outside, Replaced
@@ -365,8 +364,9 @@ def _refuse_planned_parts(model: nn.Module) -> None:
 def _check_gradients(sample: Sample) -> None:
     """Raises ValueError where no backward can run."""
     if not torch.is_grad_enabled():
+        region = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
         raise ValueError(
-            "a training step is measured, but gradients are switched off here: leave torch.no_grad() first"
+            f"a training step is measured, but gradients are switched off here: leave torch.{region}() first"
         )
     if not any(t.requires_grad for t in [*sample.model.parameters(), *sample.static_tensors()]):
         raise ValueError(
@@ -380,9 +380,24 @@ def _check_named(model: nn.Module, **named: Any) -> None:
     for option, wanted in named.items():
         is_none = isinstance(wanted, (tuple, list)) and not wanted
         if not is_none and not (option == "blocks" and isinstance(wanted, str) and wanted == "auto"):
-            found = discovery.named_by_user(model, wanted, option)
-            if not found:
-                raise ValueError(f"{option}={wanted!r} names no module of this {type(model).__name__}")
+            is_one = isinstance(wanted, (str, nn.Module)) or not isinstance(wanted, Iterable)
+            for each in [wanted] if is_one else wanted:
+                _check_names_part(
+                    model, each, discovery.named_by_user(model, each if is_one else [each], option), option
+                )
+
+
+def _check_names_part(model: nn.Module, wanted: Any, found: Sequence[nn.Module], option: str) -> None:
+    """Raises ValueError where something that a user names stands for nothing, or for what is not in the model."""
+    own, kind = set(map(id, model.modules())), type(model).__name__
+    if not found:
+        raise ValueError(f"{option}={wanted!r} names no module of this {kind}")
+    stranger = next((module for module in found if id(module) not in own), None)
+    if stranger is not None:
+        raise ValueError(
+            f"{option}= has a {type(stranger).__name__} that is no part of this {kind}: is it one of another model, or "
+            "of a copy?"
+        )
 
 
 def device_of(sample: Sample) -> torch.device:
@@ -431,9 +446,7 @@ def check_model(model: nn.Module) -> None:
             "model.gradient_checkpointing_disable(), and the budget decides which layers are recomputed"
         )
     if not model.training:
-        warnings.warn(
-            "the model is in evaluation mode; its training step may take more: call model.train() first", stacklevel=3
-        )
+        warn("the model is in evaluation mode; its training step may take more: call model.train() first")
 
 
 def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:

@@ -32,18 +32,24 @@ class Takeover:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler
         self._owner = owner  # lives as long as this does
-        self._mine = {"forward": self, "__reduce_ex__": _Reducer(module)}
+        self._others: dict[str, Any] = {"__reduce_ex__": _Reducer(module)}
         if hasattr(type(module), _REPLICATE):
-            self._mine[_REPLICATE] = _refuse_replica
-        self._before = {key: vars(module)[key] for key in self._mine if key in vars(module)}
-        vars(module).update(self._mine)
+            self._others[_REPLICATE] = _refuse_replica
+        mine = self._mine()
+        self._before = {key: vars(module)[key] for key in mine if key in vars(module)}
+        vars(module).update(mine)
+
+    def _mine(self) -> dict[str, Any]:
+        """What is put into the module; kept nowhere, for this would hold itself."""
+        return {"forward": self, **self._others}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the module's forward."""
         if self._handler is not None and _compat.compiler_is_active():
+            what = "a planned block cannot be compiled" if self._owner is None else "a planned model cannot be compiled"
             raise Unsupported(
-                "a planned model cannot be compiled as a whole: its schedule is carried out by hooks, which "
-                "torch.compile does not see; compile its blocks instead, before planning"
+                f"{what}: its schedule is carried out by hooks, which torch.compile does not see; put "
+                "torch.compile(block) in the place of each block instead, before planning"
             )
         if args and args[0] is self._module():
             args = args[1:]  # as a method, this was bound to the module once more: accelerate's unwrap_model does that
@@ -74,7 +80,7 @@ class Takeover:
         if module is None:
             return
         own = vars(module)
-        for key, value in self._mine.items():
+        for key, value in self._mine().items():
             if own.get(key) is value:
                 del own[key]
                 if key in self._before:
@@ -120,7 +126,7 @@ def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
     forward = state.get("forward")
     if not isinstance(forward, Takeover):
         return state
-    clean = {key: value for key, value in state.items() if key not in forward._mine}
+    clean = {key: value for key, value in state.items() if key not in forward._mine()}
     clean.update(without_takeover(forward._before))
     return clean
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import threading
+import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +220,84 @@ def test_an_expert_load_that_is_no_buffer_is_that_of_plain_training() -> None:
     profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
     ct.apply(model, ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes))
     assert trained(model) == trained(plain)
+
+
+class Calibrated(nn.Module):
+    """Makes something in its first run, and notes beside it what belongs to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.mask, self.scale, self.sizes = None, torch.ones(1), {}
+        self.rows, self.seen = [], set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.up(x))
+        if self.mask is None:
+            self.mask, self.sizes["mask"] = torch.ones(64), 64
+            self.scale.copy_(y.detach().abs().max() * 3)
+            self.rows.append(64)
+            self.seen.add(64)
+        assert self.seen == set(self.rows)
+        return x + self.down(y * self.mask / self.scale) / self.sizes["mask"]
+
+
+def test_what_was_made_with_a_cache_stays_with_it() -> None:
+    model, x = nn.Sequential(*(Calibrated() for _ in range(3))), torch.randn(64, 16)
+    plain = copy.deepcopy(model)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1, blocks=Calibrated)
+    assert torch.equal(model(x), plain(x))
+    assert [(layer.scale, layer.rows) for layer in model] == [(layer.scale, [64]) for layer in plain]
+
+
+def test_attributes_that_cannot_be_written_are_only_read(tmp_path: Path) -> None:
+    class Table(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            values = np.memmap(tmp_path / "table", dtype="f4", mode="r", shape=(16,))
+            self.table = torch.from_numpy(values)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(super().forward(x)) + self.table
+
+    np.arange(16, dtype="f4").tofile(tmp_path / "table")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written
+        model = nn.Sequential(*(Table() for _ in range(4)))
+    x = torch.randn(64, 16)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Table)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
+def test_functions_that_are_made_anew_in_each_run_say_the_same() -> None:
+    class Making(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.shape_of = lambda: x.shape
+            return torch.tanh(super().forward(x))
+
+    model, x = nn.Sequential(*(Making(16, 16) for _ in range(4))), torch.randn(64, 16)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Making)
+    assert not any(stage.keep_reason for stage in profile.stages if stage.kind == "block")
+    ct.verify(model, ct.plan(profile, UNLIMITED), x, loss_fn=torch.sum)
+
+
+def test_attributes_of_any_kind_are_looked_at_without_harm() -> None:
+    class Odd(int):
+        def __repr__(self) -> str:
+            raise RuntimeError("it has no text")
+
+    class Having(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(16, 16)
+            self.odd, self.local = Odd(1), threading.local()
+            self.seeds, self.many = np.random.SeedSequence(1), [[i] * 100 for i in range(500)]
+            self.ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(super().forward(x))
+
+    model, x = nn.Sequential(*(Having() for _ in range(4))), torch.randn(64, 16)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Having)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok

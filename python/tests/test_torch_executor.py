@@ -1595,7 +1595,7 @@ def test_gradients_that_are_kept_in_attributes() -> None:
 
 def test_compiling_a_planned_model() -> None:
     model = net()
-    with planned(model, STAGES, from_input(STAGES)), refused(Unsupported, "compile its blocks instead"):
+    with planned(model, STAGES, from_input(STAGES)), refused(Unsupported, "in the place of each block before planning"):
         torch.compile(model, backend="eager")(INPUT)
 
 

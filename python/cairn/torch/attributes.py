@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from . import _compat, generators
+from .state import same_bits
 
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 NESTED = 4  # so deep are containers looked into
-MANY = 1000  # items of a container that is copied, but not looked into
+MANY = 1000  # items of containers that are looked into; what an attribute stands for is copied whatever its size
 
 #: What a module has before its class gives it anything; buffers are put back by `state.py`.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -66,10 +68,10 @@ class Attributes:
     (`with_large`): to hold those that a run replaces takes memory.
     """
 
-    __slots__ = ("_copies", "_first", "_found", "_generators", "_replaced", "_seen", "_since", "_with_large")
+    __slots__ = ("_copies", "_first", "_found", "_generators", "_replaced", "_room", "_seen", "_since", "_with_large")
 
     def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
-        self._with_large = with_large
+        self._with_large, self._room = with_large, MANY
         self._since = _compat.history_mark()
         self._found: dict[int, _Found] = {}  # by the identity of the container
         self._copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []  # of tensors that may be written
@@ -99,20 +101,21 @@ class Attributes:
             if is_small(value):
                 self._copies.append((value, value.detach().clone(), place))
         elif kind in _CONTAINERS or kind is tuple:
-            if id(value) not in self._found:
+            if id(value) not in self._found and (depth == NESTED or len(value) <= self._room):
                 items = value if kind is tuple else self._note(value, place, are_names=False)
                 self._look_into_all(items.values() if kind in _DICTS else items, place, depth)
         elif (put_back := generators.putting_back(value)) is not None:
             self._generators.append(put_back)
         elif depth == NESTED and has_attributes(value):
-            names = vars(value)
+            names = object.__getattribute__(value, "__dict__")
             if type(names) is dict and id(names) not in self._found:
                 items = self._note(names, place, are_names=True)
                 if not is_of_torch(kind):
                     self._look_into_all(items.values(), place, depth)
 
     def _look_into_all(self, items: Collection[Any], place: Place, depth: int) -> None:
-        if depth > 0 and len(items) <= MANY:
+        if depth > 0 and len(items) <= self._room:
+            self._room -= len(items)
             for item in items:
                 if type(item) not in _ATOMS:
                     self._look_into(item, place, depth - 1)
@@ -133,11 +136,15 @@ class Attributes:
 
     def _restore_inside(self) -> None:
         """What is there under the same names: values of tensors, and states of generators."""
-        for tensor, copy, _ in self._copies:
-            if tensor.shape == copy.shape:
-                tensor.data.copy_(copy)  # not counted: a graph whose backward is to come may have saved it
+        self._restore_tensors()
         for put_back in self._generators:
             put_back()
+
+    def _restore_tensors(self, but_of: Container[int] = ()) -> None:
+        for tensor, copy, place in self._copies:
+            is_wanted = id(place[0]) not in but_of and tensor.shape == copy.shape
+            if is_wanted and not (tensor.is_cpu and same_bits(tensor, copy)):  # the host's memory may be read-only
+                tensor.data.copy_(copy)  # not counted: a graph whose backward is to come may have saved it
 
     def filled(self) -> Iterator[tuple[Place, Any]]:
         """What was empty and no longer is, with its place."""
@@ -172,30 +179,46 @@ class Attributes:
 
     def restore_numbers(self) -> None:
         """Puts back numbers, names, states of generators and values of small tensors, such as counts of steps. What was
-        made meanwhile, as caches are, may stay.
+        made meanwhile, as caches are, may stay, and in the modules that made such what belongs to it.
         """
+        stays = self.made_something()
         for found in self._found.values():
             container, before = found.container, found.before
             if isinstance(container, dict):
                 for name, value in before.items():
                     if type(value) in _NUMBERS:
                         container[name] = value
-                new = [] if found.are_names else [name for name in container if name not in before]
+                is_filled = not found.are_names and id(found.place[0]) not in stays
+                new = [name for name in container if name not in before] if is_filled else []
                 if all(type(container[name]) in _NUMBERS for name in new):
                     for name in new:
                         del container[name]
-            elif isinstance(container, set) and all(type(item) in _NUMBERS for item in container ^ before):
+            elif (
+                isinstance(container, set) and id(found.place[0]) not in stays and _differ_by_numbers(container, before)
+            ):
                 container.clear()
                 container.update(before)
-        self._restore_inside()
+        self._restore_tensors(but_of=stays)
+        for put_back in self._generators:
+            put_back()
+
+    def made_something(self) -> set[int]:
+        """The identities of the modules that have something under a name with nothing before: what is made once."""
+        found = (each for each in self._found.values() if each.are_names and _has_more(each.container, each))
+        return {id(each.place[0]) for each in found}
 
     def forget_losses(self) -> None:
-        """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such."""
+        """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only
+        tensors in the modules that made something meanwhile.
+        """
+        stays = self.made_something()
         for found in self._found.values():
             container, before = found.container, found.before
             if isinstance(container, _SEQUENCES):
-                kept = [was if _is_record(item) else item for item, was in zip(container, before, strict=False)]
-                added = [item for k, item in enumerate(container) if k >= len(before) and not _is_record(item)]
+                is_out = _is_tensor if id(found.place[0]) in stays else _is_record
+                pairs = zip(container, before, strict=False)
+                kept = [was if item is not was and is_out(item) else item for item, was in pairs]
+                added = [item for item in itertools.islice(container, len(before), None) if not is_out(item)]
                 _refill(container, [*kept, *added])
 
     def look(self) -> None:
@@ -234,16 +257,17 @@ class Attributes:
                 found.container[name] = found.before[name]
             else:
                 found.container.pop(name, None)
+        made = self.made_something()
         for found in self._found.values():
-            if isinstance(found.container, _SEQUENCES):
+            if isinstance(found.container, _SEQUENCES) and id(found.place[0]) not in made:
                 _refill(found.container, found.before)
 
 
-def plain_tensors(model: nn.Module) -> list[torch.Tensor]:
-    """The tensors in attributes of a model's modules, and in containers there, that nobody registered."""
-    attributes = Attributes(model.modules(), with_large=True)
-    found = (value for each in attributes._found.values() for value in each.items())
-    return list({id(value): value for value in found if type(value) is torch.Tensor}.values())
+def plain_tensors(model: nn.Module) -> list[tuple[torch.Tensor, nn.Module]]:
+    """The tensors in attributes of a model's modules, and in containers there, that nobody registered; and where."""
+    found = Attributes(model.modules(), with_large=True)._found.values()
+    tensors = ((value, each.place[0]) for each in found for value in each.items() if type(value) is torch.Tensor)
+    return list({id(tensor): (tensor, module) for tensor, module in tensors}.values())
 
 
 @contextlib.contextmanager
@@ -273,6 +297,14 @@ def _is_record(value: Any, depth: int = NESTED) -> bool:
     return all(_is_record(item, depth - 1) for item in (value.values() if type(value) is dict else value))
 
 
+def _differ_by_numbers(items: set[Any], before: set[Any]) -> bool:
+    return all(type(item) in _NUMBERS for item in items ^ before)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
 def _refill(sequence: Any, items: list[Any]) -> None:
     if isinstance(sequence, list):
         sequence[:] = items
@@ -284,6 +316,13 @@ def _refill(sequence: Any, items: list[Any]) -> None:
 def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
     """Whether all that was there is there, and the same."""
     return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
+
+
+def _has_more(names: dict[Any, Any], found: _Found) -> bool:
+    """Whether there are more names than there were, but for `forward`, or one stood for None and no longer does."""
+    if len(names) - ("forward" in names) > found.size - ("forward" in found.before):
+        return True
+    return any(value is None and names.get(name) is not None for name, value in found.before.items())
 
 
 def _restore_names(found: _Found, with_large: bool) -> None:
@@ -313,19 +352,24 @@ def _is_large(value: Any) -> bool:
 
 def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor's value can be noted and put back: one that is written in place, and no result of a step."""
-    can_be_written = tensor.layout is torch.strided and 0 not in tensor.stride() and not tensor.is_inference()
-    return can_be_written and tensor.nbytes <= LARGE_BYTES and not tensor.requires_grad and not tensor.is_meta
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference() or 0 in tensor.stride():
+        return False
+    return tensor.nbytes <= LARGE_BYTES and not tensor.requires_grad and not tensor.is_meta
 
 
 def is_of_torch(kind: type) -> bool:
     """Whether objects of a class are torch's own."""
-    return kind.__module__.partition(".")[0] == "torch"
+    return str(kind.__module__).partition(".")[0] == "torch"
 
 
 def has_attributes(value: Any) -> bool:
     """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
     if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
         return False
-    if type(value).__module__.startswith(__package__ + "."):
+    if str(type(value).__module__).startswith(__package__ + "."):
         return False
-    return hasattr(value, "__dict__")
+    try:
+        object.__getattribute__(value, "__dict__")
+    except Exception:  # there is none, or its class has something else under this name
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,11 @@ def putting_back(value: Any) -> Callable[[], Any] | None:
         return functools.partial(value.set_state, value.get_state())
     if kind is random.Random:
         return functools.partial(value.setstate, value.getstate())
-    if not kind.__module__.startswith("numpy.random"):
+    if not str(kind.__module__).startswith("numpy.random"):
         return None
-    if hasattr(value, "bit_generator"):
+    numpy = sys.modules["numpy"].random
+    if isinstance(value, numpy.Generator):
         value = value.bit_generator
-    if hasattr(value, "state"):
+    if isinstance(value, numpy.BitGenerator):
         return functools.partial(setattr, value, "state", value.state)
-    return functools.partial(value.set_state, value.get_state()) if hasattr(value, "set_state") else None
+    return functools.partial(value.set_state, value.get_state()) if isinstance(value, numpy.RandomState) else None

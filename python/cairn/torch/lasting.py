@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ from .tree import fields_in_slots
 
 _DEPTH = 5  # so far are containers and objects followed
 _ENDS = 100  # items compared at each end of long containers
-_NUMBERS = (bool, int, float, complex, str, bytes)
+_MANY = 2000  # items compared of one attribute
+_LARGE_BYTES = 2**26  # of tensors and arrays of which only the ends are compared,
+_END_BYTES = 2**20  # which are so long
+_NUMBERS = (bool, int, float, complex)
 _SEQUENCES = (tuple, list, collections.deque)
 _SETS = (set, frozenset)
 
@@ -55,20 +59,20 @@ class Lasting:
 
     def _said(self) -> _Places:
         """What there is now at each place."""
-        found: _Places = {}
+        found = _Places()
         for number, module in enumerate(self._modules):
             for name, value in vars(module).items():
                 if name not in OF_EVERY_MODULE:
-                    found[f"the attribute '{name}' of {type(module).__name__}", number] = _said(value)
+                    found[f"the attribute '{name}' of {type(module).__name__}", number] = _Telling().say(value)
         for number, (text, value) in enumerate(self._elsewhere()):
-            found[text, number] = _said(value)
+            found[text, number] = _Telling().say(value)
         return found
 
 
 def said_by(model: nn.Module) -> dict[str, Any]:
     """What the attributes of a model's modules say, by their names; without the functions that plans put there."""
     return {
-        f"{prefix}.{name}".lstrip("."): _said(value)
+        f"{prefix}.{name}".lstrip("."): _Telling().say(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
         if name not in OF_EVERY_MODULE and name != "forward"
@@ -77,45 +81,73 @@ def said_by(model: nn.Module) -> dict[str, Any]:
 
 def _can_change(value: Any) -> bool:
     """Whether what stands under a name may be a state of the model."""
-    if isinstance(value, (*_NUMBERS, torch.Tensor, Mapping, *_SEQUENCES, *_SETS)):
+    if isinstance(value, (*_NUMBERS, str, bytes, torch.Tensor, Mapping, *_SEQUENCES, *_SETS)):
         return True
     return has_attributes(value) and not is_of_library(type(value).__module__)
 
 
-def _said(value: Any, depth: int = _DEPTH) -> Any:
-    """All that a value says, in a form that is compared."""
-    kind = type(value)
-    if isinstance(value, _NUMBERS):
-        return kind, repr(value)  # a value that is not a number equals itself
-    if isinstance(value, torch.Tensor):
-        return kind, tuple(value.shape), fingerprint(value)
-    if value is None or isinstance(value, (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)):
-        return kind, id(value)
-    if depth == 0:
-        return kind
-    if isinstance(value, Mapping):
-        return kind, len(value), _all_said([item for pair in value.items() for item in pair], depth)
-    if isinstance(value, _SEQUENCES):
-        return kind, len(value), _all_said(list(value), depth)
-    if isinstance(value, _SETS):
-        return kind, len(value), frozenset(_all_said(value, depth)) if len(value) <= _ENDS else None
-    if is_of_library(kind.__module__):
-        return kind, _bytes_of(value)
-    own = [*fields_in_slots(value), *(vars(value).items() if has_attributes(value) else ())]
-    return kind, tuple([(name, _said(item, depth - 1)) for name, item in own])
+class _Telling:
+    """Says what values say, in a form that is compared; of many items no more than there is room for."""
+
+    def __init__(self) -> None:
+        self._room = _MANY
+
+    def say(self, value: Any, depth: int = _DEPTH) -> Any:
+        """All that a value says."""
+        kind, self._room = type(value), self._room - 1
+        if isinstance(value, (str, bytes)):
+            return kind, len(value), hash(value)
+        if isinstance(value, _NUMBERS):
+            return kind, _text_of(value)  # a value that is not a number equals itself
+        if isinstance(value, torch.Tensor):
+            return kind, None if value.is_nested else (tuple(value.shape), _print_of(value))
+        if isinstance(value, (types.FunctionType, types.MethodType)):
+            return kind, value.__qualname__  # made anew in each run, it may do the same
+        if value is None or isinstance(value, (nn.Module, type, types.ModuleType)):
+            return kind, id(value)
+        if depth == 0 or self._room <= 0:
+            return kind
+        if isinstance(value, Mapping):
+            return kind, len(value), self._say_all([item for pair in value.items() for item in pair], depth)
+        if isinstance(value, _SEQUENCES):
+            return kind, len(value), self._say_all(value, depth)
+        if isinstance(value, _SETS):
+            return kind, len(value), frozenset(self._say_all(value, depth)) if len(value) <= _ENDS else None
+        if is_of_library(kind.__module__):
+            return kind, _bytes_of(value)
+        own = [*fields_in_slots(value), *(vars(value).items() if has_attributes(value) else ())]
+        return kind, tuple([(name, self.say(item, depth - 1)) for name, item in own])
+
+    def _say_all(self, items: Collection[Any], depth: int) -> tuple[Any, ...]:
+        found: Iterable[Any] = items
+        if len(items) > 2 * _ENDS:
+            listed = list(items)
+            found = [*listed[:_ENDS], *listed[-_ENDS:]]
+        return tuple([self.say(item, depth - 1) for item in found])
 
 
-def _all_said(items: Iterable[Any], depth: int) -> tuple[Any, ...]:
-    found = list(items)
-    if len(found) > 2 * _ENDS:
-        found = [*found[:_ENDS], *found[-_ENDS:]]
-    return tuple([_said(item, depth - 1) for item in found])
+def _text_of(number: Any) -> str | None:
+    try:
+        return repr(number)
+    except Exception:  # its class has one of its own
+        return None
+
+
+def _print_of(tensor: torch.Tensor) -> Any:
+    """The fingerprint of a tensor; of a large one how often it was written, and those of its ends."""
+    if tensor.layout is not torch.strided or tensor.nbytes <= _LARGE_BYTES:
+        return fingerprint(tensor)
+    flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach()[:0]
+    ends = fingerprint(flat[:_END_BYTES]), fingerprint(flat[-_END_BYTES:])
+    return 0 if tensor.is_inference() else tensor._version, ends
 
 
 def _bytes_of(value: Any) -> int | None:
-    """Of an array of numbers, such as NumPy's: what tells them from others."""
+    """Of an array of numbers, such as NumPy's: what tells them from others; of a large one its ends."""
     try:
-        with memoryview(value) as view:
-            return hash(view.tobytes())
+        with memoryview(value) as view, view.cast("B") as flat:
+            if flat.nbytes <= _LARGE_BYTES:
+                return zlib.crc32(flat)
+            return zlib.crc32(flat[-_END_BYTES:], zlib.crc32(flat[:_END_BYTES]))
     except (TypeError, ValueError, BufferError, NotImplementedError):
         return None

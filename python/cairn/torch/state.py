@@ -147,7 +147,7 @@ class BlockState:
         """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
         (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
         is_counted = _compat.version(buffer) != before.versions[index]
-        return is_counted or registry.get(key) is not buffer or not _same(buffer, copy)
+        return is_counted or registry.get(key) is not buffer or not same_bits(buffer, copy)
 
 
 @dataclass(slots=True)
@@ -272,7 +272,7 @@ def _fresh(copy: torch.Tensor) -> torch.Tensor:
         return copy.clone()
 
 
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Bit for bit; a value that is not a number equals itself."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False

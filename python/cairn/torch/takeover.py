@@ -46,10 +46,9 @@ class Takeover:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the module's forward."""
         if self._handler is not None and _compat.compiler_is_active():
-            what = "a planned block cannot be compiled" if self._owner is None else "a planned model cannot be compiled"
             raise Unsupported(
-                f"{what}: its schedule is carried out by hooks, which torch.compile does not see; put "
-                "torch.compile(block) in the place of each block instead, before planning"
+                "a planned model, or a block of one, cannot be compiled: its schedule is carried out by hooks, which "
+                "torch.compile does not see; put torch.compile(block) in the place of each block before planning"
             )
         if args and args[0] is self._module():
             args = args[1:]  # as a method, this was bound to the module once more: accelerate's unwrap_model does that

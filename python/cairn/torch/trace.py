@@ -143,7 +143,8 @@ def trace(
         costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)
         generators.restore()
     surroundings.note(program.externals)
-    fixed = memory.unique_bytes([*model.parameters(), *model.buffers(), *sample.static_tensors(), *tensors])
+    there = (*model.parameters(), *model.buffers(), *sample.static_tensors(), *tensors)
+    fixed = memory.unique_bytes(t for t in there if t.device == device)  # an argument may be on the host
     provenance = {
         "traced_by": f"cairn {cairn.__version__}",
         **fingerprint_of(model, arguments, sample.kwargs),

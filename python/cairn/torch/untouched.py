@@ -7,7 +7,7 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -108,9 +108,13 @@ class Parameters:
     def __init__(self, model: nn.Module) -> None:
         self._is_compiled = any(_compat.compiled_inside(module) is not None for module in model.modules())
         registered = {id(p) for p in (*model.parameters(), *model.buffers())}
-        others = (t for t in plain_tensors(model) if id(t) not in registered and not t.requires_grad)
         own = [(p, p.detach()) for p in model.parameters() if _compat.storage_key(p)]
-        self._kept = [*own, *((t, t.detach()) for t in others if memory.has_storage(t) and _compat.storage_key(t))]
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = [*own]
+        self._owners: dict[int, nn.Module] = {}  # by storage: of tensors in attributes
+        for tensor, module in plain_tensors(model):
+            if id(tensor) not in registered and not tensor.requires_grad and _compat.storage_key(tensor):
+                self._kept.append((tensor, tensor.detach()))
+                self._owners[_compat.storage_key(tensor)] = module
         self._parameters = {_compat.storage_key(old) for _, old in own}
         self._lying: dict[int, list[torch.Tensor]] = {}  # by storage
         for _, old in self._kept:
@@ -129,13 +133,18 @@ class Parameters:
             self._copies[key] = [(old, old.clone()) for old in there]
         return key in self._parameters
 
-    def restore(self) -> None:
-        """Makes all be as it was."""
-        for parameter, old in self._kept:
-            if parameter.data_ptr() != old.data_ptr():
-                parameter.data = old
+    def restore(self, but_of: Container[int] = ()) -> None:
+        """Makes all be as it was, but for what modules of these identities have in attributes."""
+        for tensor, old in self._kept:
+            if tensor.data_ptr() != old.data_ptr() and not self._is_of(old, but_of):
+                tensor.data = old
         for old, copy in (pair for pairs in self._copies.values() for pair in pairs):
-            old.data.copy_(copy)
+            if not self._is_of(old, but_of):
+                old.data.copy_(copy)
+
+    def _is_of(self, tensor: torch.Tensor, owners: Container[int]) -> bool:
+        owner = self._owners.get(_compat.storage_key(tensor))
+        return owner is not None and id(owner) in owners
 
 
 class _Writes(_compat.DispatchMode):
@@ -190,7 +199,7 @@ def _as_found(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
             found.clear()
             found.update(kept)
         buffers.restore()
-        parameters.restore()
+        parameters.restore(but_of=attributes.made_something())
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()

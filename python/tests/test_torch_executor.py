@@ -972,9 +972,9 @@ def test_buffers_on_a_device_are_compared_in_the_first_step_alone(seed: int, mon
                 self.gain.data.mul_(0.9)
             return y
 
-    compared, same = [], state._same
+    compared, same = [], state.same_bits
     monkeypatch.setattr(memory, "is_at_hand", lambda tensor: False)
-    monkeypatch.setattr(state, "_same", lambda *pair: compared.append(pair) or same(*pair))
+    monkeypatch.setattr(state, "same_bits", lambda *pair: compared.append(pair) or same(*pair))
     model, plain = net(layer=Drifts), net(layer=Drifts)
     with planned(model, STAGES, wild(STAGES, seed) if seed else from_input(STAGES)):
         for step in range(4):

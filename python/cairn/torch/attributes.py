@@ -134,13 +134,10 @@ class Attributes:
                 _refill(found.container, found.before)
         self._restore_inside()
 
-    def _restore_inside(self) -> None:
-        """What is there under the same names: values of tensors, and states of generators."""
-        self._restore_tensors()
+    def _restore_inside(self, but_of: Container[int] = ()) -> None:
+        """What is there under the same names: states of generators, and values of tensors but those of some modules."""
         for put_back in self._generators:
             put_back()
-
-    def _restore_tensors(self, but_of: Container[int] = ()) -> None:
         for tensor, copy, place in self._copies:
             is_wanted = id(place[0]) not in but_of and tensor.shape == copy.shape
             if is_wanted and not (tensor.is_cpu and same_bits(tensor, copy)):  # the host's memory may be read-only
@@ -198,9 +195,7 @@ class Attributes:
             ):
                 container.clear()
                 container.update(before)
-        self._restore_tensors(but_of=stays)
-        for put_back in self._generators:
-            put_back()
+        self._restore_inside(but_of=stays)
 
     def made_something(self) -> set[int]:
         """The identities of the modules that have something under a name with nothing before: what is made once."""

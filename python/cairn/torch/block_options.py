@@ -49,8 +49,8 @@ from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
 from .stage_measure import KEEP
 
 DROP, MASK = "d", "m"  # what is done with a saved tensor, beside keeping it
-MAX_OPTIONS = 12  # keep everything among them
-STEADY_OPTIONS = 6  # of these, by times that do not vary
+STEADY_CHOICES = 12  # that are worth measuring by times that do not vary, keep everything among them
+TIMED_CHOICES = 8  # and by measured ones
 STEADY_BYTES_PER_NS = 4  # about what a core reads and writes
 OF_PRODUCTS = 20  # so much longer do products take than what only reads and writes as much
 CUT_WORK = 20_000_000  # cuts times the square of operations: at most some seconds, and no limit for 200 operations
@@ -68,7 +68,7 @@ class Choice:
     rebuild_ns: int
 
 
-def choices(graph: BlockGraph, at_most: int = MAX_OPTIONS) -> list[Choice]:
+def choices(graph: BlockGraph, at_most: float = math.inf) -> list[Choice]:
     """From keeping everything to keeping as little as possible, no more than `at_most`, along the convex hull."""
     model = _Model(graph)
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
@@ -94,10 +94,10 @@ def candidates(graph: BlockGraph) -> list[Choice]:
     """The choices that are worth measuring: by the times that were measured, and some by times that never vary.
 
     Measured times differ from run to run, and so do the choices along their hull. What the least memory takes must not
-    depend on that, so the second ones are always among them. The first keeps everything.
+    depend on that: the second ones are the same in every run. The first keeps everything.
     """
-    steady = choices(_with_steady_times(graph), STEADY_OPTIONS)
-    found = {choice.decisions: choice for choice in (*steady, *choices(graph, MAX_OPTIONS - STEADY_OPTIONS + 2))}
+    steady = choices(_with_steady_times(graph), STEADY_CHOICES)
+    found = {choice.decisions: choice for choice in (*steady, *choices(graph, TIMED_CHOICES))}
     return sorted(found.values(), key=lambda choice: (KEEP * len(graph.packs) != choice.decisions, -choice.kept_bytes))
 
 
@@ -138,7 +138,7 @@ def _room(gap: tuple[Choice, Choice]) -> int:
     return (b.rebuild_ns - a.rebuild_ns) * (a.kept_bytes - b.kept_bytes)
 
 
-def _thinned(points: list[Choice], at_most: int) -> list[Choice]:
+def _thinned(points: list[Choice], at_most: float) -> list[Choice]:
     """Without the points between whose neighbours the curve changes least, until few enough are left."""
     points = list(points)
     while len(points) > at_most:

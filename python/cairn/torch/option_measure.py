@@ -41,6 +41,7 @@ from .tree import Tree
 
 PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
 LEAST_BYTES = 4096  # an option that saves less is not worth having
+MAX_OPTIONS = 12  # keep everything among them
 ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
 
 Function = Callable[..., Any]
@@ -218,7 +219,7 @@ class _Opening:
         measured = [(_Metered(self._run, self._waiting, program, self.asked).stage, took) for program, took in proved]
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
-        self.options = _pareto(options)
+        self.options = _thinned(_pareto(options))
         return "" if len(self.options) > 1 else "has no option that takes less"
 
 
@@ -291,6 +292,36 @@ def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
         for o in (option, other)
     )
     return ours != theirs and all(a <= b for a, b in zip(theirs, ours, strict=True))
+
+
+def _thinned(options: list[OptionMeasure], at_most: int = MAX_OPTIONS) -> list[OptionMeasure]:
+    """Without the options whose absence changes the curve of bytes and time least, until few enough are left.
+
+    Those that set what a step takes at least stay: the one that saves least, and those that peak lowest.
+    """
+    options = list(options)
+    stay = {id(options[0]), id(options[-1]), id(min(options, key=_peak)), id(min(options, key=_accumulated_peak))}
+    while len(options) > at_most:
+        losses = [(_loss(*options[i - 1 : i + 2]), i) for i in range(1, len(options) - 1)]
+        del options[min(loss for loss in losses if id(options[loss[1]]) not in stay)[1]]
+    return options
+
+
+def _peak(option: OptionMeasure) -> tuple[int, int]:
+    """Of a block with nothing beside it; of equal ones, the fastest."""
+    return max(option.forward_rise_bytes, option.saved_bytes + option.backward_rise_bytes), option.time_ns
+
+
+def _accumulated_peak(option: OptionMeasure) -> tuple[int, int]:
+    peak = max(option.forward_rise_bytes, option.saved_bytes + option.accumulated_backward_rise_bytes)
+    return peak, option.time_ns
+
+
+def _loss(a: OptionMeasure, b: OptionMeasure, c: OptionMeasure) -> int:
+    """Twice the area of the triangle that leaving out b adds below the curve; less than 0 if b lies above it."""
+    return (b.time_ns - a.time_ns) * (c.saved_bytes - a.saved_bytes) - (b.saved_bytes - a.saved_bytes) * (
+        c.time_ns - a.time_ns
+    )
 
 
 # -- proving -------------------------------------------------------------------------------------------------

@@ -293,6 +293,11 @@ def test_attributes_of_any_kind_are_looked_at_without_harm() -> None:
             self.odd, self.local = Odd(1), threading.local()
             self.seeds, self.many = np.random.SeedSequence(1), [[i] * 100 for i in range(500)]
             self.ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+            self.around, self.table, self.deep = [1], {"rows": [2]}, [3]
+            self.around.append(self.around)
+            self.table["rows"].append(self.table)
+            for _ in range(40):
+                self.deep = [self.deep, self.deep]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(super().forward(x))

@@ -165,14 +165,16 @@ class Attributes:
             elif not isinstance(container, set):
                 _refill(container, list(map(self._detached, container)))
 
-    def _detached(self, value: Any) -> Any:
+    def _detached(self, value: Any, depth: int = NESTED) -> Any:
         if isinstance(value, torch.Tensor):
             return value.detach() if _compat.is_made_since(value, self._since) else value
-        if type(value) is list and id(value) not in self._found:
-            return [self._detached(item) for item in value]
-        if type(value) is dict and id(value) not in self._found:
-            return {key: self._detached(item) for key, item in value.items()}
-        return value
+        if depth == 0 or type(value) not in (list, dict) or id(value) in self._found:
+            return value
+        items = value.items() if type(value) is dict else enumerate(value)
+        without = {key: self._detached(item, depth - 1) for key, item in items}
+        if all(map(operator.is_, without.values(), value.values() if type(value) is dict else value)):
+            return value
+        return without if type(value) is dict else list(without.values())
 
     def restore_numbers(self) -> None:
         """Puts back numbers, names, states of generators and values of small tensors, such as counts of steps. What was

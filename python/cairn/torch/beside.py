@@ -16,7 +16,7 @@ import torch
 
 from . import _compat, isolate
 from .blocks import Block
-from .tree import tensors_in
+from .tree import tensors_in, unique_tensors_in
 
 
 class Beside:
@@ -30,8 +30,8 @@ class Beside:
         """Those with a backward, each once, that the run made and `result` does not have."""
         returned = {id(t) for t in tensors_in(result)}
         places = [*map(vars, self._parts), _collected()]
-        left = {id(t): t for t in tensors_in(places) if _compat.is_made_since(t, self._since)}
-        return [tensor for key, tensor in left.items() if key not in returned]
+        left = (tensor for tensor in unique_tensors_in(places) if _compat.is_made_since(tensor, self._since))
+        return [tensor for tensor in left if id(tensor) not in returned]
 
     def root(self, result: Any, known: isolate.Layouts) -> tuple[list[torch.Tensor], list[isolate.Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.

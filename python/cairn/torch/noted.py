@@ -41,6 +41,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescrip
 _WRAPPERS = (staticmethod, classmethod, property, functools.partial)
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 _ITEMS_COMPARED = 100
+_NESTED = 8  # so deep do containers lie in others that are compared; what holds itself is not
 
 Place = tuple[int, Any]  # a namespace, and a name or an index in it
 
@@ -181,19 +182,19 @@ def _is_same(value: Any, before: Any) -> bool:
 # -- kinds of values -------------------------------------------------------------------------------------------
 
 
-def is_noted(value: Any) -> bool:
+def is_noted(value: Any, depth: int = _NESTED) -> bool:
     """Whether it is compared at all."""
-    return is_comparable(value) or is_referred_to(value) or _is_frozen(value)
+    return is_comparable(value, depth) or is_referred_to(value) or _is_frozen(value, depth)
 
 
-def is_comparable(value: Any) -> bool:
+def is_comparable(value: Any, depth: int = _NESTED) -> bool:
     """Whether it is compared by its value: constants, functions and classes, and what is filled with them."""
-    return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable)
+    return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable, depth)
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: Any, depth: int = _NESTED) -> bool:
     """A number, a name and the like, or what is filled with them."""
-    return _is_atom(value) or _is_filled(value, is_constant)
+    return _is_atom(value) or _is_filled(value, is_constant, depth)
 
 
 def _is_atom(value: Any) -> bool:
@@ -222,9 +223,13 @@ def _lasts(value: Any) -> bool:
     return isinstance(getattr(value, "__self__", None), (type(None), types.ModuleType, type))
 
 
-def _is_filled(value: Any, is_such: Callable[[Any], bool]) -> bool:
+def _is_filled(value: Any, is_such: Callable[[Any, int], bool], depth: int) -> bool:
     """Whether it is a list or a dict of such, and no vocabulary, which would take long to compare."""
-    return isinstance(value, (list, dict)) and _is_small(value) and all(map(is_such, items_of(value)))
+    return isinstance(value, (list, dict)) and _is_full_of(value, is_such, depth)
+
+
+def _is_full_of(container: Any, is_such: Callable[[Any, int], bool], depth: int) -> bool:
+    return depth > 0 and _is_small(container) and all(is_such(item, depth - 1) for item in items_of(container))
 
 
 def _is_small(value: Any) -> bool:
@@ -271,10 +276,10 @@ def is_referred_to(value: Any) -> bool:
     return has_attributes(value) and type(value).__weakrefoffset__ != 0
 
 
-def _is_frozen(value: Any) -> bool:
+def _is_frozen(value: Any, depth: int = _NESTED) -> bool:
     """Whether it is compared by what it says."""
-    if is_comparable(value) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
+    if is_comparable(value, depth) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
         return False
     if isinstance(value, _CONTAINERS):
-        return _is_small(value) and all(map(is_noted, items_of(value)))
+        return _is_full_of(value, is_noted, depth)
     return isinstance(value, (*_WRAPPERS, types.SimpleNamespace)) or any(fields_in_slots(value)) or is_array(value)

@@ -207,10 +207,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def unique_tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor in nested containers, once."""
+    """Every tensor in nested containers, once, in the order of `tensors_in`; containers may hold themselves."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return list({id(tensor): tensor for tensor in tensors_in(value)}.values())
+    found: dict[int, torch.Tensor] = {}
+    _collect(value, found, set())
+    return list(found.values())
+
+
+def _collect(value: Any, found: dict[int, torch.Tensor], seen: set[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        found[id(value)] = value
+    elif type(value) not in _ATOMS and id(value) not in seen:
+        seen.add(id(value))
+        for _, item in children(value) or ():
+            _collect(item, found, seen)
 
 
 def tensors_inside(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

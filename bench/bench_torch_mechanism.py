@@ -15,10 +15,10 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import memory
-from cairn.torch.executor import Executor
-from cairn.torch.opened import Inside
-from cairn.torch.stages import StageRef
+from cairn.torch.base import memory
+from cairn.torch.base.stages import StageRef
+from cairn.torch.execute.executor import Executor
+from cairn.torch.execute.opened import Inside
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -216,8 +216,8 @@ def link(device: torch.device) -> str:
     rates = f"{found.to_host_bytes_per_s / 1e9:.1f} GB/s out, {found.to_device_bytes_per_s / 1e9:.1f} GB/s in"
     if device.type != "cuda":
         return rates
-    from cairn.torch.tiers import open_tier
-    from cairn.torch.transfers import Transfers
+    from cairn.torch.transfer.tiers import open_tier
+    from cairn.torch.transfer.transfers import Transfers
 
     transfers = Transfers(open_tier("host", 256 << 20, device), device)
     factor, sent = torch.randn(4096, 4096, device=device), torch.ones(256 << 20, dtype=torch.uint8, device=device)

@@ -24,7 +24,7 @@ import cairn.torch as ct
 import torch
 from cairn.torch.comparison import Comparison, Steps, Turn
 from cairn.torch.handle import Recalled
-from cairn.torch.sample import Sample
+from cairn.torch.measuring.sample import Sample
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch_models_large import Step, resnet50, vgg16

@@ -35,7 +35,7 @@ from typing import Any
 import cairn
 import cairn.torch as ct
 import torch
-from cairn.torch import memory
+from cairn.torch.base import memory
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch_inside_bound import bound_of

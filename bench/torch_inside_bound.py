@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from cairn.torch.block_graph import BlockGraph, Recorder
-from cairn.torch.block_options import Choice, ideal_choices
+from cairn.torch.base.tree import Tree
 from cairn.torch.profiler import Profile
-from cairn.torch.tree import Tree
+from cairn.torch.saved.block_graph import BlockGraph, Recorder
+from cairn.torch.saved.block_options import Choice, ideal_choices
 from torch import nn
 
 RUNS = 5  # of the block; the least time of each operation counts

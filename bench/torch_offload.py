@@ -19,7 +19,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import memory
+from cairn.torch.base import memory
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint

@@ -20,7 +20,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import memory
+from cairn.torch.base import memory
 from torch_models_large import LARGE
 from torch_support import machine, quiet, release, write
 

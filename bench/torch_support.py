@@ -16,7 +16,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch import clock, memory
+from cairn.torch.base import clock, memory
 from torch import nn
 
 

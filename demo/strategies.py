@@ -14,7 +14,7 @@ from pathlib import Path
 import cairn
 import cairn.torch as ct
 import torch
-from cairn.torch import clock
+from cairn.torch.base import clock
 from workloads import cnn
 
 MIB = 2**20

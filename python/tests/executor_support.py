@@ -12,9 +12,9 @@ from typing import Any
 
 import cairn
 import torch
-from cairn.torch import memory
-from cairn.torch.executor import Executor
-from cairn.torch.stages import BLOCK, OUTSIDE, StageRef
+from cairn.torch.base import memory
+from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
+from cairn.torch.execute.executor import Executor
 from torch import distributed, nn
 
 Op = tuple[Any, ...]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from cairn.torch._compat import StorageRef
+from cairn.torch.base._compat import StorageRef
 from torch import Tensor
 
 _copy = Tensor.copy_
@@ -111,5 +111,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", current)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr("cairn.torch.lanes._pinned", lambda count: torch.empty(count, dtype=torch.uint8))
+    monkeypatch.setattr("cairn.torch.transfer.lanes._pinned", lambda count: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(Tensor, "copy_", copy)

@@ -22,7 +22,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
-from cairn.torch import replay
+from cairn.torch.execute import replay
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cairn.torch import counted
-from cairn.torch.counted import Counted, Lingering, first_runs, lets_go, supposed_by
-from cairn.torch.performed import as_performed, excess_bytes
-from cairn.torch.stage_measure import OptionMeasure, StageMeasure
-from cairn.torch.stages import BLOCK, OUTSIDE, StageRef
+from cairn.torch.base.stage_measure import OptionMeasure, StageMeasure
+from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
+from cairn.torch.schedule import counted
+from cairn.torch.schedule.counted import Counted, Lingering, first_runs, lets_go, supposed_by
+from cairn.torch.schedule.performed import as_performed, excess_bytes
 from executor_support import Op, backward, drop, drop_input, keep, save
 
 #: Three stages: all is kept; the first two run again, from the input; the input of the second stays.

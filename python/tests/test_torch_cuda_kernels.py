@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
-from cairn.torch import _compat, operators
+from cairn.torch.base import _compat, operators
 from executor_support import blocks, every_block, planned, store_all
 from torch import Tensor, nn
 from torch.library import Library

@@ -17,10 +17,12 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import budgets, mechanism, memory, profiler
-from cairn.torch.errors import TierUnavailable
-from cairn.torch.link import measure_link
-from cairn.torch.tiers import open_tier
+from cairn.torch import profiler
+from cairn.torch.base import budgets, memory
+from cairn.torch.base.errors import TierUnavailable
+from cairn.torch.measuring import mechanism
+from cairn.torch.transfer.link import measure_link
+from cairn.torch.transfer.tiers import open_tier
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -292,7 +294,7 @@ def test_copies_of_buffers_that_nobody_compares_are_counted(monkeypatch: pytest.
 def test_a_step_of_training_takes_until_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3))), torch.randn(16, 32)
     ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1)
-    monkeypatch.setattr("cairn.torch.clock.wait_for", lambda device: time.sleep(0.05))
+    monkeypatch.setattr("cairn.torch.base.clock.wait_for", lambda device: time.sleep(0.05))
     model(x).sum().backward()
     measured = ct.report(model).measured
     assert measured is not None and measured.step_ns >= 50_000_000

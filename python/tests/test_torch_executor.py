@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 import torch
-from cairn.torch import memory, state
-from cairn.torch._compat import TORCH_VERSION, StorageRef, default_device
-from cairn.torch.errors import PlanMismatch, RecomputationError, Unsupported
-from cairn.torch.executor import Executor
-from cairn.torch.holders import Holder, Lease
-from cairn.torch.replay import Run
+from cairn.torch.base import memory
+from cairn.torch.base._compat import TORCH_VERSION, StorageRef, default_device
+from cairn.torch.base.errors import PlanMismatch, RecomputationError, Unsupported
+from cairn.torch.context import state
+from cairn.torch.execute.executor import Executor
+from cairn.torch.execute.replay import Run
+from cairn.torch.saved.holders import Holder, Lease
 from executor_support import (
     Op,
     accepted,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from cairn.torch.stages import StageRef
+from cairn.torch.base.stages import StageRef
 from executor_support import (
     Op,
     assert_same,

@@ -12,8 +12,9 @@ from typing import Any
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import head, head_proof, memory
-from cairn.torch.head_chunks import Chunks
+from cairn.torch.base import memory
+from cairn.torch.outside.head_chunks import Chunks
+from cairn.torch.outside.replaced import head, head_proof
 from executor_support import no_collector
 from hypothesis import given, settings
 from hypothesis import strategies as st

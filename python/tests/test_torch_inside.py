@@ -20,15 +20,16 @@ from typing import Any, ClassVar, NamedTuple
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import _compat, profiler
-from cairn.torch._compat import StorageRef
-from cairn.torch.block_graph import Recorder
-from cairn.torch.errors import RecomputationError
-from cairn.torch.opened import Inside
-from cairn.torch.parts import Part
+from cairn.torch import profiler
+from cairn.torch.base import _compat
+from cairn.torch.base._compat import StorageRef
+from cairn.torch.base.errors import RecomputationError
+from cairn.torch.base.stages import StageRef
+from cairn.torch.execute.opened import Inside
+from cairn.torch.execute.parts import Part
 from cairn.torch.profiler import Profile
-from cairn.torch.rebuild import Rebuild, Sample
-from cairn.torch.stages import StageRef
+from cairn.torch.saved.block_graph import Recorder
+from cairn.torch.saved.rebuild import Rebuild, Sample
 from executor_support import (
     Op,
     backward,
@@ -517,7 +518,7 @@ def test_another_graph_than_profiled_runs_again() -> None:
 
 def test_a_proof_that_fails_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(), net()
-    monkeypatch.setattr("cairn.torch.opened.fingerprint", lambda tensor: 0)
+    monkeypatch.setattr("cairn.torch.execute.opened.fingerprint", lambda tensor: 0)
     with opened(other) as executor:
         assert not differing(train(plain, loss_of), train(other, loss_of))
         assert len(executor.notes) == 3

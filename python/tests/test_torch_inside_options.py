@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from cairn.torch import bits, option_measure
-from cairn.torch.ambient import RandomState
-from cairn.torch.block_graph import BlockGraph, Pack, Recorder, Use, _may_meet
-from cairn.torch.block_options import (
+from cairn.torch.base.stage_measure import OptionMeasure
+from cairn.torch.context.ambient import RandomState
+from cairn.torch.measuring import option_measure
+from cairn.torch.measuring.option_measure import _pareto
+from cairn.torch.saved import bits
+from cairn.torch.saved.block_graph import BlockGraph, Pack, Recorder, Use, _may_meet
+from cairn.torch.saved.block_options import (
     DROP,
     KEEP,
     MASK,
@@ -32,9 +35,7 @@ from cairn.torch.block_options import (
     ideal_choices,
     masks,
 )
-from cairn.torch.option_measure import _pareto
-from cairn.torch.rebuild import Rebuild, compile_program, mask_of, sample_of
-from cairn.torch.stage_measure import OptionMeasure
+from cairn.torch.saved.rebuild import Rebuild, compile_program, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -25,9 +25,9 @@ import pytest
 import random_networks
 import torch
 import torch_models
-from cairn.torch._compat import StorageRef, saved_tensor_hooks_are_active
-from cairn.torch.lanes import StreamLanes
-from cairn.torch.offload import Offload
+from cairn.torch.base._compat import StorageRef, saved_tensor_hooks_are_active
+from cairn.torch.transfer.lanes import StreamLanes
+from cairn.torch.transfer.offload import Offload
 from executor_support import no_collector
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,7 +155,7 @@ def test_steps_are_bit_for_bit_the_plain_ones(
 ) -> None:
     if kind == "streams":
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.transfers.lanes_for", StreamLanes)
+        monkeypatch.setattr("cairn.torch.transfer.transfers.lanes_for", StreamLanes)
     plain_model, x = build(name)
     model, _ = build(name)
     saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)

@@ -18,12 +18,12 @@ import cairn
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import budgets
-from cairn.torch.errors import TierUnavailable, TransferFailed
-from cairn.torch.executor import Executor
-from cairn.torch.itinerary import itinerary_of, peak_with_transfers, traffic_of
+from cairn.torch.base import budgets
+from cairn.torch.base.errors import TierUnavailable, TransferFailed
+from cairn.torch.execute.executor import Executor
 from cairn.torch.offloading import without_transfers_of
-from cairn.torch.tiers import FileTier, HostTier
+from cairn.torch.schedule.itinerary import itinerary_of, peak_with_transfers, traffic_of
+from cairn.torch.transfer.tiers import FileTier, HostTier
 from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,

@@ -10,9 +10,9 @@ from typing import Any
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import memory
+from cairn.torch.base import memory
+from cairn.torch.execute.opened import Inside
 from cairn.torch.offloading import without_transfers_of
-from cairn.torch.opened import Inside
 from cairn.torch.profiler import RANDOM_STATE_BYTES
 from executor_support import Op, backward, differing, drop, expected_runs, train
 from offloading_support import CPU, FAST, MIB, by_chance, carried_out, copies, offload, prefetch, trace_of

@@ -10,7 +10,8 @@ from typing import Any
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch import memory, tied
+from cairn.torch.base import memory
+from cairn.torch.outside import tied
 from executor_support import no_collector
 from torch import nn
 from torch.nn import functional as F
@@ -58,7 +59,7 @@ def _both(function: Callable[..., torch.Tensor], logits: torch.Tensor, *args: An
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ct.loss, "CHUNK_BYTES", 3 * 4 * CLASSES)
+    monkeypatch.setattr(ct.outside.loss, "CHUNK_BYTES", 3 * 4 * CLASSES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -27,11 +27,13 @@ import cairn
 import cairn.torch as ct
 import executor_support
 import torch_models
-from cairn.torch import check, memory, opened
+from cairn.torch import check
+from cairn.torch.base import memory
+from cairn.torch.base.prints import _sum, fingerprint
+from cairn.torch.base.stages import StageRef
+from cairn.torch.context.untouched import untouched
+from cairn.torch.execute import opened
 from cairn.torch.held_outside import counted_for
-from cairn.torch.prints import _sum, fingerprint
-from cairn.torch.stages import StageRef
-from cairn.torch.untouched import untouched
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SEEDS = int(os.environ.get("CAIRN_SEEDS", "1"))
@@ -257,7 +259,7 @@ def test_fingerprints_tell_tensors_apart_and_take_next_to_no_memory(shown: Any) 
 def test_fingerprints_wait_for_an_accelerator_once(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the CPU stands for it."""
     waited = []
-    monkeypatch.setattr("cairn.torch.prints._checksum", _sum)
+    monkeypatch.setattr("cairn.torch.base.prints._checksum", _sum)
     monkeypatch.setattr(torch.Tensor, "__int__", lambda tensor: waited.append(tensor) or tensor.item())
     tensor = torch.randn(512, 512)
     other = tensor.clone()

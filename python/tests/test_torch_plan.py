@@ -28,7 +28,7 @@ torch = pytest.importorskip("torch")
 import cairn
 import cairn.torch as ct
 import torch_models
-from cairn.torch import budgets, memory
+from cairn.torch.base import budgets, memory
 from executor_support import no_collector
 from torch import nn
 from torch.optim import optimizer as optimizer_hooks

@@ -23,10 +23,12 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import _compat, mechanism, memory, option_measure, profiler, waiting
-from cairn.torch.blocks import Block
-from cairn.torch.optimizer import KeptStates, measure_optimizer
-from cairn.torch.stage_measure import StageMeasure
+from cairn.torch import profiler
+from cairn.torch.base import _compat, memory
+from cairn.torch.base.blocks import Block
+from cairn.torch.base.stage_measure import StageMeasure
+from cairn.torch.measuring import mechanism, option_measure, waiting
+from cairn.torch.measuring.optimizer import KeptStates, measure_optimizer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

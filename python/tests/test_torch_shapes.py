@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import memory, shapes
+from cairn.torch import shapes
+from cairn.torch.base import memory
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")

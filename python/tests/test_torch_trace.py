@@ -23,11 +23,12 @@ import cairn
 import cairn.torch as ct
 import random_networks
 import torch_models
-from cairn.torch import interpreter, memory
-from cairn.torch.errors import TransferFailed
-from cairn.torch.graph_program import LiveValues
-from cairn.torch.lanes import Copy, ThreadLanes
-from cairn.torch.tiers import HostTier
+from cairn.torch.base import memory
+from cairn.torch.base.errors import TransferFailed
+from cairn.torch.tracing import interpreter
+from cairn.torch.tracing.graph_program import LiveValues
+from cairn.torch.transfer.lanes import Copy, ThreadLanes
+from cairn.torch.transfer.tiers import HostTier
 from executor_support import group_of_one
 from torch import nn
 from torch.nn import functional as F

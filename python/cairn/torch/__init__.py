@@ -17,9 +17,7 @@ except ImportError as error:
     raise ImportError("cairn.torch needs PyTorch 2.6 or later: pip install torch") from error
 
 from .._budget import Budget
-from .callbacks import trainer_callback
-from .check import Verification, verify
-from .errors import (
+from .base.errors import (
     BudgetExceeded,
     InfeasibleBudget,
     PlanMismatch,
@@ -30,19 +28,21 @@ from .errors import (
     Unsupported,
     VerificationFailed,
 )
+from .base.stages import StageRef
+from .callbacks import trainer_callback
+from .check import Verification, verify
 from .front import budget, checkpoint, checkpoint_sequential, report
 from .handle import Handle, apply, handle
-from .head import linear_cross_entropy
-from .interpreter import Step
-from .link import Link, measure_link
-from .loss import cross_entropy
-from .offload import Offload, offload
+from .outside.head import linear_cross_entropy
+from .outside.loss import cross_entropy
 from .plan import Plan, plan
 from .profiler import Profile, profile
 from .report import Report, explain
-from .stages import StageRef
 from .sweep import Measurement, Point, Sweep, sweep
 from .trace import Traced, trace
+from .tracing.interpreter import Step
+from .transfer.link import Link, measure_link
+from .transfer.offload import Offload, offload
 
 __all__ = [
     "Budget",

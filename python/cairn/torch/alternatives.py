@@ -21,11 +21,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from . import _compat
-from .blocks import Block, intercepted, resolve
+from .base import _compat
+from .base.blocks import Block, intercepted, resolve
+from .base.stages import StageRef
 from .comparison import Turn
-from .sample import Sample
-from .stages import StageRef
+from .measuring.sample import Sample
 
 EVERY_BLOCK, SEQUENTIAL, COMPILE = "every block", "checkpoint_sequential", "torch.compile"
 ALTERNATIVES = (EVERY_BLOCK, SEQUENTIAL, COMPILE)

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from .._budget import Budget
-from . import budgets
-from .errors import Unsupported, warn
-from .link import Link
-from .optimizer import UNMEASURED, unwrapped
-from .replay import DETERMINISM_CHECKS
+from .base import budgets
+from .base.errors import Unsupported, warn
+from .execute.replay import DETERMINISM_CHECKS
+from .measuring.optimizer import UNMEASURED, unwrapped
 from .shapes import POLICIES
-from .tiers import check_tier
+from .transfer.link import Link
+from .transfer.tiers import check_tier
 
 ACCUMULATED, CREATED = "accumulated", "created"
 SCOPES = ("step", "activations")

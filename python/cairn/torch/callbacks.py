@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from .errors import Unsupported
+from .base.errors import Unsupported
+from .context.untouched import RandomState
 from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
-from .optimizer import unwrapped
+from .measuring.optimizer import unwrapped
 from .report import Report
-from .untouched import RandomState
 
 
 def trainer_callback(budget: Any = "auto", **options: Any) -> Any:

@@ -16,19 +16,19 @@ from cairn import format_bytes
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from . import _compat, clock, memory
 from .arguments import ACCUMULATED, check_call, check_plan
-from .attributes import Attributes
-from .errors import BudgetExceeded, VerificationFailed, warn
+from .base import _compat, clock, memory
+from .base.errors import BudgetExceeded, VerificationFailed, warn
+from .base.tree import tensors_in
+from .context.attributes import Attributes
+from .context.lasting import said_by
+from .context.untouched import Buffers, Parameters, RandomState, untouched
 from .handle import apply, set_aside
-from .lasting import said_by
-from .optimizer import KeptStates
+from .measuring.optimizer import KeptStates
+from .measuring.sample import Sample, backward_of
 from .plan import Plan
 from .profiler import OPTIMIZER_STATE, STATE, autocast_of
 from .report import Measured
-from .sample import Sample, backward_of
-from .tree import tensors_in
-from .untouched import Buffers, Parameters, RandomState, untouched
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from . import clock, memory
 from .arguments import ACCUMULATED
-from .attributes import Attributes
+from .base import clock, memory
 from .check import gradient_bytes_of, resident_of, uncounted_bytes
+from .context.attributes import Attributes
+from .context.untouched import Buffers, RandomState
+from .measuring.sample import Sample, backward_of
 from .plan import Plan
-from .sample import Sample, backward_of
-from .untouched import Buffers, RandomState
 
 #: Within it a step is run in some way; gives what is called instead of the model.
 Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]

@@ -30,8 +30,8 @@ from .arguments import (
     host_budget_of,
     solver_options,
 )
+from .base.errors import InfeasibleBudget, warn
 from .check import Watch
-from .errors import InfeasibleBudget, warn
 from .handle import Handle, apply, apply_by_shape, handle
 from .plan import Plan, plan
 from .profiler import Profile, profile

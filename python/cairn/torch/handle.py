@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from . import memory
 from .arguments import check_call, check_plan
-from .executor import Executor
-from .outside import Outside
+from .base import memory
+from .execute.executor import Executor
+from .execute.travel import Depot
+from .outside.replaced import Outside
 from .shapes import ShapePlan, ShapePlans, Source
-from .travel import Depot
 
 if TYPE_CHECKING:
     from .plan import Plan

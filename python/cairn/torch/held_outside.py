@@ -29,9 +29,9 @@ from typing import Any
 
 import cairn
 
-from .counted import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
-from .performed import as_performed, excess_bytes
 from .profiler import Profile
+from .schedule.counted import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
+from .schedule.performed import as_performed, excess_bytes
 
 Op = Sequence[Any]
 

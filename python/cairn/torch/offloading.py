@@ -30,13 +30,13 @@ from typing import Any
 import cairn
 import torch
 
-from . import budgets
-from .composition import Replay
-from .counted import all_let_go
-from .itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
-from .link import Link, measure_link
+from .base import budgets
 from .profiler import Profile
-from .program import ON_VALUES, OUTPUT, SAVED, Value
+from .schedule.composition import Replay
+from .schedule.counted import all_let_go
+from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
+from .schedule.program import ON_VALUES, OUTPUT, SAVED, Value
+from .transfer.link import Link, measure_link
 
 Op = Sequence[Any]
 Made = tuple[str, int, int]  # a value, and the option that its stage was run with (0 for an output)

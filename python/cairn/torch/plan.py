@@ -14,17 +14,18 @@ import cairn
 import torch
 
 from .._budget import Budget
-from . import arguments, budgets
+from . import arguments
 from .arguments import ACCUMULATED, CREATED
-from .composition import Moment, first_over, grouped, peak_moment
-from .counted import AS_PLAIN, Counted
-from .errors import InfeasibleBudget, PlanMismatch, Unsupported, warn
+from .base import budgets
+from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, warn
+from .base.stages import StageRef
+from .execute.opened import Inside
 from .held_outside import Answer, Chains, counted_for
-from .itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
-from .opened import Inside
 from .profiler import Profile, fingerprint_of
-from .stages import StageRef
+from .schedule.composition import Moment, first_over, grouped, peak_moment
+from .schedule.counted import AS_PLAIN, Counted
+from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 
 PLAN_VERSION = 2
 

@@ -13,28 +13,30 @@ import torch
 from cairn import ProgressCallback, format_bytes, format_ns
 from torch import nn
 
-from . import _compat, discovery, isolate, measure, memory, option_measure, shapes, timing
+from . import shapes
 from .arguments import ACCUMULATED, CREATED, check_call, check_optimizer, check_profile_options
-from .blocks import Block, resolve
-from .cast_copies import CopyPass
-from .counted import AS_PLAIN, Counted, Lingering
-from .errors import Unsupported, warn
+from .base import _compat, memory
+from .base.blocks import Block, resolve
+from .base.errors import Unsupported, warn
+from .base.progress import telling
+from .base.stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
+from .base.stages import BLOCK, StageRef, shown, told
+from .base.takeover import Takeover
+from .base.tree import tensors_in
+from .context.parametrized import refuse_cache
+from .context.sharded import refuse_sharded_parts
+from .context.state import SMALL_BUFFER_BYTES
+from .context.switches import refuse_chosen_kernels
+from .context.untouched import Parameters, untouched
 from .handle import set_aside
-from .optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .outside import Outside, Replaced
-from .outside import find as find_outside
-from .owners import Owners
-from .parametrized import refuse_cache
-from .progress import telling
-from .sample import Sample
-from .sharded import refuse_sharded_parts
-from .stage_measure import CHANGES_INPUT, OptionMeasure, StageMeasure
-from .stages import BLOCK, StageRef, shown, told
-from .state import SMALL_BUFFER_BYTES
-from .switches import refuse_chosen_kernels
-from .takeover import Takeover
-from .tree import tensors_in
-from .untouched import Parameters, untouched
+from .measuring import discovery, isolate, measure, option_measure, timing
+from .measuring.cast_copies import CopyPass
+from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
+from .measuring.owners import Owners
+from .measuring.sample import Sample
+from .outside.replaced import Outside, Replaced
+from .outside.replaced import find as find_outside
+from .schedule.counted import AS_PLAIN, Counted, Lingering
 
 PROFILE_VERSION = 2
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out

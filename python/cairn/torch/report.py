@@ -10,11 +10,11 @@ from typing import Any
 from cairn import format_bytes, format_ns
 
 from .arguments import check_plan
-from .composition import grouped
-from .itinerary import traffic_of
+from .base.stages import listed, told
 from .plan import Plan
+from .schedule.composition import grouped
+from .schedule.itinerary import traffic_of
 from .shapes import ShapePlan
-from .stages import listed, told
 
 
 @dataclasses.dataclass(frozen=True)

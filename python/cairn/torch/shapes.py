@@ -35,15 +35,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .blocks import resolve
-from .errors import InfeasibleBudget, PlanMismatch, TorchError, Unsupported
-from .stage_measure import OptionMeasure, StageMeasure
-from .stages import StageRef
-from .tree import tensors_in
+from .base.blocks import resolve
+from .base.errors import InfeasibleBudget, PlanMismatch, TorchError, Unsupported
+from .base.stage_measure import OptionMeasure, StageMeasure
+from .base.stages import StageRef
+from .base.tree import tensors_in
 
 if TYPE_CHECKING:
     from .check import Watch
-    from .executor import Executor, Prepared
+    from .execute.executor import Executor, Prepared
     from .plan import Plan
     from .profiler import Profile
 

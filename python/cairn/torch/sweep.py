@@ -12,18 +12,19 @@ import cairn
 import torch
 from torch import nn
 
-from . import memory, sweep_plot
+from . import sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
 from .arguments import ACCUMULATED, allowed, check_budget, check_call, host_budget_of
-from .attributes import left_as_found
+from .base import memory
+from .base.errors import InfeasibleBudget
 from .comparison import Comparison, Steps, Turn
-from .errors import InfeasibleBudget
+from .context.attributes import left_as_found
+from .context.untouched import untouched
 from .handle import Recalled, set_aside
+from .measuring.sample import Sample
 from .offloading import destination
 from .plan import Plan, Task, check_request
 from .profiler import Profile
-from .sample import Sample
-from .untouched import untouched
 
 SWEEP_VERSION = 1
 PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"

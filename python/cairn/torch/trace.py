@@ -10,17 +10,18 @@ import cairn
 import torch
 from torch import nn
 
-from . import graph_costs, interpreter, memory
-from .errors import PlanMismatch
-from .graph_program import Program
+from .base import memory
+from .base.errors import PlanMismatch
+from .context.switches import Switches
+from .context.untouched import untouched
 from .handle import set_aside
-from .interpreter import Step
+from .measuring.sample import Sample
 from .profiler import check_model, device_of, fingerprint_of
-from .recording import recorded
-from .sample import Sample
-from .surroundings import Surroundings
-from .switches import Switches
-from .untouched import untouched
+from .tracing import graph_costs, interpreter
+from .tracing.graph_program import Program
+from .tracing.interpreter import Step
+from .tracing.recording import recorded
+from .tracing.surroundings import Surroundings
 
 
 class Traced:

@@ -1,0 +1,135 @@
+"""How tensors lie in memory, without the tensors: gradients that a backward is to bring, and what is not saved."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import _compat, memory
+
+
+class Layout:
+    """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference.
+
+    `waits` says of a gradient that others hold it as well, or what it is a view of, while a block's backward runs.
+    `storage` numbers the storage among those of a list, if others of the list lie in it, too; else it is 0.
+    """
+
+    __slots__ = ("_device", "_dtype", "_offset", "_shape", "_strides", "storage", "waits")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.waits, self.storage, self._offset = False, 0, 0
+        self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
+        self._strides = tensor.stride() if tensor.layout is torch.strided else None
+
+    def tensor(self, storage: torch.Tensor | None = None) -> torch.Tensor:
+        """A new one, in a storage of its own or in one that was made for several."""
+        if self._strides is None:
+            return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
+        storage = self.room(self.nbytes) if storage is None else storage
+        return storage.as_strided(self._shape, self._strides, self._offset)
+
+    def room(self, size: int) -> torch.Tensor:
+        """A storage of so many bytes; all its values are normal numbers, for denormal ones take their own time."""
+        return torch.full((size // self._dtype.itemsize,), 1e-3, dtype=self._dtype, device=self._device)
+
+    def lie(self, storage: int, offset: int) -> None:
+        """Notes that it lies in a storage with others, so many elements behind the first."""
+        self.storage, self._offset = storage, offset
+
+    def without_waiting(self) -> Layout:
+        """The same layout of a gradient that nobody else holds."""
+        changed = copy.copy(self)
+        changed.waits = False
+        return changed
+
+    @property
+    def nbytes(self) -> int:
+        """Of a storage that it lies in, up to its end."""
+        return (self._offset + self._extent()) * self._dtype.itemsize
+
+    def _extent(self) -> int:
+        """From the first element in memory to the last."""
+        stored = self._stored_shape()
+        if self._strides is None or 0 in stored:
+            return stored.numel()
+        return 1 + sum((size - 1) * stride for size, stride in zip(stored, self._strides, strict=True))
+
+    def _stored_shape(self) -> torch.Size:
+        """Without what an expanded tensor only repeats."""
+        strides = self._strides or (1,) * len(self._shape)
+        return torch.Size(1 if stride == 0 else size for size, stride in zip(self._shape, strides, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._key() == other._key()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _key(self) -> tuple[Any, ...]:
+        strides = self._strides and tuple(
+            0 if size == 1 else stride for size, stride in zip(self._shape, self._strides, strict=True)
+        )
+        return self._shape, strides, self._dtype, self._device, self.waits, self.storage, self._offset
+
+
+#: Of the gradients of several tensors in order; None where a tensor gets none.
+Layouts = Sequence[Layout | None]
+
+
+def without_waiting(layouts: Layouts) -> list[Layout | None]:
+    """The same, of gradients that nobody else holds."""
+    return [layout and layout.without_waiting() for layout in layouts]
+
+
+def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:
+    """Those that are known, if there is one for each tensor; else each gradient lies as its tensor does."""
+    return list(known) if len(known) == len(tensors) else [Layout(tensor) for tensor in tensors]
+
+
+def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None]:
+    """Of gradients that are there at once, and may lie in one storage."""
+    layouts = [None if tensor is None else Layout(tensor) for tensor in tensors]
+    places: dict[Any, list[tuple[Layout, int]]] = {}
+    for tensor, layout in zip(tensors, layouts, strict=True):
+        if tensor is not None and layout is not None and memory.has_storage(tensor):
+            lying = places.setdefault((_compat.storage_id(tensor), tensor.dtype), [])
+            lying.append((layout, int(tensor.storage_offset())))
+    for number, lying in enumerate((found for found in places.values() if len(found) > 1), 1):
+        begin = min(offset for _, offset in lying)
+        for layout, offset in lying:
+            layout.lie(number, offset - begin)
+    return layouts
+
+
+def bytes_of(layouts: Layouts) -> int:
+    """Of new tensors with these layouts."""
+    alone = sum(layout.nbytes for layout in layouts if layout is not None and not layout.storage)
+    return alone + sum(_shared(layouts).values())
+
+
+def _shared(layouts: Layouts) -> dict[int, int]:
+    """Bytes of the storages in which several lie, by their numbers."""
+    sizes: dict[int, int] = {}
+    for layout in layouts:
+        if layout is not None and layout.storage:
+            sizes[layout.storage] = max(sizes.get(layout.storage, 0), layout.nbytes)
+    return sizes
+
+
+def made(layouts: Layouts) -> list[torch.Tensor | None]:
+    """New tensors with these layouts; None where there is none."""
+    sizes, one_of = _shared(layouts), {layout.storage: layout for layout in layouts if layout is not None}
+    storages = {number: one_of[number].room(size) for number, size in sizes.items()}
+    return [None if layout is None else layout.tensor(storages.get(layout.storage)) for layout in layouts]
+
+
+def saving_nothing() -> contextlib.AbstractContextManager[None]:
+    """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
+
+    A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(Layout, Layout.tensor)

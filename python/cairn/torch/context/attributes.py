@@ -1,0 +1,374 @@
+"""What runs of a block leave in attributes, taken away again.
+
+Blocks leave losses of their own, counts and statistics in attributes of their modules, in lists, dicts and the like
+there, and in small tensors that are no buffers. A run that the model did not ask for (one that measures a block, or has
+its saved tensors once more) must not leave any: the model would count it twice, or run a backward into a graph that is
+gone. Nor must sample steps leave losses in lists that the training loop empties, or be counted as steps of training.
+
+What a run changes past what is put back here keeps a block from being run again (`lasting.py`).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..base import _compat
+from . import generators
+from .state import same_bits
+
+LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
+NESTED = 4  # so deep are containers looked into
+MANY = 1000  # items of containers that are looked into; what an attribute stands for is copied whatever its size
+
+#: What a module has before its class gives it anything; buffers are put back by `state.py`.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_NO_NAMES: frozenset[str] = frozenset()
+_NUMBERS = frozenset((bool, int, float, complex, str, bytes))
+_SMALL = _NUMBERS | {type(None), tuple}
+_SEQUENCES = (list, collections.deque)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_CONTAINERS = frozenset((*_SEQUENCES, *_DICTS, set))
+_ATOMS = _NUMBERS | {type(None), nn.Parameter, torch.dtype, torch.device, types.FunctionType, types.MethodType}
+_PLUG_IN = __package__.rpartition(".")[0] + "."
+
+Place = tuple[nn.Module, str]  # a module, and the name of its attribute
+
+
+class _Found(NamedTuple):
+    """A container, and how it was found."""
+
+    container: Any
+    before: Any  # what is put back of it
+    size: int  # how much there was in it
+    place: Place  # whose attribute it is, or is in; without a name the attributes of a module
+    are_names: bool  # the attributes of a module or of an object
+
+    def items(self) -> Iterable[Any]:
+        """What was in it, of names what is put back."""
+        return self.before.values() if isinstance(self.before, dict) else self.before
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Names in it that are left as they are."""
+        return _NO_NAMES if self.place[1] else OF_EVERY_MODULE
+
+
+class Attributes:
+    """The attributes of modules and of objects among them, and what is in containers there.
+
+    Large tensors that have a name are left as they are, unless someone waits for their gradients, or they are wanted
+    (`with_large`): to hold those that a run replaces takes memory.
+    """
+
+    __slots__ = ("_copies", "_first", "_found", "_generators", "_replaced", "_room", "_seen", "_since", "_with_large")
+
+    def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
+        self._with_large, self._room = with_large, MANY
+        self._since = _compat.history_mark()
+        self._found: dict[int, _Found] = {}  # by the identity of the container
+        self._copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []  # of tensors that may be written
+        self._generators: list[Callable[[], None]] = []  # what puts them back
+        #: by container and name: what had tensors at the first look, and the first tensor of each at the latest one
+        self._first: dict[tuple[int, Any], Any] | None = None
+        self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
+        self._replaced: set[tuple[int, Any]] = set()
+        for module in modules:
+            for name, value in self._note(vars(module), (module, ""), are_names=True).items():
+                if type(value) not in _ATOMS:
+                    self._look_into(value, (module, name), NESTED)
+
+    def _note(self, container: Any, place: Place, are_names: bool) -> Any:
+        if isinstance(container, dict):
+            hidden = _NO_NAMES if place[1] else OF_EVERY_MODULE
+            before: Any = _own(container, hidden, self._with_large)
+        else:
+            before = container.copy()
+        self._found[id(container)] = _Found(container, before, len(container), place, are_names)
+        return before
+
+    def _look_into(self, value: Any, place: Place, depth: int) -> None:
+        """Notes what of a value can change while its name stands for it; objects are opened in attributes alone."""
+        kind = type(value)
+        if kind is torch.Tensor:
+            if is_small(value):
+                self._copies.append((value, value.detach().clone(), place))
+        elif kind in _CONTAINERS or kind is tuple:
+            if id(value) not in self._found and (depth == NESTED or len(value) <= self._room):
+                items = value if kind is tuple else self._note(value, place, are_names=False)
+                self._look_into_all(items.values() if kind in _DICTS else items, place, depth)
+        elif (put_back := generators.putting_back(value)) is not None:
+            self._generators.append(put_back)
+        elif depth == NESTED and has_attributes(value):
+            names = object.__getattribute__(value, "__dict__")
+            if type(names) is dict and id(names) not in self._found:
+                items = self._note(names, place, are_names=True)
+                if not is_of_torch(kind):
+                    self._look_into_all(items.values(), place, depth)
+
+    def _look_into_all(self, items: Collection[Any], place: Place, depth: int) -> None:
+        if depth > 0 and len(items) <= self._room:
+            self._room -= len(items)
+            for item in items:
+                if type(item) not in _ATOMS:
+                    self._look_into(item, place, depth - 1)
+
+    def restore(self) -> None:
+        """Makes all be as it was."""
+        for found in self._found.values():
+            if isinstance(found.container, dict):
+                if len(found.container) != found.size or not _holds(found.container, found.before):
+                    _restore_names(found, self._with_large)
+            elif isinstance(found.container, set):
+                if found.container != found.before:
+                    found.container.clear()
+                    found.container.update(found.before)
+            else:
+                _refill(found.container, found.before)
+        self._restore_inside()
+
+    def _restore_inside(self, but_of: Container[int] = ()) -> None:
+        """What is there under the same names: states of generators, and values of tensors but those of some modules."""
+        for put_back in self._generators:
+            put_back()
+        for tensor, copy, place in self._copies:
+            is_wanted = id(place[0]) not in but_of and tensor.shape == copy.shape
+            if is_wanted and not (tensor.is_cpu and same_bits(tensor, copy)):  # the host's memory may be read-only
+                tensor.data.copy_(copy)  # not counted: a graph whose backward is to come may have saved it
+
+    def filled(self) -> Iterator[tuple[Place, Any]]:
+        """What was empty and no longer is, with its place."""
+        for found in self._found.values():
+            if found.size == 0 and found.container and not found.are_names:
+                yield found.place, found.container
+
+    def have_history(self) -> bool:
+        """Whether a run since left a tensor under some name that gradients could go through."""
+        names = (found for found in self._found.values() if isinstance(found.container, dict))
+        values = (value for found in names for name, value in found.container.items() if name not in found.hidden)
+        return any(isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since) for value in values)
+
+    def detach(self) -> None:
+        """Takes the history from tensors that were made since: that of a run whose backward is over."""
+        for found in self._found.values():
+            container = found.container
+            if isinstance(container, dict):
+                for name in [name for name in container if name not in found.hidden]:
+                    container[name] = self._detached(container[name])
+            elif not isinstance(container, set):
+                _refill(container, list(map(self._detached, container)))
+
+    def _detached(self, value: Any, depth: int = NESTED) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach() if _compat.is_made_since(value, self._since) else value
+        if depth == 0 or type(value) not in (list, dict) or id(value) in self._found:
+            return value
+        items = value.items() if type(value) is dict else enumerate(value)
+        without = {key: self._detached(item, depth - 1) for key, item in items}
+        if all(map(operator.is_, without.values(), value.values() if type(value) is dict else value)):
+            return value
+        return without if type(value) is dict else list(without.values())
+
+    def restore_numbers(self) -> None:
+        """Puts back numbers, names, states of generators and values of small tensors, such as counts of steps. What was
+        made meanwhile, as caches are, may stay, and in the modules that made such what belongs to it.
+        """
+        stays = self.made_something()
+        for found in self._found.values():
+            container, before = found.container, found.before
+            if isinstance(container, dict):
+                for name, value in before.items():
+                    if type(value) in _NUMBERS:
+                        container[name] = value
+                is_filled = not found.are_names and id(found.place[0]) not in stays
+                new = [name for name in container if name not in before] if is_filled else []
+                if all(type(container[name]) in _NUMBERS for name in new):
+                    for name in new:
+                        del container[name]
+            elif (
+                isinstance(container, set) and id(found.place[0]) not in stays and _differ_by_numbers(container, before)
+            ):
+                container.clear()
+                container.update(before)
+        self._restore_inside(but_of=stays)
+
+    def made_something(self) -> set[int]:
+        """The identities of the modules that have something under a name with nothing before: what is made once."""
+        found = (each for each in self._found.values() if each.are_names and _has_more(each.container, each))
+        return {id(each.place[0]) for each in found}
+
+    def forget_losses(self) -> None:
+        """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only
+        tensors in the modules that made something meanwhile.
+        """
+        stays = self.made_something()
+        for found in self._found.values():
+            container, before = found.container, found.before
+            if isinstance(container, _SEQUENCES):
+                is_out = _is_tensor if id(found.place[0]) in stays else _is_record
+                pairs = zip(container, before, strict=False)
+                kept = [was if item is not was and is_out(item) else item for item, was in pairs]
+                added = [item for item in itertools.islice(container, len(before), None) if not is_out(item)]
+                _refill(container, [*kept, *added])
+
+    def look(self) -> None:
+        """Before each forward of several: notes which names hold other tensors than at the look before."""
+        first: dict[tuple[int, Any], Any] = {}
+        for key, found in self._found.items():
+            for name, value in found.container.items() if isinstance(found.container, dict) else ():
+                tensor = None if name in found.hidden else _first_tensor(value)
+                if tensor is not None:
+                    first[key, name] = value
+                    self._see((key, name), tensor)
+        if self._first is None:
+            self._first = first
+
+    def _see(self, place: tuple[int, Any], tensor: torch.Tensor) -> None:
+        seen = self._seen.get(place)
+        if seen is not None and seen() is not tensor:
+            self._replaced.add(place)
+        self._seen[place] = weakref.ref(tensor)
+
+    def restore_states(self, left: Iterable[nn.Module]) -> None:
+        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once.
+
+        Of the modules in `left`, whose results do not depend on it, only tensors where there were some: a run that
+        finds none may do something else.
+        """
+        self.look()
+        stays, first = set(map(id, left)), self._first or {}
+        for key, name in self._replaced:
+            found = self._found[key]
+            if id(found.place[0]) in stays and not isinstance(first.get((key, name)), torch.Tensor):
+                continue
+            if (key, name) in first:
+                found.container[name] = first[key, name]
+            elif name in found.before:
+                found.container[name] = found.before[name]
+            else:
+                found.container.pop(name, None)
+        made = self.made_something()
+        for found in self._found.values():
+            if isinstance(found.container, _SEQUENCES) and id(found.place[0]) not in made:
+                _refill(found.container, found.before)
+
+
+def plain_tensors(model: nn.Module) -> list[tuple[torch.Tensor, nn.Module]]:
+    """The tensors in attributes of a model's modules, and in containers there, that nobody registered; and where."""
+    found = Attributes(model.modules(), with_large=True)._found.values()
+    tensors = ((value, each.place[0]) for each in found for value in each.items() if type(value) is torch.Tensor)
+    return list({id(tensor): (tensor, module) for tensor, module in tensors}.values())
+
+
+@contextlib.contextmanager
+def left_as_found(model: nn.Module) -> Iterator[None]:
+    """The body leaves what a model's modules have in attributes as it was, large tensors included."""
+    attributes = Attributes(model.modules(), with_large=True)
+    try:
+        yield
+    finally:
+        attributes.restore()
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    """A tensor, or the first one in a list, tuple or dict."""
+    if isinstance(value, torch.Tensor):
+        return value
+    items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return next((item for item in items if isinstance(item, torch.Tensor)), None)
+
+
+def _is_record(value: Any, depth: int = NESTED) -> bool:
+    """Whether it is what a step would write down: a tensor, a number, or what is filled with such."""
+    if isinstance(value, torch.Tensor) or type(value) in _NUMBERS:
+        return True
+    if type(value) not in (tuple, list, dict) or depth == 0 or not value:
+        return False
+    return all(_is_record(item, depth - 1) for item in (value.values() if type(value) is dict else value))
+
+
+def _differ_by_numbers(items: set[Any], before: set[Any]) -> bool:
+    return all(type(item) in _NUMBERS for item in items ^ before)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _refill(sequence: Any, items: list[Any]) -> None:
+    if isinstance(sequence, list):
+        sequence[:] = items
+    elif len(sequence) != len(items) or not all(map(operator.is_, sequence, items)):
+        sequence.clear()
+        sequence.extend(items)
+
+
+def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Whether all that was there is there, and the same."""
+    return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
+
+
+def _has_more(names: dict[Any, Any], found: _Found) -> bool:
+    """Whether there are more names than there were, but for `forward`, or one stood for None and no longer does."""
+    if len(names) - ("forward" in names) > found.size - ("forward" in found.before):
+        return True
+    return any(value is None and names.get(name) is not None for name, value in found.before.items())
+
+
+def _restore_names(found: _Found, with_large: bool) -> None:
+    names, before = found.container, found.before
+    now = _own(names, found.hidden, with_large)
+    for name in now.keys() - before.keys():
+        del names[name]
+    for name, value in before.items():
+        if name in now or name not in names:
+            names[name] = value  # one by one: counters add what they are updated with
+
+
+def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dict[Any, Any]:
+    """What is put back of something with names."""
+    return {
+        name: value
+        for name, value in names.items()
+        if name not in hidden and (with_large or type(value) in _SMALL or not _is_large(value))
+    }
+
+
+def _is_large(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() <= LARGE_BYTES:
+        return False
+    return not value.retains_grad
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's value can be noted and put back: one that is written in place, and no result of a step."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference() or 0 in tensor.stride():
+        return False
+    return tensor.nbytes <= LARGE_BYTES and not tensor.requires_grad and not tensor.is_meta
+
+
+def is_of_torch(kind: type) -> bool:
+    """Whether objects of a class are torch's own."""
+    return str(kind.__module__).partition(".")[0] == "torch"
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
+    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return False
+    if str(type(value).__module__).startswith(_PLUG_IN):
+        return False
+    try:
+        object.__getattribute__(value, "__dict__")
+    except Exception:  # there is none, or its class has something else under this name
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""Key-value caches of transformers: a block's run must not see what an earlier run of the same block put there.
+
+A layer adds its keys and values to the cache that it is passed, so a second run would add them again. In training the
+cache is empty when a layer gets it, and nobody reads it afterwards. So every run of a block, the first one too, gets a
+copy of its own: attention computes what it computes plainly, to the bit, and no keys and values are held by a cache.
+Layers that lie in a list beside blocks and are none (layer drop) get copies as well, so that blocks are not passed what
+those have put there.
+
+So a cache that went through a training step lacks that step's keys and values. Where it comes back, to have tokens
+attend to them, that is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..base.errors import Unsupported
+from ..base.tree import children, tensors_inside
+
+_MODULE = "transformers.cache_utils"
+
+
+def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """A block's forward, or one that copies the caches among its arguments in every run, if there are any."""
+    caches = sys.modules.get(_MODULE)
+    if caches is None:
+        return forward
+    cache_class = caches.Cache
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, cache_class):
+            break
+    else:
+        return forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = own_caches(args, kwargs)
+        return forward(*args, **kwargs)
+
+    return run
+
+
+_lacking: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that went through a training step
+
+
+def note_caches(values: Iterable[Any]) -> None:
+    """The caches among what a model was passed in a training step, and what it returned, lack that step's."""
+    _lacking.update(_caches_in(values))
+
+
+def refuse_noted_caches(values: Iterable[Any]) -> None:
+    """Raises Unsupported if a model is passed a cache that lacks what an earlier step should have put there."""
+    if _lacking and any(cache in _lacking for cache in _caches_in(values)):
+        raise Unsupported(
+            "this cache of keys and values (past_key_values) went through a training step of a planned model, which "
+            "leaves nothing in it, so these tokens would not see those of that step: pass them all in one call, or "
+            "remove the plan"
+        )
+
+
+def refuse_learned_caches(name: str, values: Iterable[Any]) -> None:
+    """Raises Unsupported if the block of this name is passed a cache with keys and values that have gradients."""
+    for cache in _caches_in(values):
+        if any(tensor.requires_grad for _, tensor in tensors_inside(cache)):
+            raise Unsupported(
+                f"'{name}' is passed a cache of keys and values that have gradients (past_key_values, as in prefix "
+                "tuning), and cannot be run again from that: pass what they are made of among the inputs (as prompt "
+                "tuning does), or train this without a plan"
+            )
+
+
+def _caches_in(values: Iterable[Any]) -> Iterator[Any]:
+    if _MODULE in sys.modules:
+        for value in values:
+            yield from filter(_is_cache, (value, *(item for _, item in children(value) or ())))
+
+
+def own_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with copies of the caches among them."""
+    copies = tuple(_copied(value) if _is_cache(value) else value for value in args)
+    return copies, {key: _copied(value) if _is_cache(value) else value for key, value in kwargs.items()}
+
+
+def _is_cache(value: Any) -> bool:
+    caches = sys.modules.get(_MODULE)
+    return caches is not None and isinstance(value, caches.Cache)
+
+
+def _copied(value: Any) -> Any:
+    """Objects and containers of a cache are new, its tensors the same: layers replace them, and do not write them."""
+    cls = type(value)
+    if cls is list:
+        return [_copied(item) for item in value]
+    if cls is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if not any(base.__module__ == _MODULE for base in cls.__mro__):
+        return value
+    copy: Any = object.__new__(cls)
+    vars(copy).update({name: _copied(item) for name, item in vars(value).items()})
+    return copy

@@ -1,0 +1,284 @@
+"""What a block reads beside its arguments: parameters, buffers and training flags of its modules.
+
+A later run must find what the first run found. Parameters and the buffers that a block only reads must not have been
+written since; where others were put in their places (as `torch.func.functional_call` does), they are put back for the
+run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
+values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
+kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
+first run was seen to change. A copy of a buffer that the run did not write is let go; but only the first run of all
+compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..base import _compat, memory
+from . import sharded
+
+SMALL_BUFFER_BYTES = 64 * 1024
+
+#: `vars` of a module. Its own way there, past all classes of modules, is several times as short where caches are cold.
+attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
+
+_parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemgetter("_buffers")
+_modules_of = operator.itemgetter("_modules")
+_values_of = operator.methodcaller("values")
+
+_Registry = dict[str, torch.Tensor | None]
+_Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: the buffer, and its value before a run
+
+
+class BlockState:
+    """Where a block's parameters, buffers and flags are; holds no module, so that models are freed as ever."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._roots = list(map(weakref.ref, modules))
+        self._look()
+
+    def _look(self) -> None:
+        """Finds the parts of the modules; anew when some were replaced."""
+        self._prefixes: list[str] = []
+        self._parts: list[weakref.ref[nn.Module]] = []
+        self._changing: set[int] | None = None  # buffers that runs write; None before the first run
+        for number, root in enumerate(self._roots):
+            module = root()
+            prefix = "" if len(self._roots) == 1 else str(number)
+            for name, part in () if module is None else module.named_modules(prefix=prefix):
+                self._prefixes.append(name)
+                self._parts.append(weakref.ref(part))
+        self.children = children_of(self.attributes())
+
+    def replaced_part(self, children: list[int]) -> str | None:
+        """The name of the first part that is not as in the list of all children that there was."""
+        names = [f"{prefix}.{key}".lstrip(".") for prefix, part in zip(self._prefixes, self.modules(), strict=False)
+                 for key in part._modules]  # fmt: skip
+        now = children_of(self.attributes())
+        if now == children:
+            return None
+        return next((n for n, found, before in zip(names, now, children, strict=False) if found != before), "one")
+
+    def modules(self) -> list[nn.Module]:
+        """The modules of the block."""
+        return [part for reference in self._parts if (part := reference()) is not None]
+
+    def attributes(self) -> list[dict[str, Any]]:
+        """Their attributes."""
+        return list(map(attributes_of, self.modules()))
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        """The parameters that are registered now."""
+        return [parameter for part in self.modules() for parameter in part._parameters.values()]
+
+    def parameter_places(self) -> list[tuple[_Registry, str]]:
+        """Where each parameter is registered, and by which name."""
+        places = [(part._parameters, key) for part in self.modules() for key in part._parameters]
+        return cast("list[tuple[_Registry, str]]", places)
+
+    def buffers(self) -> list[tuple[_Registry, str]]:
+        """Where each buffer is registered, and by which name."""
+        return [(part._buffers, key) for part in self.modules() for key in part._buffers]
+
+    def parameter_name(self, index: int) -> str:
+        """The name of a parameter within the block."""
+        return self._name([list(part._parameters) for part in self.modules()], index)
+
+    def buffer_name(self, index: int) -> str:
+        """The name of a buffer within the block."""
+        return self._name([list(part._buffers) for part in self.modules()], index)
+
+    def module_name(self, index: int) -> str:
+        """The name of a module within the block."""
+        return self._prefixes[index] or type(self.modules()[index]).__name__
+
+    def _name(self, keys: list[list[str]], index: int) -> str:
+        names = [
+            f"{prefix}.{key}" if prefix else key
+            for prefix, part in zip(self._prefixes, keys, strict=True)
+            for key in part
+        ]
+        return names[index]
+
+    def before(self) -> Before:
+        """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
+        modules = [part for reference in self._parts if (part := reference()) is not None]
+        attributes = list(map(attributes_of, modules))
+        if len(modules) != len(self._parts) or children_of(attributes) != self.children:
+            self._look()
+            return self.before()
+        parameters = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_parameters_of, attributes)))))
+        buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
+        copies: _Copies = {}
+        if not buffers:
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies)
+        with torch.no_grad():
+            for index, buffer in enumerate(buffers):
+                if buffer is not None and self._may_change(index, buffer):
+                    copies[index] = buffer, buffer.clone()
+        versions = _compat.versions(buffers)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies)
+
+    def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
+        if self._changing is None or index in self._changing:
+            return True
+        return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
+
+    def after(self, before: Before, flags: list[bool] | None = None) -> Record:
+        """What a run left, and what it must find when it is run again. `flags`: of training, if they are known."""
+        if self._changing is None:
+            self._changing = {index for index in before.copies if self._is_written(index, before)}
+        if before.copies:
+            for index in before.copies.keys() - self._changing:
+                if memory.is_at_hand(before.copies[index][0]) and not self._is_written(index, before):
+                    del before.copies[index]
+        if flags is None:
+            flags = [part.training for part in before.modules]
+        return Record(self, before, _compat.versions(before.parameters), flags)
+
+    def _is_written(self, index: int, before: Before) -> bool:
+        """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
+        (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
+        is_counted = _compat.version(buffer) != before.versions[index]
+        return is_counted or registry.get(key) is not buffer or not same_bits(buffer, copy)
+
+
+@dataclass(slots=True)
+class Before:
+    """A block before a run: its parts, buffers with their versions, and copies of those that the run may write."""
+
+    modules: Sequence[nn.Module]
+    attributes: Sequence[dict[str, Any]]
+    children: list[int]  # the identities of the parts that are registered in them
+    parameters: Sequence[torch.Tensor | None]
+    buffers: Sequence[torch.Tensor | None]
+    versions: list[int]
+    copies: _Copies
+
+
+class Record:
+    """What one run of a block found, for its later runs."""
+
+    __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
+
+    def __init__(self, state: BlockState, before: Before, versions: list[int], flags: list[bool]) -> None:
+        self._state, self._before, self._versions, self._flags = state, before, versions, flags
+        self._addresses: list[int] | None = None  # of parameters, and of buffers
+        if not sharded.is_any(before.modules):
+            own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
+            self._addresses = _compat.addresses(own)
+
+    def difference(self) -> str | None:
+        """What is no longer as the first run found it, in words; None if all is."""
+        before, state, modules = self._before, self._state, self._state.modules()
+        replaced = state.replaced_part(before.children)
+        if replaced is not None:
+            return f"its part '{replaced}' was replaced"
+        if len(state.parameters()) != len(before.parameters) or len(state.buffers()) != len(before.buffers):
+            return "a parameter or buffer was added or removed"
+        written = _first_written(before.parameters, self._versions)
+        if written is not None:
+            return f"its parameter '{state.parameter_name(written)}' was modified in place"
+        written = _first_written(before.buffers, before.versions, before.copies) if before.buffers else None
+        if written is not None:
+            return f"its buffer '{state.buffer_name(written)}' was modified in place"
+        moved = self._first_moved()
+        if moved is not None:
+            return f"its {moved} was given other data"
+        if len(modules) != len(self._flags):
+            return "a part was added or removed"
+        return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
+
+    def _differing_flag(self, modules: Sequence[nn.Module]) -> str:
+        found = [part.training for part in modules]
+        index = next(i for i, flag in enumerate(self._flags) if found[i] != flag)
+        return f"the training flag of its module '{self._state.module_name(index)}' was changed"
+
+    def parameter(self, index: int) -> torch.Tensor | None:
+        """A parameter as the run found it; None if it was written since."""
+        found = self._before.parameters[index]
+        assert found is not None
+        return found if _compat.version(found) == self._versions[index] and not self._is_moved(index, found) else None
+
+    def _is_moved(self, index: int, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was given other data (`parameter.data = ...`), which counts as no version."""
+        return self._addresses is not None and _compat.addresses((tensor,)) != self._addresses[index : index + 1]
+
+    def _first_moved(self) -> str | None:
+        before, count = self._before, len(self._before.parameters)
+        for index, tensor in enumerate((*before.parameters, *before.buffers)):
+            if tensor is not None and index - count not in before.copies and self._is_moved(index, tensor):
+                name = self._state.buffer_name(index - count) if index >= count else self._state.parameter_name(index)
+                return f"{'buffer' if index >= count else 'parameter'} '{name}'"
+        return None
+
+    def buffer(self, index: int) -> torch.Tensor | None:
+        """A buffer as the run found it: the copy, if one was taken; None if it was written since."""
+        if index in self._before.copies:
+            return self._before.copies[index][1]
+        found = self._before.buffers[index]
+        assert found is not None
+        is_moved = self._is_moved(len(self._before.parameters) + index, found)
+        return found if _compat.version(found) == self._before.versions[index] and not is_moved else None
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[list[torch.Tensor]]:
+        """The body finds the parameters and buffers that the run found, also where others were put in their places; of
+        the buffers that the block writes the old values, in tensors of their own, which are given to the body.
+        """
+        before, state = self._before, self._state
+        copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
+        shared = {key: _fresh(copy) for key, copy in copies.items()}
+        buffers = [
+            shared[id(buffer)] if index in before.copies else buffer for index, buffer in enumerate(before.buffers)
+        ]
+        places = [*state.parameter_places(), *state.buffers()]
+        replaced: list[tuple[_Registry, str, torch.Tensor | None]] = []
+        try:
+            for (registry, key), tensor in zip(places, [*before.parameters, *buffers], strict=True):
+                if registry[key] is not tensor:
+                    replaced.append((registry, key, registry[key]))
+                    registry[key] = tensor
+            yield list(shared.values())
+        finally:
+            for registry, key, tensor in replaced:
+                registry[key] = tensor
+
+
+def children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
+    """The identities of the parts that are registered in modules with these attributes."""
+    return list(map(id, itertools.chain.from_iterable(map(_values_of, filter(None, map(_modules_of, attributes))))))
+
+
+def _first_written(
+    tensors: Sequence[torch.Tensor | None], versions: Sequence[int], exempt: Container[int] = ()
+) -> int | None:
+    """The first of the tensors that was written since these were their versions."""
+    now = _compat.versions(tensors)
+    if now == versions:
+        return None
+    return next((i for i, version in enumerate(versions) if now[i] != version and i not in exempt), None)
+
+
+def _fresh(copy: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return copy.clone()
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit; a value that is not a number equals itself."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return bool(torch.equal(first, second)) or bool(torch.equal(_bytes(first), _bytes(second)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,129 @@
+"""Switches of torch's that say which kernels run: as they are in a model's call, and again in later runs of its blocks.
+
+A backward usually runs outside the contexts in which the forward ran (`sdpa_kernel`, deterministic algorithms, default
+device and type, precision of float32 and of sums), and another kernel means other bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..base import _compat
+from ..base.errors import Unsupported
+
+
+def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
+    """Raises Unsupported if cuDNN is to choose the kernels of convolutions of these modules, on CUDA, by trying.
+
+    Each thread chooses for itself, and autograd's backward for a device is a thread of its own: what runs again there
+    could be another kernel than the forward's, with other bits, in more scratch than was measured.
+    """
+    if not (_cudnn.enabled and _cudnn.benchmark):
+        return
+    for module in modules:
+        if _convolves(module):
+            raise Unsupported(
+                f"torch.backends.cudnn.benchmark is on, and a {type(module).__name__} is to run again: cuDNN may take "
+                "another kernel then, with other bits; set torch.backends.cudnn.benchmark = False"
+            )
+
+
+def _convolves(module: torch.nn.Module) -> bool:
+    """Whether it has, itself, a weight on CUDA that convolutions have."""
+    is_known = isinstance(module, torch.nn.modules.conv._ConvNd)
+    return any(p.is_cuda and (is_known or p.dim() > 3) for p in module._parameters.values() if p is not None)
+
+
+class Switch(NamedTuple):
+    """How to read a switch, and how to set it."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
+_cuda, _cudnn, _mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+
+
+def _set_deterministic(value: bool) -> None:
+    torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+
+
+def _attribute(owner: Any, name: str) -> Switch:
+    return Switch(_compat.attribute_reader(owner, name), lambda value: setattr(owner, name, value))
+
+
+def _attention(kind: str) -> Switch:
+    read = getattr(_cuda, f"{kind}_sdp_enabled")
+    return Switch(_compat.reader(f"_get_{kind}_sdp_enabled", read), getattr(_cuda, f"enable_{kind}_sdp"))
+
+
+def _library(kind: str) -> Switch:
+    prefer = getattr(_cuda, f"preferred_{kind}_library")
+    return Switch(_compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
+
+
+def _known() -> Iterator[Switch]:
+    yield from map(_attention, ("flash", "mem_efficient", "math", "cudnn"))
+    if hasattr(_cuda, "fp16_bf16_reduction_math_sdp_allowed"):
+        yield Switch(_cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp)
+    yield Switch(torch.are_deterministic_algorithms_enabled, _set_deterministic)
+    yield Switch(torch.get_default_dtype, torch.set_default_dtype)
+    yield from map(_library, ("blas", "linalg"))
+    for owner, name in ((_cudnn, "enabled"), (_cudnn, "benchmark"), (_cudnn, "deterministic"), (_mkldnn, "enabled")):
+        yield _attribute(owner, name)
+    for read, write in _compat.kernel_switches():
+        yield Switch(read, write)
+
+
+_SWITCHES = tuple(_known())
+_READERS = [switch.read for switch in _SWITCHES]
+
+
+def _known_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """An equal one that there was before, if there was: comparing it with itself takes no time."""
+    global _latest
+    latest = _latest  # another thread may replace it
+    if key != latest:
+        latest = _latest = key
+    return latest
+
+
+_latest: tuple[Any, ...] = ()
+
+
+class Switches:
+    """The backend switches as they are now."""
+
+    __slots__ = ("_device", "_values", "key")
+
+    def __init__(self) -> None:
+        self._values = tuple([read() for read in _READERS])
+        self._device = _compat.default_device()
+        self.key = _known_key((*self._values, self._device))  # the same object while the same switches are set
+
+    def are_in_force(self) -> bool:
+        """Whether nothing has to be switched."""
+        return self._values == tuple([read() for read in _READERS]) and self._device == _compat.default_device()
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The body runs with these switches, and leaves them as they were."""
+        changed = []
+        for (read, write), wanted in zip(_SWITCHES, self._values, strict=True):
+            current = read()
+            if current != wanted:
+                changed.append((write, current))
+                write(wanted)
+        try:
+            if _compat.default_device() == self._device:
+                yield
+            else:
+                with self._device:
+                    yield
+        finally:
+            for write, value in changed:
+                write(value)

@@ -1,0 +1,374 @@
+"""Carries out a schedule on a model: takes over the forward of the model and of its blocks, and begins a `Run` a step.
+
+Every call of the model with gradients on is a step of its own, so several forwards before a backward, and gradient
+accumulation, need nothing special. Calls without gradients, in evaluation mode, or inside a block are passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..base import _compat
+from ..base.blocks import Block, resolve
+from ..base.errors import PlanMismatch, Unsupported, warn
+from ..base.stages import StageRef
+from ..base.takeover import Handler, Takeover
+from ..context.ambient import with_generator
+from ..context.caches import note_caches, refuse_noted_caches, with_own_caches
+from ..context.state import BlockState
+from ..context.switches import refuse_chosen_kernels
+from ..outside.replaced import Outside, Replaced
+from ..schedule.itinerary import Itinerary, has_transfers
+from ..schedule.program import Program, compile_program
+from .opened import Inside, OpenedBlock
+from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
+from .travel import Depot, Travel
+
+_NOTHING = contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A schedule made ready for a model's blocks."""
+
+    settings: Settings
+    sites: dict[int, Site]
+    stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
+    itinerary: Itinerary | None = None  # of a schedule with transfers
+
+
+class Guide(Protocol):
+    """Accompanies the steps of an executor."""
+
+    def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+        """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
+
+    def forward_ended(self, output: Any, missing: Sequence[str]) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run."""
+
+
+class Executor:
+    """Replays the operations of a chain schedule on every training step of a model.
+
+    stages, ops: what each stage of the chain is in the model, and the schedule's list. The schedule must have been
+        verified: sizes and budgets are not looked at here.
+    preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
+        block saves in its runs, but for the seeds of kernels.
+    guide: says which schedule a step follows; the given one, where there is none.
+    in_eval: carries out the schedule in evaluation mode, too.
+    inside: by stage, what its options other than keeping everything keep.
+    itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
+    outside: what is replaced outside blocks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[StageRef],
+        ops: Sequence[Sequence[Any]],
+        *,
+        preserve_rng_state: bool = True,
+        determinism_check: str = "default",
+        guide: Guide | None = None,
+        in_eval: bool = False,
+        inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
+        depot: Depot | None = None,
+        outside: Outside | None = None,
+    ) -> None:
+        if determinism_check not in DETERMINISM_CHECKS:
+            raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
+        self._model = weakref.ref(model)
+        self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
+        self._states: dict[str, BlockState] = {}
+        self._names: set[str] = set()
+        self.depot = depot
+        self.first = self.prepare(stages, ops, inside, itinerary)
+        self._names = {name for name, _ in self.first.stage_of}
+        self._guide, self._in_eval = guide, in_eval
+        self._replaced = Replaced(model, outside or Outside())
+        self._thread = threading.local()
+        self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
+        self._trace = Trace()
+        self._has_warned = self._has_warned_of_blocks = False
+
+    def prepare(
+        self,
+        stages: Sequence[StageRef],
+        ops: Sequence[Sequence[Any]],
+        inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
+    ) -> Prepared:
+        """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
+        inside = inside or {}
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the executor's model is gone")
+        if itinerary is None and has_transfers(ops):
+            raise Unsupported("a schedule with transfers needs an itinerary, which says when they take place")
+        waits = itinerary.waits if itinerary is not None else ()
+        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()}, waits)
+        stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
+        if self._names and self._names != {name for name, _ in stage_of}:
+            raise PlanMismatch("the schedule has other blocks than the one that is carried out")
+        devices = sorted({t.device for t in (*model.parameters(), *model.buffers())}, key=str)
+        settings = Settings(
+            program,
+            self._preserve_rng_state,
+            self._determinism_check,
+            tuple(d for d in devices if with_generator(d)),
+            tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
+            functools.partial(_resident_storages, self._model),
+        )
+        return Prepared(settings, _sites(model, program, self._states, inside), stage_of, itinerary)
+
+    @property
+    def trace(self) -> list[tuple[str, int]]:
+        """The runs of blocks in the latest step so far, in order: (operation, stage)."""
+        return self._trace.runs
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not as planned in the latest step."""
+        return self._trace.notes
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the schedule is carried out."""
+        return bool(self._takeovers)
+
+    def attach(self, owner: object = None) -> None:
+        """From now on, training steps of the model follow the schedule. `owner` is kept for as long as they do."""
+        if self._takeovers:
+            raise RuntimeError("the executor is attached already")
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the executor's model is gone")
+        handlers = list(self._handlers(model))
+        for module, _ in handlers:
+            if _compat.is_compiled_in_place(module):
+                raise Unsupported(
+                    f"a {type(module).__name__} of the plan was compiled in place (Module.compile), around what the "
+                    "plan has to do; put torch.compile(module) in the module's place instead, and plan then"
+                )
+        for module, handler in handlers:
+            self._takeovers.append(weakref.ref(Takeover(module, handler, owner if module is model else None)))
+
+    def detach(self) -> None:
+        """Restores the model exactly. Steps whose forward has run can still be finished."""
+        while self._takeovers:
+            takeover = self._takeovers.pop()()
+            if takeover is not None:
+                takeover.remove()
+        if self.depot is not None:
+            self.depot.retire()
+
+    # -- what runs instead of a forward ----------------------------------------------------------------------
+
+    def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
+        """Blocks first, so that the model's own comes around a block that is the whole model."""
+        parts: dict[int, tuple[nn.Sequential, list[Block]]] = {}
+        for name in dict.fromkeys(name for name, _ in self.first.stage_of):
+            block = resolve(model, name)
+            if block.container is None:
+                yield block.modules[0], functools.partial(self._run_block, name)
+            else:
+                parts.setdefault(id(block.container), (block.container, []))[1].append(block)
+        for container, blocks in parts.values():
+            if "forward" in vars(container):
+                raise PlanMismatch(
+                    "the plan runs the children of a Sequential in order, whose forward was replaced on the instance: "
+                    "plan again"
+                )
+            bounds = {block.start: (block.stop, block.name) for block in blocks}
+            yield container, functools.partial(self._run_sequential, weakref.ref(container), bounds)
+        for module in self._skipped(model):
+            yield module, self._run_skipped
+        yield model, self._run_model
+
+    def _warn_of_own_checkpointing(self) -> None:
+        """Once, where layers were told to run themselves again after they were planned."""
+        first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
+        if first is not None and getattr(first.module, "gradient_checkpointing", False):
+            self._has_warned = True
+            warn(
+                "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
+                "the plan does, and steps take longer for nothing; call model.gradient_checkpointing_disable()",
+            )
+
+    def _warn_of_blocks_alone(self, run: Run | None) -> None:
+        """Once, where a block runs in a step of training although the model does not."""
+        if run is None and not self._has_warned_of_blocks and self._is_active():
+            self._has_warned_of_blocks = True
+            warn(
+                "blocks of a planned model run without a call of the model: a step that calls another of its methods, "
+                "or its blocks themselves, follows no plan, and may take more than the budget; plan a module whose "
+                "forward is the step",
+            )
+
+    def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
+        """What lies in a list beside blocks and is none: layers that were skipped at random in the sample step."""
+        names = dict.fromkeys(name for name, _ in self.first.stage_of)
+        for prefix in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            container = model.get_submodule(prefix)
+            if isinstance(container, nn.ModuleList):
+                for key, child in container.named_children():
+                    if not any(f"{name}.".startswith(f"{prefix}.{key}.".lstrip(".")) for name in names):
+                        yield child
+
+    def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refuse_noted_caches((*args, *kwargs.values()))
+        if not self._is_active():
+            return forward(*args, **kwargs)
+        self._refuse_surroundings()
+        self._warn_of_own_checkpointing()
+        prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
+        self._trace = Trace()
+        travel = self._travel(prepared)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
+        self._thread.stage_of = prepared.stage_of
+        try:
+            with self._replaced.during_forward() if self._replaced.anything else _NOTHING:
+                output = forward(*args, **kwargs)
+        except BaseException:
+            run.abandon()
+            raise
+        finally:
+            self._thread.run = None
+        run.forward_ended()
+        note_caches((*args, *kwargs.values(), output))
+        if self._guide is not None:
+            self._guide.forward_ended(output, run.left_out)
+        return output
+
+    def _travel(self, prepared: Prepared) -> Travel | None:
+        """The slower memory, for a step whose schedule has transfers."""
+        if prepared.itinerary is None or self.depot is None:
+            return None
+        travel = self.depot.lend(prepared.itinerary)
+        if travel is None:
+            self._trace.notes.append("another step has copies in the slower memory: this one keeps its own")
+        return travel
+
+    def _run_block(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        run: Run | None = getattr(self._thread, "run", None)
+        if run is None or run.running:
+            self._warn_of_blocks_alone(run)
+            return forward(*args, **kwargs)
+        call = run.next_call(name)
+        stage = self._thread.stage_of.get((name, call))
+        forward = with_own_caches(forward, args, kwargs)
+        if stage is None:
+            self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
+            return forward(*args, **kwargs)
+        if not self._replaced.anything:
+            return run.block(stage, forward, args, kwargs)
+        with self._replaced.during_block():
+            return run.block(stage, forward, args, kwargs)
+
+    def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
+        run: Run | None = getattr(self._thread, "run", None)
+        if run is not None and not run.running:
+            forward = with_own_caches(forward, args, kwargs)
+        return forward(*args, **kwargs)
+
+    def _run_sequential(
+        self,
+        container_ref: weakref.ref[nn.Sequential],
+        bounds: dict[int, tuple[int, str]],
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A Sequential whose children form blocks of several."""
+        container, run = container_ref(), getattr(self._thread, "run", None)
+        if container is None or len(args) != 1 or kwargs or run is None:
+            self._warn_of_blocks_alone(run)
+            return forward(*args, **kwargs)
+        children, value, position = list(container), args[0], 0
+        del args
+        while position < len(children):
+            if position not in bounds:
+                value = children[position](value)
+                position += 1
+                continue
+            stop, name = bounds[position]
+            held, value = (value,), None
+            value = self._run_block(name, functools.partial(_chain, children[position:stop]), held, {})
+            del held
+            position = stop
+        return value
+
+    def _is_active(self) -> bool:
+        model = self._model()
+        return (
+            model is not None
+            and torch.is_grad_enabled()
+            and (model.training or self._in_eval)
+            and getattr(self._thread, "run", None) is None
+        )
+
+    def _refuse_surroundings(self) -> None:
+        if _compat.saved_tensor_hooks_are_active():
+            raise Unsupported(
+                "saved-tensor hooks (save_on_cpu, torch.utils.checkpoint around the model, ...) are active where "
+                "a planned model runs; the plan has hooks of its own, and only the innermost are called: remove "
+                "one of the two"
+            )
+        if _compat.transforms_are_active():
+            raise Unsupported(
+                "a planned model cannot run under transforms of torch.func (grad, vmap, jvp, ...) or forward-mode "
+                "differentiation: what blocks would compute again is not transformed; remove the plan for these calls"
+            )
+        if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise Unsupported("a planned model cannot be captured in a CUDA graph")
+        native = self.first.settings.program.native
+        again = (site for stage, site in self.first.sites.items() if not native[stage])
+        refuse_chosen_kernels(part for site in again for part in site.state.modules())
+
+
+def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
+    model = model_ref()
+    tensors = () if model is None else (*model.parameters(), *model.buffers())
+    return frozenset(key for tensor in tensors if (key := _compat.storage_key(tensor)))
+
+
+def _sites(
+    model: nn.Module, program: Program, states: dict[str, BlockState], inside: Mapping[int, Inside]
+) -> dict[int, Site]:
+    sites = {}
+    for stage, ref in enumerate(program.stages, 1):
+        if ref.is_block:
+            if ref.name not in states:
+                try:
+                    states[ref.name] = BlockState(resolve(model, ref.name).modules)
+                except AttributeError as error:
+                    raise PlanMismatch(
+                        f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
+                    ) from error
+            state = states[ref.name]
+            opened = OpenedBlock(inside[stage], state, ref.name) if program.opened[stage] else None
+            sites[stage] = Site(str(ref), state, opened)
+    return sites
+
+
+def _chain(modules: Sequence[nn.Module], value: Any) -> Any:
+    for module in modules:
+        value = module(value)
+    return value

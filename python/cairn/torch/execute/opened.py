@@ -1,0 +1,360 @@
+"""Blocks that keep a part of what they save: how a step carries out an option of a stage other than "keep".
+
+A plan says, for each stage that is opened, what to do with every saved tensor under each option, in which order a
+backward asks for them, and a digest of the operations that this was found on (`Inside`). It does not say how tensors
+are rebuilt: that is recorded here, in the first step that runs the block with arguments of some shapes and types, modes
+and attributes, and holds as long as these are the same. In that step every rebuilt tensor is compared in full with what
+was dropped; in later ones, on the CPU, a few bytes are.
+
+When in doubt, run it again. If a block turns out to do something else than it did while profiling, if a tensor does not
+come out as it was, or what it is rebuilt from is gone, the block is run again as a whole for its backward, as blocks
+are that keep nothing, and the step's notes say so. That needs more memory than planned, and is as exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat
+from ..base.prints import fingerprint
+from ..base.stage_measure import KEEP
+from ..base.tree import Tree
+from ..context.ambient import Modes, RandomState
+from ..context.constants import Constants
+from ..context.frozen import frozen
+from ..context.state import Before, BlockState
+from ..saved.block_graph import BlockGraph, Recorder
+from ..saved.block_options import MASK
+from ..saved.holders import FirstRun, LaterRun
+from ..saved.rebuild import Program, Rebuild, compile_program, mask_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+    """What a plan says about one opened stage."""
+
+    digest: str  # of the recorded operations
+    asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors
+    draws: tuple[int, ...]  # random operations come after so many saved tensors
+    options: tuple[str, ...]  # decisions, by option; the first keeps everything
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"asked": list(self.asked), "draws": list(self.draws), "options": list(self.options)}
+        return {"digest": self.digest, **fields}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Inside:
+        return cls(str(data["digest"]), tuple(data["asked"]), tuple(data["draws"]), tuple(data["options"]))
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A recorded run and what it holds for; without a graph the block cannot be opened."""
+
+    graph: BlockGraph | None
+    reason: str
+    constants: Constants
+    programs: dict[int, Program] = dataclasses.field(default_factory=dict)
+
+
+class _Key:
+    """A key that is hashed once."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._hash = value, hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@dataclasses.dataclass(slots=True)
+class _Latest:
+    """What the latest run found, what its tensors looked like, and its key."""
+
+    found: tuple[Any, ...]
+    looks: _compat.Looks
+    key: _Key
+
+
+class OpenedBlock:
+    """A block of a plan with options other than keeping everything."""
+
+    def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
+        self.inside, self.state, self._name = inside, state, name
+        self._last: _Latest | None = None
+        self._places: tuple[list[int], tuple[Any, ...]] = [], ()  # where its tensors lay, and what they shared
+        modules = state.modules()
+        known = _recorded.setdefault(modules[0], {}) if modules else {}
+        self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
+
+    def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
+        """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
+        own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
+        tensors = [*own, *tree.leaves]
+        found = frozen(tree.shape), modes, switches, self._sharing(own), _places_of(tree.leaves)
+        last = self._last  # another thread may replace it
+        if last is not None and found == last.found and last.looks.hold(tensors):
+            return last.key
+        key = _Key((*found, tuple(_looks_of(own)), tuple(map(_leaf_look_of, tree.leaves))))
+        if last is None or key != last.key:
+            last = self._last = _Latest(found, _compat.Looks(tensors), key)
+        return last.key
+
+    def _sharing(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+        """Which of a block's parameters and buffers lie in one storage, and where; mostly as when it ran last."""
+        places, last = _compat.addresses(tensors), self._places
+        if places != last[0]:
+            last = self._places = places, _shared(tensors)
+        return last[1]
+
+    def following(self, option: int, key: Any, before: Before) -> tuple[Program | None, list[bool]]:
+        """What a run that keeps a part can follow, and its training flags. None: it has to be recorded first, or the
+        block cannot be opened.
+        """
+        entry = self._entries.get(key)
+        if entry is None or not entry.constants.hold(before.modules, before.attributes, before.children):
+            return None, []
+        program = entry.programs.get(option)
+        return self._program(entry, option) if program is None else program, entry.constants.flags
+
+    def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
+        """Prepares a run of the block that saves by an option."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return _Recording(self, option, key, devices)
+        modules, attributes = self.state.modules(), self.state.attributes()
+        if not entry.constants.hold(modules, attributes):
+            return _Recording(self, option, key, devices, entry.constants.difference(modules))
+        program = self._program(entry, option)
+        return _Following(self, option, devices, program, entry.reason)
+
+    def _program(self, entry: _Entry, option: int) -> Program | None:
+        """The program of an option; None: there is none, for a reason that the entry says."""
+        if entry.graph is None:
+            return None
+        if option not in entry.programs:
+            decisions, asked = self.inside.options[option], self.inside.asked
+            try:
+                entry.programs[option] = compile_program(entry.graph, decisions, asked, self._name)
+            except ValueError as error:
+                entry.graph, entry.reason = None, str(error)
+                return None
+        return entry.programs[option]
+
+    def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
+        """Takes in a recorded run."""
+        reason = graph.closed
+        if not reason and not constants.hold(self.state.modules(), self.state.attributes()):
+            reason = f"changes {constants.difference(self.state.modules())} in every run"
+        if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
+            reason = "does something else than while it was profiled"
+        self._entries[key] = _Entry(None if reason else graph, reason, constants)
+        while len(self._entries) > _ENTRIES_KEPT:
+            del self._entries[next(iter(self._entries))]
+
+    def program(self, key: Any, option: int) -> tuple[Program | None, str]:
+        """The program of an option, or why there is none."""
+        entry = self._entries[key]
+        return self._program(entry, option), entry.reason
+
+    def distrust(self, key: Any, reason: str) -> None:
+        """From now on, the block is run again instead."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.graph, entry.reason = None, reason
+
+
+_ENTRIES_KEPT = 8
+
+#: What was recorded of blocks, by their first module; a plan that is applied anew finds it again.
+_recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, _Entry]]] = weakref.WeakKeyDictionary()
+
+
+class Saving:
+    """One run of a block that saves by an option."""
+
+    reason = ""  # why nothing can be rebuilt
+    difference = ""  # what is another than when the block was recorded before, so that it is recorded again
+
+    def __init__(self, block: OpenedBlock, option: int, devices: Sequence[torch.device]) -> None:
+        self.block, self.option = block, option
+        self._decisions = block.inside.options[option]
+        self._devices = tuple(devices)
+        self._count = 0
+
+    def running(self, arguments: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """The surroundings of the run."""
+        return contextlib.nullcontext()
+
+    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
+        """The pack hook to be used."""
+        return recorder.pack
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Takes note of a tensor that autograd saves; says whether it is kept."""
+        raise NotImplementedError
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        """After the run: what will rebuild the tensors that were not kept."""
+        raise NotImplementedError
+
+
+class _Following(Saving):
+    """A run of which is known what it does."""
+
+    def __init__(
+        self,
+        block: OpenedBlock,
+        option: int,
+        devices: Sequence[torch.device],
+        program: Program | None,
+        reason: str,
+    ) -> None:
+        super().__init__(block, option, devices)
+        self.reason = reason
+        self._rebuild = Rebuild(program) if program is not None else None
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        index = self._count
+        self._count = index + 1
+        rebuild = self._rebuild
+        if rebuild is None:
+            return index >= len(self._decisions) or self._decisions[index] == KEEP
+        program = rebuild.program
+        if index >= len(program.graph.packs) or not program.graph.packs[index].matches(tensor):
+            self._rebuild, self.reason = None, "did something else than before"
+            return True
+        keep = rebuild.saved(index, tensor)
+        if index + 1 in program.states:
+            rebuild.take_state(index + 1, RandomState(self._devices))
+        return keep
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        rebuild, self._rebuild = self._rebuild, None  # what it keeps can be dropped from now on
+        if rebuild is None:
+            return None
+        if self._count != len(self._decisions):
+            self.reason = "saved another number of tensors than before"
+            return None
+        if state is not None and 0 in rebuild.program.states:
+            rebuild.take_state(0, state)
+        return rebuild
+
+
+class _Recording(Saving):
+    """The first run of its kind: it is recorded, and its program is on trial."""
+
+    def __init__(
+        self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""
+    ) -> None:
+        super().__init__(block, option, devices)
+        self.difference = difference
+        self._key = key
+        self._constants = Constants(block.state.modules())
+        self._recorder: Recorder | None = None
+        self._kept: dict[int, torch.Tensor] = {}  # and masks
+        self._states: dict[int, RandomState] = {}
+        self._prints: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def running(self, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
+        state = self.block.state
+        self._recorder = Recorder(arguments, state.parameters(), [r[k] for r, k in state.buffers()])
+        with self._recorder:
+            yield
+
+    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
+        def pack(tensor: torch.Tensor) -> Any:
+            assert self._recorder is not None
+            with self._recorder.paused():
+                return recorder.pack(tensor)
+
+        return pack
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        assert self._recorder is not None
+        index = self._count
+        self._count = index + 1
+        self._recorder.pack(tensor)
+        letter = self._decisions[index] if index < len(self._decisions) else KEEP
+        if letter != KEEP:
+            self._prints[index] = fingerprint(tensor)
+        if letter == MASK:
+            self._kept[index] = mask_of(tensor)
+        elif letter == KEEP:
+            self._kept[index] = tensor.detach()
+        if self._count in self.block.inside.draws:
+            self._states[self._count] = RandomState(self._devices)
+        return letter == KEEP
+
+    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+        assert self._recorder is not None
+        with torch.no_grad():
+            self.block.learn(self._key, self._recorder.graph(output), self._constants)
+        kept, states, self._recorder = self._kept, self._states, None
+        self._kept, self._states = {}, {}  # autograd's graph keeps the hooks, and so this
+        program, self.reason = self.block.program(self._key, self.option)
+        if program is None:
+            return None
+        rebuild = Rebuild(program)
+        rebuild.prints = self._prints
+        for index in program.held:
+            rebuild.hold(index, kept[index])
+        for count in program.states:
+            known = states.get(count) if count else state
+            if known is not None:
+                rebuild.take_state(count, known)
+        return rebuild
+
+
+# -- what a forward is passed --------------------------------------------------------------------------------
+
+
+def _looks_of(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Which have gradients, and how they lie in memory."""
+    try:
+        return [*map(_own_look_of, tensors), *map(_stride_of, tensors)]
+    except (AttributeError, RuntimeError):  # one is None, or sparse
+        known = [None if t is None or t.layout is not torch.strided else t.stride() for t in tensors]
+        return [*(None if t is None else _own_look_of(t) for t in tensors), *known]
+
+
+def _shared(tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """For each the first that lies in its storage, and where it begins there."""
+    first: dict[int, int] = {}
+    found = []
+    for index, tensor in enumerate(tensors):
+        key = 0 if tensor is None else _compat.storage_key(tensor)
+        found.append((first.setdefault(key, index), tensor.storage_offset()) if tensor is not None and key else None)
+    return tuple(found)
+
+
+def _places_of(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Where in their storages they begin, which lie in one, and which have no history."""
+    storages: dict[int, int] = {}
+    found: list[Any] = []
+    for index, leaf in enumerate(leaves):
+        where = storages.setdefault(_compat.storage_key(leaf), index) if len(leaves) > 1 else 0
+        found.append((leaf.storage_offset() if leaf.layout is torch.strided else None, where, leaf.is_leaf))
+    return tuple(found)
+
+
+def _leaf_look_of(leaf: torch.Tensor) -> Any:
+    return _look_of(leaf), leaf.stride() if leaf.layout is torch.strided else None
+
+
+_own_look_of, _stride_of = operator.attrgetter("requires_grad", "shape", "dtype"), operator.methodcaller("stride")
+_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")

@@ -1,0 +1,315 @@
+"""Measures one run of one block alone: saving everything and then backward, and once more saving nothing.
+
+The run that saves nothing comes last and gives the result that the model goes on with: what a block hands to the rest
+of the model in other ways than by returning it (a loss of its own, left in an attribute) then has a graph that lives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, memory
+from ..base.blocks import Block
+from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, saving_nothing
+from ..base.prints import fingerprint
+from ..base.stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
+from ..base.tree import tensors_in
+from ..context.attributes import Attributes
+from ..context.lasting import Lasting
+from ..context.untouched import Buffers, RandomState
+from . import isolate
+from .beside import Arrivals, Beside, collecting_apart
+
+
+class Created:
+    """The gradients that parameters get, as they come.
+
+    Some are parts of one tensor: those of what was concatenated. Where gradients exist already, it goes when the last
+    of its parts was added to one. A part that no parameter has got may be waiting for another gradient, so as long as
+    there is one, the tensor is taken to stay.
+    """
+
+    def __init__(self, meter: memory.Meter) -> None:
+        self._meter = meter
+        self._parts: dict[int, int] = {}  # by storage: bytes of the parts that have come
+        self.gone: list[tuple[int, int]] = []  # mark and bytes of what goes where gradients exist
+
+    def note(self, gradient: torch.Tensor) -> None:
+        """A parameter has got its gradient."""
+        size, key = memory.storage_bytes(gradient), _compat.storage_key(gradient)
+        parts = self._parts[key] = self._parts.get(key, 0) + gradient.numel() * gradient.element_size()
+        if not key or parts >= size:
+            self.gone.append((self._meter.mark(), size))
+
+    def take_since(self, count: int) -> list[tuple[int, int]]:
+        """Takes out what has gone after so many; the gradients are let go of."""
+        taken = self.gone[count:]
+        del self.gone[count:]
+        self._parts.clear()
+        return taken
+
+
+class BlockMeter:
+    """See the top of this file. Readings are taken by `read`, once the meter was left."""
+
+    def __init__(
+        self,
+        meter: memory.Meter,
+        stage: StageMeasure,
+        block: Block,
+        device: torch.device,
+        arriving: Layouts = (),
+        static: Container[int] = (),
+    ) -> None:
+        self._meter, self._stage, self._block, self._device = meter, stage, block, device
+        self._static = static  # storages that are there during the whole step
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.leaving: list[Layout | None] = []  # how those of the inputs lie
+        self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
+        self._marks: dict[str, int] = {}
+        self._gone: list[tuple[int, int]] = []
+        self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
+        self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
+        self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
+        self._handed_bytes = 0
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        arguments: isolate.Arguments,
+        hooks: isolate.Hooks,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+    ) -> Any:
+        """Runs the block both ways; returns its output with a bridge for history.
+
+        `waiting` are parameters that have a gradient already when the block's backward begins, `created` is where the
+        gradients are noted that parameters get.
+        """
+        replay = Rewinding(self._block, self._device)
+        versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
+        attributes, lasting = Attributes(self._block.parts()), Lasting(self._block.parts())
+        with collecting_apart():
+            prints = self.run_saving(function, arguments, waiting, created)
+        replay.note_first_run(self._stage)
+        change = lasting.change()
+        if change is not None:
+            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
+        if any(t._version != version for t, version in versions):
+            self._stage.keep_reason = CHANGES_INPUT
+        if attributes.have_history():
+            replay.rewind()
+            if self._count_again(function, arguments) != self._stage.saved_count:
+                self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
+        attributes.detach()
+        del attributes, lasting  # so that the run below releases what it replaces, as in a step
+        replay.rewind()
+        output = self._run_plainly(function, arguments, hooks)
+        if prints != [fingerprint(t) for t in tensors_in(output)]:
+            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is run again"
+        replay.finish()
+        return output
+
+    def saved_outputs(self, output: Any) -> set[int]:
+        """The storages of the output that autograd saves."""
+        tensors = enumerate(tensors_in(output))
+        return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
+
+    # saving everything
+
+    def run_saving(
+        self,
+        function: Callable[..., Any],
+        arguments: isolate.Arguments,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+        saving: Callable[[], isolate.Saved] | None = None,
+    ) -> list[int]:
+        """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save, if
+        not all is saved.
+        """
+        torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
+        self._mark("base")
+        saved = isolate.SavedTensors(self._device) if saving is None else saving()
+        beside = Beside(self._block)
+        with saved.recording():
+            args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
+            saved.given(args, kwargs)
+            result = function(*args, **kwargs)
+        del args, kwargs
+        self._mark("forward")
+        torch.clear_autocast_cache()
+        self._mark("saved")
+        self._stage.saved_count = saved.count
+        tensors = list(tensors_in(result))
+        self._saved_outputs = {
+            i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in saved.storages
+        }
+        self._note_travelling(saved, arguments, tensors)
+        prints = [fingerprint(t) for t in tensors]
+        made, self.arriving = beside.root(result, self.arriving)
+        del saved
+        handed = [*self.arriving, *layouts_of(waiting)]
+        self._handed_bytes = bytes_of(handed)
+        hooks = isolate.Hooks(begun=lambda: self._mark("begun"))
+        root = isolate.sink([*made, *waiting], hooks, handed) if made else None
+        del result, made, tensors
+        first = len(created.gone)
+        if root is not None:
+            with isolate.as_in_backward(self._device):
+                root.backward()
+        del root
+        self._mark("end")
+        self._gone = created.take_since(first)
+        self._take_weight_grads()
+        return prints
+
+    def _take_weight_grads(self) -> None:
+        """Notes the gradients that parameters got, each storage once, and lets go of them."""
+        counted: set[int] = set()
+        for parameter in parameters_of(self._block):
+            if parameter.grad is not None:
+                key, size = _compat.storage_key(parameter.grad), memory.storage_bytes(parameter.grad)
+                self.weight_grads.append((parameter, 0 if key in counted else size))
+                counted |= {key} - {0}
+                parameter.grad = None
+
+    def _note_travelling(
+        self, saved: isolate.Saved, arguments: isolate.Arguments, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """What the executor can send away of what the block saved, its output included, and of the output alone."""
+        given = memory.storages(arguments.tensors)
+        returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
+        sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
+        plain = all(t.device == self._device and memory.can_travel(t) for t in outputs)
+        plain = plain and not any(key in self._static for key in returned)
+        self._stage.output_travels = plain and bool(returned)
+        if plain and not saved.stays:
+            self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)
+
+    def _mark(self, name: str) -> None:
+        self._marks[name] = self._meter.mark()
+
+    def _noting(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            self.leaving = layouts_of_all(grads)
+            for tensor, grad in zip(inputs, grads, strict=True):
+                if grad is not None and memory.has_storage(tensor):
+                    found = self.grads.setdefault(_compat.storage_id(tensor), {})
+                    found[_compat.storage_key(grad) or id(grad)] = memory.storage_bytes(grad)
+
+        return arrived
+
+    def grad_bytes(self, inputs: Iterable[int]) -> int:
+        """Of the gradients of inputs, each storage once."""
+        found = {key: size for name in inputs for key, size in self.grads.get(name, {}).items()}
+        return sum(found.values())
+
+    # saving nothing
+
+    def _count_again(self, function: Callable[..., Any], arguments: isolate.Arguments) -> int:
+        """How many tensors are saved by a run that finds what the run before has left, with its history."""
+        attributes, count = Attributes(self._block.parts()), itertools.count()
+
+        def counting(tensor: torch.Tensor) -> Layout:
+            next(count)
+            return Layout(tensor)
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(counting, Layout.tensor)
+        with collecting_apart(), hooks:
+            args, kwargs = arguments.source(isolate.Hooks())
+            function(*args, **kwargs)
+        attributes.restore()
+        return next(count)
+
+    def _run_plainly(self, function: Callable[..., Any], arguments: isolate.Arguments, hooks: isolate.Hooks) -> Any:
+        self._mark("plain base")
+        with saving_nothing():
+            args, kwargs = arguments.source(isolate.Hooks())
+            beside, lent = Beside(self._block), arguments.lent(args, kwargs)
+            result = function(*args, **kwargs)
+        self.beside = Arrivals(beside.tensors(result))
+        del args, kwargs
+        self._mark("plain end")
+        torch.clear_autocast_cache()
+        output = isolate.bridge(result, arguments.differentiable, hooks, self.leaving)
+        lent.hand_back(self._block.name, result, output)
+        self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
+        return output
+
+    # readings
+
+    def read(self) -> None:
+        """Fills the stage; its output's bytes must be known."""
+        self.read_saving()
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["plain base"])
+        stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes
+        if hidden > SLACK_BYTES:
+            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+
+    def read_saving(self) -> None:
+        """Fills in what the run shows that saves."""
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["base"])
+        stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
+        stage.forward_rise_bytes = meter.peak(at["base"], at["forward"]) - base
+        if "begun" in at:
+            full = base + stage.saved_bytes + self._handed_bytes
+            stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
+            accumulated = peak_without(meter, at["begun"], at["end"], self._gone)
+            stage.accumulated_backward_rise_bytes = accumulated - full
+
+
+def parameters_of(block: Block) -> list[nn.Parameter]:
+    """The parameters of a block's modules, each once."""
+    return list({id(p): p for module in block.modules for p in module.parameters()}.values())
+
+
+def peak_without(meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]]) -> int:
+    """The peak if so many bytes were released at each of these marks."""
+    peaks, start, gone = [], first, 0
+    for mark, size in going:
+        peaks.append(meter.peak(start, mark) - gone)
+        start, gone = mark, gone + size
+    return max([*peaks, meter.peak(start, last) - gone])
+
+
+# -- running twice -------------------------------------------------------------------------------------------
+
+
+class Rewinding:
+    """Sees to it that a second run of a block repeats the first, and notes what keeps it from that."""
+
+    def __init__(self, block: Block, device: torch.device) -> None:
+        self._device = device
+        self._before = RandomState(device)
+        self._buffers = [Buffers(module) for module in block.modules]
+        self._borrowed = [Buffers(module) for module in block.borrowed]
+
+    def note_first_run(self, stage: StageMeasure) -> None:
+        self._after = RandomState(self._device)
+        stage.random = self._before.torch_differs(self._after)
+        stage.writes_buffers = [name for buffers in self._buffers for name in buffers.written()]
+        foreign = self._before.foreign_differs(self._after)
+        if foreign:
+            stage.keep_reason = f"draws from {' and '.join(foreign)}, which is not replayed"
+        written = [name for buffers in self._borrowed for name in buffers.changed()]
+        if written:
+            stage.keep_reason = (
+                f"writes buffers of modules that are no part of it ({', '.join(dict.fromkeys(written))})"
+            )
+
+    def rewind(self) -> None:
+        self._before.restore_torch()
+        for buffers in (*self._buffers, *self._borrowed):
+            buffers.restore()
+
+    def finish(self) -> None:
+        self._after.restore_torch()

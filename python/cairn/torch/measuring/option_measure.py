@@ -1,0 +1,526 @@
+"""Finds and measures the options inside the blocks of a profiled step.
+
+One block of each kind is opened: it is recorded twice (`block_graph.py`), which gives the times of its operations and
+shows whether it does the same twice; the choices along the hull are found (`block_options.py`); each is proved by
+rebuilding every tensor that it does not keep and comparing it in full with what autograd saved, which also gives its
+time; and each runs forward and backward alone under a meter, as the executor will run it, which gives its bytes.
+An operation that does not give the same result again is not replayed, and the choices are found anew. Blocks of the
+same kind, which by their own recorded operations do the same, share what was measured.
+
+Bytes and times are differences to a run of the same kind that keeps everything, added to what was measured of the stage
+in its surroundings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..base import clock, memory
+from ..base.blocks import Block, intercepted
+from ..base.layouts import Layouts, saving_nothing
+from ..base.prints import fingerprint
+from ..base.stage_measure import KEEP, OptionMeasure, StageMeasure
+from ..base.tree import Tree
+from ..context.ambient import RandomState, no_autocast, with_generator
+from ..context.attributes import Attributes
+from ..context.constants import Constants
+from ..context.noted import is_noted
+from ..saved.block_graph import BlockGraph, Recorder
+from ..saved.block_options import Choice, candidates
+from ..saved.rebuild import Program, Rebuild, compile_program
+from . import isolate, mechanism
+from .beside import Beside, collecting_apart
+from .block_meter import BlockMeter, Created, Rewinding, parameters_of
+from .measure import StepMeasure
+from .owners import Owners
+from .sample import Sample, backward_of
+
+PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
+LEAST_BYTES = 4096  # an option that saves less is not worth having
+MAX_OPTIONS = 12  # keep everything among them
+ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
+
+Function = Callable[..., Any]
+
+
+class OptionPass:
+    """One forward of the model in which one block of each kind is opened; see the top of this file."""
+
+    def __init__(
+        self, sample: Sample, blocks: Sequence[Block], measured: StepMeasure, owners: Owners, device: torch.device
+    ) -> None:
+        self._sample, self._blocks, self._measured = sample, blocks, measured
+        self._owners, self._device = owners, device
+        self._found: dict[Any, _Opening] = {}
+        self._index = 0
+        self._calls: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Adds options to the measured stages, or says why there are none."""
+        with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
+            output, loss = self._sample.forward()
+        backward_of(output, loss)
+        del output, loss
+        for parameter in self._sample.model.parameters():
+            parameter.grad = None
+
+    def _handle(self, block: Block, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stage = self._measured.blocks[self._index]
+        self._index += 1
+        call = self._calls.get(id(block), 0)
+        self._calls[id(block)] = call + 1
+        arguments = isolate.Arguments(args, kwargs)
+        if block.is_compiled:
+            stage.closed = "is compiled"
+        elif not stage.keep_reason:
+            with collecting_apart():
+                self._open(stage, block, call, function, arguments)
+        with saving_nothing():
+            args, kwargs = arguments.source(isolate.Hooks())
+            lent = arguments.lent(args, kwargs)
+            result = function(*args, **kwargs)
+        self._sample.teller.one_done()
+        output = isolate.bridge(result, arguments.differentiable, isolate.Hooks())
+        lent.hand_back(block.name, result, output)
+        return output
+
+    def _open(
+        self, stage: StageMeasure, block: Block, call: int, function: Function, arguments: isolate.Arguments
+    ) -> None:
+        arriving = self._measured.arriving.get((block.name, call), ())
+        run = _BlockRuns(block, function, arguments, self._device, arriving)
+        with run.rewound():
+            graph = run.recorded(saving=False)
+            kind = (stage.signature(), graph.digest(), graph.closed)
+            if kind not in self._found:
+                waiting = self._owners.waiting(block, call)
+                self._found[kind] = _Opening(run, stage, graph, waiting)
+        self._found[kind].describe(stage)
+
+
+class _BlockRuns:
+    """Runs one call of a block alone, as often as is needed, each time the same."""
+
+    def __init__(
+        self,
+        block: Block,
+        function: Function,
+        arguments: isolate.Arguments,
+        device: torch.device,
+        arriving: Layouts,
+    ) -> None:
+        self.block, self.function, self.arguments, self.device = block, function, arguments, device
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.devices = (device,) if with_generator(device) else ()
+        self._rewinding, self._attributes = Rewinding(block, device), Attributes(self.block.parts())
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """A context after which generators, buffers and attributes are as before it."""
+        try:
+            yield
+        finally:
+            self.rewind()
+
+    def rewind(self) -> None:
+        self._rewinding.rewind()
+        self._attributes.restore()
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        return [p for part in self.block.parts() for p in part._parameters.values()]
+
+    def buffers(self) -> list[torch.Tensor | None]:
+        return [b for part in self.block.parts() for b in part._buffers.values()]
+
+    def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
+        """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
+        self.rewind()
+        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block)
+        args, kwargs = self.arguments.source(isolate.Hooks())
+        recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
+        count = 0
+
+        def pack(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            with recorder.paused():
+                recorder.pack(tensor)
+                count += 1
+                return count - 1, tensor.detach() if saving else None
+
+        def unpack(held: Any) -> torch.Tensor:
+            if asked is not None:
+                asked.append(held[0])
+            return held[1]
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
+            result = self.function(*args, **kwargs)
+        graph = recorder.graph(result)
+        parts = self.block.parts()
+        if not constants.hold(parts, list(map(vars, parts))):
+            graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
+        for (module, name), value in self._attributes.filled():
+            if is_noted(value):  # and so would have to be as it was
+                kind = type(module).__name__
+                graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
+        if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
+            graph.closed = graph.closed or "puts other tensors in the place of its buffers"
+        if saving and not graph.closed:
+            self.backward(*beside.root(result, self.arriving))
+        torch.clear_autocast_cache()
+        return graph
+
+    def backward(self, made: list[torch.Tensor], grads: Layouts) -> None:
+        root = isolate.sink(made, isolate.Hooks(), grads)
+        made.clear()
+        with isolate.as_in_backward(self.device):
+            root.backward()
+        for parameter in parameters_of(self.block):
+            parameter.grad = None
+
+
+class _Opening:
+    """What was found inside one kind of block."""
+
+    def __init__(
+        self, run: _BlockRuns, stage: StageMeasure, graph: BlockGraph, waiting: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._run, self._stage, self._waiting = run, stage, waiting
+        self.asked: list[int] = []
+        self.options: list[OptionMeasure] = []
+        self.digest = graph.digest()
+        self.draws = sorted({op.packs_before for op in graph.operations if op.random})
+        self.reason = graph.closed or self._find(stage)
+        del self._run
+
+    def describe(self, stage: StageMeasure) -> None:
+        """Tells a stage what was found."""
+        stage.closed = self.reason
+        if not self.reason:
+            stage.digest, stage.asked, stage.draws = self.digest, list(self.asked), list(self.draws)
+            stage.options = [_moved(option, self._stage, stage) for option in self.options]
+
+    def _find(self, stage: StageMeasure) -> str:
+        graph = self._run.recorded(saving=True, asked=self.asked)
+        again = self._run.recorded(saving=False)
+        if graph.digest() != again.digest() or graph.digest() != self.digest:
+            return "does not do the same operations when it is run again"
+        for op, other in zip(graph.operations, again.operations, strict=True):
+            op.nanoseconds = min(op.nanoseconds, other.nanoseconds)
+        proved = _Proofs(self._run, graph, self.asked).choices()
+        if len(proved) < 2:
+            return "has no saved tensor that could be rebuilt"
+        for program, took in proved[1:] if self._run.device.type == "cpu" else ():
+            took.saving_ns += mechanism.cost().of_part(len(program.decisions))
+            took.rebuilding_ns += mechanism.cost().of_rebuilding(len(program.order))
+        measured = [(_Metered(self._run, self._waiting, program, self.asked).stage, took) for program, took in proved]
+        copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
+        options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
+        self.options = _thinned(_pareto(options))
+        return "" if len(self.options) > 1 else "has no option that takes less"
+
+
+def _option(
+    stage: StageMeasure,
+    everything: tuple[StageMeasure, _Took],
+    proved: tuple[Program, _Took],
+    measured: tuple[StageMeasure, _Took],
+    copied_bytes: int,
+) -> OptionMeasure:
+    """The stage with an option: what was measured of it, and by how much the option differs from keeping everything.
+
+    Buffers, `copied_bytes`, are copied before the block first runs.
+    """
+    base, found = everything[0], measured[0]
+    program, took = proved
+    return OptionMeasure(
+        decisions=program.decisions,
+        saved_bytes=max(stage.saved_bytes + found.saved_bytes - base.saved_bytes, stage.output_bytes),
+        forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes + copied_bytes,
+        backward_rise_bytes=stage.backward_rise_bytes + found.backward_rise_bytes - base.backward_rise_bytes,
+        accumulated_backward_rise_bytes=stage.accumulated_backward_rise_bytes
+        + found.accumulated_backward_rise_bytes
+        - base.accumulated_backward_rise_bytes,
+        forward_ns=stage.forward_ns + took.saving_ns,
+        backward_ns=stage.backward_ns + took.rebuilding_ns,
+        travel_bytes=stage.travel_bytes + found.travel_bytes - base.travel_bytes
+        if min(stage.travel_bytes, found.travel_bytes, base.travel_bytes) > 0
+        else 0,
+        rebuilds=_described(program),
+    )
+
+
+def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
+    """An option of a stage that was measured, for one of the same signature."""
+    travels = min(option.travel_bytes, stage.travel_bytes) > 0
+    accumulated = stage.accumulated_backward_rise_bytes - measured.accumulated_backward_rise_bytes
+    return dataclasses.replace(
+        option,
+        saved_bytes=max(option.saved_bytes + stage.saved_bytes - measured.saved_bytes, stage.output_bytes),
+        forward_rise_bytes=option.forward_rise_bytes + stage.forward_rise_bytes - measured.forward_rise_bytes,
+        backward_rise_bytes=option.backward_rise_bytes + stage.backward_rise_bytes - measured.backward_rise_bytes,
+        accumulated_backward_rise_bytes=option.accumulated_backward_rise_bytes + accumulated,
+        travel_bytes=max(0, option.travel_bytes + stage.travel_bytes - measured.travel_bytes) if travels else 0,
+    )
+
+
+def _described(program: Program) -> str:
+    """What an option runs again, for people: the operations, most frequent first."""
+    names: dict[str, int] = {}
+    for function in program.code.operations:
+        name = getattr(function, "__name__", str(function)).lstrip("_")
+        name = str(function).removeprefix("aten.").partition(".")[0] if "." in str(function) else name
+        names[name] = names.get(name, 0) + 1
+    listed = sorted(names.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in listed)
+
+
+def _pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
+    """Without the options that another one beats in bytes and time; the first, which keeps everything, stays."""
+    less = [option for option in options[1:] if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes]
+    kept = [option for option in less if not any(_beats(other, option) for other in less)]
+    return [options[0], *sorted(kept, key=lambda option: (-option.saved_bytes, option.time_ns))]
+
+
+def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
+    """Whether it takes no more of anything, and less of something: what is slower may still peak lower."""
+    ours, theirs = (
+        (o.saved_bytes, o.forward_rise_bytes, o.backward_rise_bytes, o.accumulated_backward_rise_bytes, o.time_ns)
+        for o in (option, other)
+    )
+    return ours != theirs and all(a <= b for a, b in zip(theirs, ours, strict=True))
+
+
+def _thinned(options: list[OptionMeasure], at_most: int = MAX_OPTIONS) -> list[OptionMeasure]:
+    """Without the options whose absence changes the curve of bytes and time least, until few enough are left.
+
+    Those that set what a step takes at least stay: the one that saves least, and those that peak lowest.
+    """
+    options = list(options)
+    stay = {id(options[0]), id(options[-1]), id(min(options, key=_peak)), id(min(options, key=_accumulated_peak))}
+    while len(options) > at_most:
+        losses = [(_loss(*options[i - 1 : i + 2]), i) for i in range(1, len(options) - 1)]
+        del options[min(loss for loss in losses if id(options[loss[1]]) not in stay)[1]]
+    return options
+
+
+def _peak(option: OptionMeasure) -> tuple[int, int]:
+    """Of a block with nothing beside it; of equal ones, the fastest."""
+    return max(option.forward_rise_bytes, option.saved_bytes + option.backward_rise_bytes), option.time_ns
+
+
+def _accumulated_peak(option: OptionMeasure) -> tuple[int, int]:
+    peak = max(option.forward_rise_bytes, option.saved_bytes + option.accumulated_backward_rise_bytes)
+    return peak, option.time_ns
+
+
+def _loss(a: OptionMeasure, b: OptionMeasure, c: OptionMeasure) -> int:
+    """Twice the area of the triangle that leaving out b adds below the curve; less than 0 if b lies above it."""
+    return (b.time_ns - a.time_ns) * (c.saved_bytes - a.saved_bytes) - (b.saved_bytes - a.saved_bytes) * (
+        c.time_ns - a.time_ns
+    )
+
+
+# -- proving -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Took:
+    """Times of an option beyond those of keeping everything."""
+
+    saving_ns: int = 0
+    rebuilding_ns: int = 0
+
+
+class _NotTheSame(Exception):
+    """A tensor did not come out as it was saved."""
+
+    def __init__(self, pack: int) -> None:
+        super().__init__(pack)
+        self.pack = pack
+
+
+class _Proofs:
+    """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
+
+    def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int]) -> None:
+        self._run, self._graph, self._asked = run, graph, asked
+
+    def choices(self) -> list[tuple[Program, _Took]]:
+        """The choices with their times; the first keeps everything."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._try()
+            except _NotTheSame as error:
+                self._rule_out(error.pack)
+        return []
+
+    def _rule_out(self, pack: int) -> None:
+        """The operation that made a tensor, or the ones before it, must not be replayed."""
+        use = self._graph.packs[pack].use
+        assert use is not None
+        operation = self._graph.operations[self._graph.values[use.value].operation]
+        operation.reason = operation.reason or "does not give the same result again"
+
+    def _try(self) -> list[tuple[Program, _Took]]:
+        self._run.rewind()
+        saved: list[torch.Tensor] = []
+        states = [RandomState(self._run.devices)]
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.detach())
+            states.append(RandomState(self._run.devices))
+            return saved[-1]
+
+        args, kwargs = self._run.arguments.source(isolate.Hooks())
+        where = _Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self._run.function(*args, **kwargs)
+        torch.clear_autocast_cache()
+        if len(saved) != len(self._graph.packs):
+            return []
+        return [(p, self._proved(p, saved, states, where)) for p in self._programs(candidates(self._graph))]
+
+    def _programs(self, found: Sequence[Choice]) -> list[Program]:
+        return [compile_program(self._graph, choice.decisions, self._asked) for choice in found]
+
+    def _proved(
+        self, program: Program, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: _Where
+    ) -> _Took:
+        took: list[_Took] = []
+        if set(program.decisions) == {KEEP}:
+            return _Took()
+        for _ in range(PROOFS):
+            rebuild, now = Rebuild(program), _Took()
+            for index, tensor in enumerate(saved):
+                began = self._now()
+                rebuild.saved(index, tensor)
+                if index + 1 in program.states:
+                    RandomState(self._run.devices)
+                now.saving_ns += self._now() - began
+            for count in program.states:
+                rebuild.take_state(count, states[count])
+            # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
+            with no_autocast((self._run.device.type,)), torch.no_grad():
+                self._rebuild_all(rebuild, saved, where, now)
+            took.append(now)
+        return _Took(
+            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
+        )
+
+    def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: _Where, took: _Took) -> None:
+        for index in rebuild.program.order:
+            began = self._now()
+            again = rebuild.tensor(index, where)
+            took.rebuilding_ns += self._now() - began
+            if again is None or not _same(again, saved[index]):
+                raise _NotTheSame(index)
+            del again
+
+    def _now(self) -> int:
+        clock.wait_for(self._run.device)
+        return clock.read()
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit, in the same layout."""
+    if first.stride() != second.stride() or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return torch.equal(first, second) or fingerprint(first) == fingerprint(second)
+
+
+@dataclasses.dataclass
+class _Where:
+    """What was there before the block, while it is proved."""
+
+    arguments: Sequence[torch.Tensor]
+    parameters: Sequence[torch.Tensor | None]
+    buffers: Sequence[torch.Tensor | None]
+
+    def argument(self, index: int) -> torch.Tensor:
+        return self.arguments[index].detach()
+
+    def parameter(self, index: int) -> torch.Tensor:
+        found = self.parameters[index]
+        assert found is not None
+        return found
+
+    def buffer(self, index: int) -> torch.Tensor:
+        found = self.buffers[index]
+        assert found is not None
+        return found
+
+
+# -- metering ------------------------------------------------------------------------------------------------
+
+
+class _Metered:
+    """One option's forward and backward, alone, under a meter."""
+
+    def __init__(
+        self, run: _BlockRuns, waiting: Sequence[torch.nn.Parameter], program: Program, asked: Sequence[int]
+    ) -> None:
+        run.rewind()
+        self.stage = StageMeasure(run.block.name, "block")
+        meter = memory.meter_for(run.device)
+        static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
+        created = Created(meter)
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
+            for p in parameters_of(run.block)
+            if p.requires_grad and p.is_leaf and id(p) not in {id(w) for w in waiting}
+        ]
+        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
+        try:
+            with meter:
+                alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, program))
+        finally:
+            for handle in handles:
+                handle.remove()
+        alone.read_saving()
+
+
+class _Saved:
+    """Pack hooks that keep and rebuild as the executor does."""
+
+    def __init__(self, run: _BlockRuns, program: Program) -> None:
+        self.count = 0
+        self.storages: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self.stays = False
+        self._run, self._program, self._rebuild = run, program, Rebuild(program)
+        self._leaves: list[torch.Tensor] = []
+        if 0 in program.states:
+            self._rebuild.take_state(0, RandomState(run.devices))
+
+    def recording(self) -> Any:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def given(self, args: Any, kwargs: Any) -> None:
+        """The arguments that the block is called with."""
+        self._leaves = [t.detach() for t in Tree.of((args, kwargs)).leaves]
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        index = self.count
+        self.count += 1
+        keep = self._rebuild.saved(index, tensor)
+        if self.count in self._program.states:
+            self._rebuild.take_state(self.count, RandomState(self._run.devices))
+        held = tensor if keep else self._rebuild.held().get(index)
+        if held is not None and held.device == self._run.device:
+            self.sizes.update(memory.storages([held]))
+            self.stays |= not memory.can_travel(held)
+        return index, tensor.detach() if keep else None
+
+    def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:
+        index, tensor = held
+        if tensor is not None:
+            return tensor
+        rebuilt = self._rebuild.tensor(index, _Where(self._leaves, self._run.parameters(), self._run.buffers()))
+        assert rebuilt is not None
+        return rebuilt

@@ -1,0 +1,151 @@
+"""One training step on sample data: how its forward and backward are run, and where its loss is."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import memory
+from ..base.layouts import saving_nothing
+from ..base.progress import Teller
+from ..base.tree import Tree, tensors_in
+from ..context.attributes import Attributes, left_as_found
+from ..context.untouched import Parameters, RandomState
+from ..outside.replaced import Outside, Replaced
+from . import isolate
+
+
+class Sample:
+    """One training step on sample data: forward and loss.
+
+    Every forward begins with the random state that there was first, so that layers which are skipped at random are the
+    same ones each time; and with the same numbers in attributes, such as counts of steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+    ) -> None:
+        self.model, self.loss_fn = model, loss_fn
+        tree = Tree.of((args, kwargs))
+        # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
+        self.args, self.kwargs = tree.build(
+            [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
+        )
+        self.has_no_loss = False
+        self.repeatable: list[nn.Module] = []  # that do the same whatever an earlier run has left in their attributes
+        self.teller = Teller()  # of the pass that runs it
+        self._attributes = Attributes(model.modules())
+        self.replaced = Replaced(model, Outside())
+        self._random: RandomState | None = None
+
+    def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
+        """The model's output and its loss; None where the loss is computed elsewhere. `returned` is called between."""
+        output = self.output()
+        returned()
+        loss = self.loss(output)
+        self.has_no_loss = loss is None
+        return output, loss
+
+    def output(self) -> Any:
+        """The model's output."""
+        self._attributes.look()
+        self._attributes.forget_losses()
+        self._attributes.restore_numbers()
+        self.random.restore()
+        with self.replaced.during_forward():
+            return self.model(*self.args, **self.kwargs)
+
+    @contextlib.contextmanager
+    def stateless(self) -> Iterator[None]:
+        """A context after which what every forward leaves anew in attributes is as it was."""
+        try:
+            yield
+        finally:
+            self._attributes.restore_states(self.repeatable)
+
+    def watch(self, parameters: Parameters) -> None:
+        """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
+        with left_as_found(self.model), saving_nothing(), parameters.watching():
+            self.output()
+
+    @property
+    def random(self) -> RandomState:
+        """The random state with which a forward begins."""
+        if self._random is None:
+            self._random = self._random_now()
+        return self._random
+
+    def begin_with(self, state: RandomState) -> None:
+        """Makes it the random state with which a forward begins."""
+        self._random = state
+
+    def begin_with_seed(self, seed: int) -> None:
+        """The same, by a seed of every generator."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        self._random = self._random_now()
+
+    def draws(self) -> bool:
+        """Whether the forward that ran last has drawn random numbers."""
+        now = self._random_now()
+        return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
+
+    def _random_now(self) -> RandomState:
+        return RandomState(memory.device_of(self.model))
+
+    def loss(self, output: Any) -> torch.Tensor | None:
+        if self.loss_fn is not None:
+            return self._checked(output, self.loss_fn(output))
+        if isinstance(output, torch.Tensor):
+            return output if output.numel() == 1 else None
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        return loss if isinstance(loss, torch.Tensor) else None
+
+    def _checked(self, output: Any, loss: Any) -> torch.Tensor:
+        """What loss_fn made, if a backward can begin with it."""
+        if not isinstance(loss, torch.Tensor):
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned a {type(loss).__name__}"
+            )
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned one of {list(loss.shape)}"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad and any(t.requires_grad for t in tensors_in(output)):
+            raise ValueError("loss_fn returned a tensor without gradients: is there a detach() or no_grad() in it?")
+        return loss
+
+    def static_tensors(self) -> list[torch.Tensor]:
+        """What the caller brings: the arguments, and tensors that the loss function has closed over."""
+        closure = getattr(self.loss_fn, "__closure__", None) or ()
+        cells = [cell.cell_contents for cell in closure if _filled(cell)]
+        return list(tensors_in((self.args, self.kwargs, cells)))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def backward_of(output: Any, loss: torch.Tensor | None) -> None:
+    """Runs the backward from the loss, or from gradients of the output's size where there is none."""
+    roots = isolate.differentiable(output) if loss is None else [loss]
+    with isolate.as_in_backward(roots[0].device):
+        if loss is not None:
+            loss.backward()
+        else:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

@@ -1,0 +1,1 @@
+"""What lies outside blocks in less memory: the head, its loss, and the gradient of a tied embedding."""

@@ -1,0 +1,32 @@
+"""Masks as bits, for those on the CPU that are kept from a forward to its backward: an eighth of a byte a number."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._library import lib
+
+#: How many numbers lie in a byte where masks are packed.
+PER_BYTE = 8
+_WIDTHS = 2, 4, 8
+
+
+def can_pack(numbers: torch.Tensor) -> bool:
+    """Whether `pack` takes them: truth values or floating-point numbers on the CPU, in one piece."""
+    if not numbers.is_cpu or not numbers.is_contiguous():
+        return False
+    return numbers.dtype is torch.bool or (numbers.is_floating_point() and numbers.element_size() in _WIDTHS)
+
+
+def pack(numbers: torch.Tensor) -> torch.Tensor:
+    """Which numbers are not zero, in the order in which they lie in memory."""
+    count = numbers.numel()
+    packed = torch.empty((count + PER_BYTE - 1) // PER_BYTE, dtype=torch.uint8, device="cpu")
+    lib.cairn_bits_pack(numbers.data_ptr(), numbers.element_size(), count, packed.data_ptr())
+    return packed
+
+
+def unpack(packed: torch.Tensor, pair: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Fills a tensor without gaps, in the order of memory: `pair[0]` where a number was zero, `pair[1]` elsewhere."""
+    lib.cairn_bits_unpack(packed.data_ptr(), into.numel(), pair.data_ptr(), into.element_size(), into.data_ptr())
+    return into

@@ -1,0 +1,317 @@
+"""What autograd's graph keeps in place of a block's saved tensors, and the hooks that fill it.
+
+A first run puts one `Holder` into the graph for every tensor that autograd saves: full, or empty if the schedule drops
+what the block saves. A later run refills the holders, matched by the order in which tensors are packed; the backward
+only reads. The graph owns the holders; the executor knows them by weak references, so that what autograd is done with
+is gone. A holder of a tensor that is one of the block's arguments (or a view of one) holds nothing: it asks for the
+argument, which the executor keeps once for all its readers.
+
+All holders of a block's run share one `Lease`. When the last of them goes, the block's backward is over and its graph
+freed, and what was kept for running the block again is freed with it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..base import _compat
+from ..base.errors import RecomputationError, Unsupported
+
+if TYPE_CHECKING:
+    from ..context.state import Record
+    from ..execute.opened import Saving
+    from ..execute.replay import Run
+    from .rebuild import Rebuild
+
+Meta = tuple[torch.Size, torch.dtype, torch.device]
+View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
+
+
+class Lease:
+    """Alive as long as autograd may still need what one run of a block saved."""
+
+    __slots__ = ("__weakref__", "run", "stage")
+
+    def __init__(self, run: Run, stage: int) -> None:
+        self.run, self.stage = run, stage
+
+    def argument(self, index: int) -> torch.Tensor:
+        """A tensor among the block's arguments, for rebuilding what it did not keep."""
+        return self.run.argument_of(self.stage, index, None)
+
+    @property
+    def record(self) -> Record:
+        """What the block's first run found."""
+        return self.run.record_of(self.stage)
+
+    def parameter(self, index: int) -> torch.Tensor:
+        """A parameter of the block."""
+        return self._unchanged(self.record.parameter(index))
+
+    def buffer(self, index: int) -> torch.Tensor:
+        """A buffer of the block."""
+        return self._unchanged(self.record.buffer(index))
+
+    def _unchanged(self, tensor: torch.Tensor | None) -> torch.Tensor:
+        if tensor is None:
+            self.run.refuse_changed(self.stage, self.record)
+        assert tensor is not None
+        return tensor
+
+
+class Holder:
+    """Stands for one saved tensor in the graph. Empty: its tensor is None."""
+
+    __slots__ = ("__weakref__", "lease", "tensor", "version")
+
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None, version: int = 0) -> None:
+        self.lease, self.tensor, self.version = lease, tensor, version
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Keeps the tensor: its storage, not its place in the graph, which would be a cycle."""
+        self.tensor = tensor.detach()
+        self.version = _compat.saved_version(tensor)
+
+    def empty(self) -> None:
+        """Lets go of the tensor."""
+        self.tensor = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the tensor was modified in place since it was saved."""
+        return self.tensor is not None and _compat.saved_version(self.tensor) != self.version
+
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor, for autograd. What is not there is brought by the schedule, or is an error."""
+        tensor = self.tensor
+        if tensor is None:
+            tensor = self.lease.run.missing(self)
+        if _compat.saved_version(tensor) != self.version:
+            raise written(tensor, self.lease.run.name(self.lease.stage))
+        return tensor
+
+
+class ArgumentHolder(Holder):
+    """Stands for a saved tensor that is an argument of the block, or a view of one: the executor has it."""
+
+    __slots__ = ("_index", "_view")
+
+    def __init__(self, lease: Lease, index: int, view: View | None) -> None:
+        self.lease, self.tensor, self.version = lease, None, 0
+        self._index, self._view = index, view
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: the executor has the argument of the later run as well."""
+
+    def unpack(self) -> torch.Tensor:
+        """The argument as it is in memory now."""
+        return self.lease.run.argument_of(self.lease.stage, self._index, self._view)
+
+
+class Box:
+    """What one run of an opened block keeps; shared by its holders."""
+
+    __slots__ = ("key", "rebuild")
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.rebuild: Rebuild | None = None
+
+
+class RebuiltHolder(Holder):
+    """Stands for a saved tensor of an opened block: it may be there, or be rebuilt when it is asked for."""
+
+    __slots__ = ("box", "index")
+
+    def __init__(self, lease: Lease, tensor: torch.Tensor | None, version: int, box: Box, index: int) -> None:
+        self.lease, self.tensor, self.version = lease, tensor, version
+        self.box, self.index = box, index
+
+    def unpack(self) -> torch.Tensor:
+        if self.tensor is None and self.box.rebuild is not None:
+            rebuilt = self.lease.run.rebuilt(self)
+            if rebuilt is not None:
+                return rebuilt
+        return super().unpack()
+
+
+class Packed:
+    """What a block's first run saved, in order: references to the holders, and what the tensors look like; None where
+    that does not matter. `digest` makes the digests, if there are any.
+    """
+
+    def __init__(
+        self,
+        holders: Iterable[Callable[[], Holder | None]] = (),
+        metas: Iterable[Meta | None] = (),
+        digest: Callable[[torch.Tensor], Any] | None = None,
+    ) -> None:
+        self.holders, self.metas = list(holders), list(metas)
+        self.digests: list[Any] = []
+        self.digest = digest
+
+    def alive(self) -> Iterator[Holder]:
+        """The holders that the graph still has."""
+        for reference in self.holders:
+            holder = reference()
+            if holder is not None:
+                yield holder
+
+
+class FirstRun(Packed):
+    """Pack hooks of a block's first run."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        arguments: Sequence[torch.Tensor],
+        keep: bool,
+        digest: Callable[[torch.Tensor], Any] | None,
+        box: Box | None = None,
+        saving: Saving | None = None,
+    ) -> None:
+        super().__init__(digest=digest)
+        self.lease, self._keep = lease, keep
+        self.box, self.saving = box, saving  # of an opened block
+        self._leaves = list(arguments)
+        self.versions = _compat.versions(arguments)
+        self._arguments: dict[int, int] | None = None  # by storage; made when it is asked for
+
+    def pack(self, tensor: torch.Tensor) -> Holder:
+        """Called by autograd with each tensor that it saves."""
+        keep = self._keep if self.saving is None else self.saving.keeps(tensor)
+        holder = self._referring(tensor)
+        if holder is None:
+            kept, version = (tensor.detach(), _compat.saved_version(tensor)) if keep else (None, 0)
+            if self.box is None:
+                holder = Holder(self.lease, kept, version)
+            else:
+                holder = RebuiltHolder(self.lease, kept, version, self.box, len(self.holders))
+        self.holders.append(weakref.ref(holder))
+        self.metas.append(_meta(tensor))
+        if self.digest is not None:
+            self.digests.append(self.digest(tensor))
+        return holder
+
+    def close(self) -> bool:
+        """To be called after the run: lets go of all but weak references. True if no holder is alive."""
+        self._leaves, self._arguments, self.versions = [], {}, []
+        self.box = self.saving = None
+        del self.lease
+        return all(reference() is None for reference in reversed(self.holders))
+
+    def _referring(self, tensor: torch.Tensor) -> Holder | None:
+        """A holder that refers to an argument, if the tensor can be made from one."""
+        if self._arguments is None:
+            numbered = reversed(list(enumerate(self._leaves)))
+            self._arguments = {key: i for i, t in numbered if (key := _compat.storage_key(t))}
+        index = self._arguments.get(_compat.storage_key(tensor)) if self._arguments else None
+        if index is None:
+            return None
+        argument = self._leaves[index]
+        if (
+            tensor.dtype != argument.dtype
+            or tensor.is_conj() != argument.is_conj()
+            or tensor.is_neg() != argument.is_neg()
+            or _compat.version(tensor) != self.versions[index]
+        ):
+            return None
+        view = geometry(tensor)
+        return ArgumentHolder(self.lease, index, None if view == geometry(argument) else view)
+
+
+class LaterRun:
+    """Pack hooks of a later run of a block: they refill the holders, or only count."""
+
+    def __init__(self, name: str, first: Packed, keep: bool, check: bool, saving: Saving | None = None) -> None:
+        self._name, self._first, self._keep, self._check = name, first, keep, check
+        self.saving = saving  # of an opened block
+        self._count = 0
+
+    def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
+        """Called by autograd with each tensor that it would save."""
+        index = self._count
+        self._count += 1
+        if index >= len(self._first.holders):
+            return None  # `finish` says so
+        meta = self._first.metas[index]
+        if self._check and meta is not None and (tensor.shape, tensor.dtype, tensor.device) != meta:
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: its saved tensor {index} was {_describe(meta)} and "
+                f"is {_describe(_meta(tensor))} when run again; keep this block, or make what it depends on part of "
+                "its arguments"
+            )
+        if self._first.digest is not None and self._first.digest(tensor) != self._first.digests[index]:
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: the values of its saved tensor "
+                f"{index} ({_describe(_meta(tensor))}) differ when run again"
+            )
+        holder = self._first.holders[index]()
+        if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
+            return holder
+        if holder is None:
+            return _Passing(tensor.detach())
+        holder.fill(tensor)
+        return holder
+
+    def finish(self) -> None:
+        """To be called after the run."""
+        if self._count != len(self._first.holders):
+            raise RecomputationError(
+                f"block '{self._name}' does not do the same twice: it saved {len(self._first.holders)} tensors for its "
+                f"backward and {self._count} when run again; keep this block, or make what it depends on part of its "
+                "arguments"
+            )
+
+
+def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which autograd saves through the recorder."""
+    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
+
+
+def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
+    if holder is None:
+        raise Unsupported("a block computes gradients inside its own forward; keep this block")
+    tensor = holder.tensor
+    if tensor is not None and _compat.saved_version(tensor) == holder.version:
+        return tensor
+    return holder.unpack()
+
+
+class _Passing:
+    """Stands, in the graph of a later run, for a tensor whose first holder is gone: the block itself used it."""
+
+    __slots__ = ("tensor",)
+    version = 0
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def unpack(self) -> torch.Tensor:
+        return self.tensor
+
+
+def geometry(tensor: torch.Tensor) -> View:
+    """How a tensor lies in its storage."""
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def written(tensor: torch.Tensor, name: str) -> RuntimeError:
+    """The error that a tensor is not what it was when the block of this name saved it."""
+    return RuntimeError(
+        f"one of the tensors that '{name}' saved for its backward "
+        f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"
+    )
+
+
+def _meta(tensor: torch.Tensor) -> Meta:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _describe(meta: Meta) -> str:
+    return f"{tuple(meta[0])} {str(meta[1]).removeprefix('torch.')} on {meta[2]}"

@@ -1,0 +1,72 @@
+"""A schedule as the executor performs it, and what that takes beyond the simulator's count.
+
+* What has no block runs by itself, and the list is moved on by blocks alone: forwards again that the list has before a
+  stage outside of blocks wait until that has run.
+* The caller has what the first run of a stage returned until the next stage has run. A schedule that drops it before,
+  and makes it again, has two of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..base.stages import BLOCK, StageRef
+from .composition import Replay
+from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, ON_VALUES, OUTPUT, SAVED
+
+Op = Sequence[Any]
+Performed = list[tuple[Op, int]]  # each with the stage of whose output the caller has a copy by itself; 0: none
+
+
+def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Performed) -> int:
+    """By how much the peak of a schedule, as it is performed, passes that of the list."""
+    return max(0, _peak(problem, performed) - _peak(problem, [(op, 0) for op in ops]))
+
+
+def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
+    """The operations in order."""
+    performed: Performed = []
+    returned, alone = (OUTPUT, 0), 0  # what the first run of a stage left; whether the caller alone has it
+    run: set[int] = set()
+    for op in _in_order(ops, stages):
+        performed.append((op, alone))
+        if op[0] in FORWARDS and op[1] not in run:
+            run.add(op[1])
+            returned, alone = (SAVED if op[0] == FORWARD_SAVE else OUTPUT, op[1]), 0
+        elif op[0] == BACKWARD:
+            returned, alone = (OUTPUT, 0), 0
+        elif op[0] == DROP and (op[1], op[2]) == returned:
+            alone = op[2]
+    return performed
+
+
+def _in_order(ops: Sequence[Op], stages: Sequence[StageRef]) -> Iterator[Op]:
+    """What runs outside of blocks comes before what waits for the next block."""
+    waiting: list[Op] = []
+    run: set[int] = set()
+    for op in ops:
+        is_move = op[0] in ON_VALUES
+        again = op[0] in FORWARDS and op[1] in run
+        run |= {op[1]} if op[0] in FORWARDS else set()
+        if again or (is_move and waiting):
+            waiting.append(op)
+        elif is_move or stages[op[1] - 1].kind != BLOCK:
+            yield op
+        else:
+            yield from waiting
+            waiting.clear()
+            yield op
+    yield from waiting
+
+
+def _peak(problem: Mapping[str, Any], performed: Performed) -> int:
+    replay, peak = Replay(problem), 0
+    for op, alone in performed:
+        more = replay.output_bytes(alone) if alone else 0
+        before = replay.level()
+        result, workspace = replay.run(op)
+        peak = max(peak, more + max(before, replay.level(), before + result + workspace))
+        if op[0] in FORWARDS and op[1] + 1 in replay.done and replay.stages[op[1]]["no_recompute"]:
+            replay.outputs.discard(op[1])  # nobody reads it any more
+    return peak

@@ -1,0 +1,151 @@
+"""Records one step of a model, and proves the record: what was recorded runs again and must give the step's results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..base import _compat
+from ..base.errors import Unsupported
+from ..base.prints import fingerprint
+from ..base.tree import unique_tensors_in
+from ..context.untouched import Buffers, RandomState
+from ..measuring.sample import Sample, backward_of
+from . import interpreter
+from .assembly import Results, assembled
+from .graph_program import Program
+from .recorder import Recorder
+from .records import Geometry
+from .step_watch import Generators
+from .surroundings import Surroundings
+
+
+@dataclass
+class _Left:
+    """The tensors that a step leaves."""
+
+    loss: torch.Tensor
+    outputs: list[torch.Tensor]
+    grads: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]  # those that took the place of others
+
+
+def recorded(
+    sample: Sample, surroundings: Surroundings, device: torch.device, keep_output: bool, checks_numbers: bool
+) -> tuple[Program, Generators]:
+    """The program of a step, and the generators that it was given.
+
+    To be called inside `untouched`, which puts back what the step changes in the model.
+    """
+    recorder = Recorder(sample.model, surroundings.outside, [device], checks_numbers)
+    random, buffers = RandomState(device), Buffers(sample.model)
+    known = dict(sample.model.named_buffers())
+    outside = [(each.name, each.tensor, each.tensor.detach()) for each in surroundings.outside]
+    try:
+        left = _step(sample, surroundings, recorder, keep_output, known)
+        results = _results(recorder, surroundings, left)
+        prints = dict(_fingerprints(recorder, left, results))
+    finally:
+        moved = _put_data_back(outside)
+        recorder.restore()
+    after = RandomState(device)
+    _put_back(sample, known)
+    _check_untold(random, after, buffers, moved)
+    del left
+    program = assembled(recorder.tape, results)
+    random.restore_torch()
+    _prove(program, prints, after, device)
+    return program, recorder.generators
+
+
+def _step(
+    sample: Sample, surroundings: Surroundings, recorder: Recorder, keep_output: bool, known: dict[str, torch.Tensor]
+) -> _Left:
+    with recorder.recording():
+        output, loss = sample.forward()
+        if loss is None:
+            raise ValueError("the model's output has no loss: give loss_fn=, which makes the loss from it")
+        if not loss.requires_grad:
+            raise ValueError("the loss does not depend on anything that wants a gradient")
+        recorder.tape.in_backward = True
+        backward_of(output, loss)
+    left = _Left(loss.detach(), [], {}, {})
+    if keep_output:
+        left.outputs = [tensor.detach() for tensor in unique_tensors_in(output)]
+    for name, tensor in surroundings.differentiable():
+        if tensor.grad is not None:
+            left.grads[name] = tensor.grad
+            tensor.grad = None
+    for name, buffer in sample.model.named_buffers():
+        if name in known and buffer is not known[name]:
+            left.buffers[name] = buffer.detach()
+    return left
+
+
+def _results(recorder: Recorder, surroundings: Surroundings, left: _Left) -> Results:
+    """Where the results are in the record."""
+    written = dict(recorder.tape.written())
+    written.update((surroundings.index[name], recorder.tape.operand(tensor)) for name, tensor in left.buffers.items())
+    return Results(
+        recorder.tape.operand(left.loss),
+        [recorder.tape.operand(tensor) for tensor in left.outputs],
+        {name: recorder.tape.operand(grad) for name, grad in left.grads.items()},
+        sorted(written.items(), key=lambda pair: pair[0]),
+    )
+
+
+def _fingerprints(recorder: Recorder, left: _Left, results: Results) -> Iterator[tuple[str, int]]:
+    """The same results as `Outcome.named` names, from the step itself."""
+    yield "the loss", fingerprint(left.loss)
+    for name, grad in left.grads.items():
+        yield f"the gradient of {name}", fingerprint(grad)
+    for index, output in enumerate(left.outputs):
+        yield f"output {index}", fingerprint(output)
+    for index, _ in results.written:
+        outside = recorder.tape.externals[index]
+        yield outside.name, fingerprint(left.buffers.get(outside.name, outside.tensor))
+
+
+def _put_back(sample: Sample, known: dict[str, torch.Tensor]) -> None:
+    for path, buffer in known.items():
+        owner, _, name = path.rpartition(".")
+        sample.model.get_submodule(owner)._buffers[name] = buffer
+
+
+def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
+    """Gives tensors whose `data` was set their storage again; returns their names."""
+    moved = []
+    for name, tensor, before in outside:
+        if Geometry.of(tensor) != Geometry.of(before) or _compat.storage_id(tensor) != _compat.storage_id(before):
+            tensor.data = before
+            moved.append(name)
+    return moved
+
+
+def _check_untold(before: RandomState, after: RandomState, buffers: Buffers, moved: list[str]) -> None:
+    """Refuses a step that did what operators do not tell."""
+    if moved:
+        raise Unsupported(f"the step sets the data of {moved[0]}, which no operator shows")
+    foreign = before.foreign_differs(after)
+    if foreign:
+        raise Unsupported(f"the step draws from {' and '.join(foreign)}, which no recorded operation stands for")
+    changed = buffers.changed()
+    if changed:
+        raise Unsupported(f"the step writes into the buffer {changed[0]!r} in a way that no operator shows")
+
+
+def _prove(program: Program, prints: dict[str, int], after: RandomState, device: torch.device) -> None:
+    """Runs the program and compares."""
+    externals = [outside.tensor for outside in program.externals]
+    outcome = interpreter.run(program, program.store_all(), externals, device, None).outcome
+    for name, tensor in outcome.named(program.externals):
+        if fingerprint(tensor) != prints[name]:
+            raise Unsupported(
+                f"the recorded operations give another result than the step did ({name} differs): the step does "
+                "something that its operators do not show, such as calling foreign code or setting the random state, "
+                "as torch.utils.checkpoint does"
+            )
+    if after.torch_differs(RandomState(device)):
+        raise Unsupported("the recorded operations draw other random numbers than the step did")

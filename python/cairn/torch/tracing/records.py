@@ -1,0 +1,121 @@
+"""What a recorded step is made of, before it is a program: records, their results, and how tensors show storages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from ..base import operators
+from .graph_program import Call, External, Local
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which part of its storage a tensor shows, and how."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        """That of a tensor."""
+        return cls(
+            tuple(tensor.size()),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    def covers(self, storage_bytes: int) -> bool:
+        """Whether it shows every element of the storage, once."""
+        count = 1
+        for size, stride in sorted(zip(self.size, self.stride, strict=True), key=lambda pair: pair[1]):
+            if size != 1:
+                if stride != count:
+                    return False
+                count *= size
+        plain = not self.offset and not self.is_conj and not self.is_neg
+        return plain and count * self.dtype.itemsize == storage_bytes
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of a new tensor of this shape."""
+        return math.prod(self.size) * self.dtype.itemsize
+
+    def described(self) -> str:
+        """Type, shape and strides as text."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.size)}{list(self.stride)}"
+
+
+@dataclass(eq=False)
+class Record:
+    """One operation to be.
+
+    Attributes:
+        name: for people.
+        is_backward: it was performed in the backward.
+        base: for a view, what made the storage that it shows.
+        calls: what to do; operands stand in the place of tensors.
+        outputs: what it hands on.
+        shows: how each output shows its storage.
+        storages: of each output, where they are new: the storage, as a number of its own, and its bytes.
+        once: it must be performed exactly once.
+        position: where it stands among the records.
+    """
+
+    name: str
+    is_backward: bool
+    base: Output | External | None = None
+    calls: list[Call] = field(default_factory=list)
+    outputs: list[Local] = field(default_factory=list)
+    shows: list[Geometry] = field(default_factory=list)
+    storages: list[tuple[int, int]] = field(default_factory=list)
+    once: bool = False
+    position: int = -1
+
+    def hand_on(self, local: Local, shows: Geometry) -> Output:
+        """Makes a result of one of its calls its own."""
+        self.outputs.append(local)
+        self.shows.append(shows)
+        return Output(self, len(self.outputs) - 1)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of a record."""
+
+    record: Record
+    index: int
+
+
+Operand = Output | External | Local
+
+
+def showing(operand: Operand, shows: Geometry) -> Call:
+    """The call that shows a storage in another way."""
+    where = (operand, shows.size, shows.stride, shows.offset, shows.dtype)
+    return Call(operators.shown, where, {}, f"shown {shows.described()}")
+
+
+@dataclass
+class LocalStorage:
+    """A storage inside a record that is being written."""
+
+    record: Record
+    local: Local
+    shows: Geometry
+
+    def shown(self, shows: Geometry) -> Local:
+        """Where the record's calls find a part of it."""
+        if shows == self.shows:
+            return self.local
+        self.record.calls.append(showing(self.local, shows))
+        return Local(len(self.record.calls) - 1, 0)

@@ -1,0 +1,162 @@
+"""The records of a step, and what each storage shows: which record made it, who has read it, how it is viewed.
+
+What is looked up is never a tensor object but what it shows: a storage, and the part of it that the tensor covers. A
+tensor that autograd saved and unpacked is thereby the value that it was, and a view that somebody made elsewhere can be
+made again. Each storage has a *root*, the result that made it; a write gives it a new root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..base import _compat, memory
+from ..base.errors import Unsupported
+from .graph_program import External, Local, Outside
+from .records import Geometry, Output, Record, showing
+from .step_watch import Places, existing_storages
+
+
+@dataclass
+class Storage:
+    """One storage, as it is now.
+
+    Attributes:
+        ref: which one.
+        root: what made its contents.
+        root_shows: how the root shows it.
+        shows: every view of the contents that is known.
+        depends: on parameters, inputs, random numbers: on more than the program's text.
+        externals: the tensors from outside that lie in it.
+        was_read: somebody has read these contents.
+        was_written: they are not those that it was made with.
+    """
+
+    ref: _compat.StorageRef
+    root: Output | External
+    root_shows: Geometry
+    shows: dict[Geometry, Output | External]
+    depends: bool
+    externals: list[int] = field(default_factory=list)
+    was_read: bool = False
+    was_written: bool = False
+
+    def replace(self, root: Output, shows: Geometry) -> None:
+        """A write: the storage has new contents, which nobody has read."""
+        self.root, self.root_shows, self.shows = root, shows, {shows: root}
+        self.was_read, self.was_written = False, True
+
+
+class Tape:
+    """See the top of this file."""
+
+    def __init__(self, places: Places, outside: Sequence[Outside]) -> None:
+        self.records: list[Record] = []
+        self.externals: list[Outside] = []
+        self.in_backward = False
+        self._places = places
+        self._storages: dict[int, Storage] = {}
+        self._storage_count = 0
+        self._existing = {ref.key: ref for ref in existing_storages()}
+        for each in outside:
+            self._add_external(each)
+
+    # storages and tensors
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of a tensor was met already."""
+        return _compat.storage_id(tensor) in self._storages
+
+    def storage(self, tensor: torch.Tensor) -> Storage:
+        """The storage of a tensor; one that is met for the first time must have been there before the step."""
+        key = _compat.storage_id(tensor)
+        storage = self._storages.get(key)
+        if storage is not None:
+            return storage
+        if key not in self._existing:
+            raise Unsupported(
+                f"the step{self._places.here()} cannot be traced: it reads a tensor of shape {list(tensor.shape)} that "
+                "was made in this step, but not by torch's operators"
+            )
+        return self._add_external(Outside(f"tensor of shape {list(tensor.shape)} from elsewhere", tensor.detach()))
+
+    def add_literal(self, tensor: torch.Tensor) -> None:
+        """A tensor of numbers in the program's text."""
+        name = f"literal of shape {list(tensor.shape)}"
+        self._add_external(Outside(name, tensor.detach(), is_literal=True)).depends = False
+
+    def _add_external(self, outside: Outside) -> Storage:
+        shows, here = Geometry.of(outside.tensor), External(len(self.externals))
+        key = _compat.storage_id(outside.tensor)
+        self.externals.append(outside)
+        storage = self._storages.get(key)
+        if storage is None:
+            storage = Storage(_compat.StorageRef(outside.tensor), here, shows, {}, depends=True)
+            self._storages[key] = storage
+        storage.externals.append(here.index)
+        storage.shows.setdefault(shows, here)
+        return storage
+
+    def operand(self, tensor: torch.Tensor, reads: bool = True) -> Output | External:
+        """Where the contents of a tensor are; that of a view makes no reader."""
+        storage = self.storage(tensor)
+        storage.was_read = storage.was_read or reads
+        return self._shown_by(storage, Geometry.of(tensor))
+
+    def _shown_by(self, storage: Storage, shows: Geometry) -> Output | External:
+        found = storage.shows.get(shows)
+        if found is not None:
+            return found
+        if shows.is_conj or shows.is_neg or storage.root_shows.is_conj or storage.root_shows.is_neg:
+            raise Unsupported("the step cannot be traced: it reads a lazily conjugated or negated view of old contents")
+        record = Record("view", self.in_backward, base=storage.root)
+        record.calls.append(showing(storage.root, shows))
+        made = storage.shows[shows] = record.hand_on(Local(0, 0), shows)
+        self.place(record)
+        return made
+
+    def written(self) -> list[tuple[int, Output | External]]:
+        """The tensors from outside that the step wrote into, and where their new contents are."""
+        found = []
+        for storage in list(self._storages.values()):
+            for index in storage.externals if storage.was_written else []:
+                outside = self.externals[index]
+                if not outside.is_literal:  # the next step makes those anew
+                    found.append((index, self._shown_by(storage, Geometry.of(outside.tensor))))
+        return found
+
+    # records
+
+    def place(self, record: Record) -> None:
+        """Adds a record behind the others; all that it reads is placed by then."""
+        record.position = len(self.records)
+        record.name = self._places.named(record.name, self.in_backward)
+        self.records.append(record)
+
+    def hand_on(self, record: Record, call: int, tensors: Sequence[tuple[int, torch.Tensor]], depends: bool) -> None:
+        """Tensors in new storages become results of a record: those at these positions in the call's results."""
+        for index, tensor in tensors:
+            key, shows = _compat.storage_id(tensor), Geometry.of(tensor)
+            made = record.hand_on(Local(call, index), shows)
+            storage = self._storages.get(key)
+            if storage is None or not isinstance(storage.root, Output) or storage.root.record is not record:
+                ref = _compat.StorageRef(tensor)
+                storage = self._storages[key] = Storage(ref, made, shows, {}, depends)
+                number = self._next_number()
+            else:
+                assert isinstance(storage.root, Output)
+                number = record.storages[storage.root.index][0]
+            record.storages.append((number, memory.storage_bytes(tensor)))
+            storage.shows.setdefault(shows, made)
+
+    def becomes(self, storage: Storage, record: Record, local: Local, shows: Geometry) -> None:
+        """A result of a record becomes the new contents of a storage."""
+        made = record.hand_on(local, shows)
+        record.storages.append((self._next_number(), storage.ref.nbytes))
+        storage.replace(made, shows)
+
+    def _next_number(self) -> int:
+        self._storage_count += 1
+        return self._storage_count

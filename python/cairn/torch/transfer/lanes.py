@@ -1,0 +1,414 @@
+"""Copies that are made beside the computation, in two lanes: out, to the slower memory, and in, back again.
+
+A lane makes its copies one after the other. As in a schedule, **copies start in the order in which they were
+submitted**, in both lanes together: a copy starts when its lane is free, those submitted before it have started, and
+those that it has to come after (of what it reads, or of what lies where it writes) have ended. With a shared link there
+is one lane.
+
+* `ThreadLanes`: a background thread for each lane, started when first needed. For the CPU, and for files. The threads
+  know the `Line`, not the lanes: lanes that are no longer used are collected, and that ends their threads.
+* `StreamLanes`: a stream of a CUDA device for each lane, for pinned host memory, kept for all steps. Nothing is
+  allocated on them (what the allocator gave to a stream is for that stream only): tensors belong to the stream that
+  computes, and events order what the streams do. Waiting for a copy then means that the computing stream waits.
+
+A copy keeps its tensors alive until it has ended and someone waited for it, so memory comes back in the thread, and on
+the stream, that computes: where the plan says, and in the order in which measurements see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from cairn import format_bytes
+
+from ..base.errors import TransferFailed, Unsupported
+from .tiers import CHUNK_BYTES, HostTier, Tier
+
+OUT, IN = "offload", "prefetch"  # as the operations of a schedule are called
+
+Piece = tuple[int, torch.Tensor]  # where in the slab, and the bytes on the device
+
+
+class Copy:
+    """One copy between the slab and a device."""
+
+    def __init__(self, kind: str, what: Any, pieces: Sequence[Piece], span: range, after: Sequence[Copy]) -> None:
+        self.kind, self.what = kind, what
+        self.pieces, self.span = tuple(pieces), span
+        self.nbytes = sum(piece.numel() for _, piece in pieces)
+        self.after = tuple(after)
+        self.unwanted = False  # whoever wanted it is gone: need not be made
+        self.ended = False
+        self.failure: TransferFailed | None = None
+        self.event: Any = None  # of CUDA, when it has been made
+
+    def error(self, tier: Tier, reason: str) -> TransferFailed:
+        """What to raise if it was not made."""
+        to = "to" if self.kind == OUT else "from"
+        text = f"copying {self.what} ({format_bytes(self.nbytes)}, {self.nbytes} bytes) {to} {tier.name} {reason}"
+        error = TransferFailed(text)
+        error.what, error.nbytes = self.what, self.nbytes
+        return error
+
+
+class Line:
+    """The copies that wait, and what became of the others; shared by the lanes and their threads."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.changed = threading.Condition()
+        self.waiting: deque[Copy] = deque()
+        self.running: list[Copy] = []
+        self.trace: list[tuple[str, Any]] = []
+        self.failure: TransferFailed | None = None  # the first of this step
+        self.is_closed = False
+
+    def take(self, kinds: Sequence[str]) -> Copy | None:
+        """Waits for a copy that may start, in a lane's thread; None when there will be no more."""
+        with self.changed:
+            while True:
+                copy = self.waiting[0] if self.waiting else None
+                if copy is None and self.is_closed:
+                    return None
+                if copy is not None and copy.kind in kinds and all(other.ended for other in copy.after):
+                    self.waiting.popleft()
+                    self.running.append(copy)
+                    copy.after = ()
+                    if not self.is_off(copy):
+                        self.trace.append((copy.kind, copy.what))
+                    self.changed.notify_all()
+                    return copy
+                self.changed.wait()
+
+    def end(self, copy: Copy, is_whole: bool, error: BaseException | None) -> None:
+        """Notes that a copy has been made to its end, or was not."""
+        with self.changed:
+            if error is not None and self.failure is None:
+                self.failure = copy.error(self.tier, f"failed: {error}")
+                self.failure.__cause__ = error.with_traceback(None)
+                copy.failure = self.failure
+            elif not is_whole:
+                copy.failure = self._cancelled(copy)
+            self.running.remove(copy)
+            copy.ended = True
+            self.changed.notify_all()
+
+    def is_off(self, copy: Copy) -> bool:
+        """Whether a copy need not be made, or not to its end."""
+        return copy.unwanted or self.is_closed or self.failure is not None
+
+    def _cancelled(self, copy: Copy) -> TransferFailed:
+        if self.failure is None:
+            return copy.error(self.tier, "was cancelled")
+        error = copy.error(self.tier, f"was cancelled, for an earlier copy of this step failed: {self.failure.message}")
+        error.__cause__ = self.failure.__cause__
+        return error
+
+
+class ThreadLanes:
+    """Lanes of background threads; `move` makes a copy piece by piece, as an iterator that may be left early."""
+
+    def __init__(self, tier: Tier, move: Callable[[Tier, Copy], Iterator[None]], shared: bool) -> None:
+        self._line = Line(tier)
+        self._move = move
+        self._kinds = [(OUT, IN)] if shared else [(OUT,), (IN,)]
+        self._threads: list[threading.Thread] = []
+        self._process = os.getpid()
+        self._end = weakref.finalize(self, _end, self._line, self._threads, self._process)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a copy failed since the last restart."""
+        return self._line.failure is not None
+
+    @property
+    def trace(self) -> list[tuple[str, Any]]:
+        """What was copied, in the order in which copies started."""
+        return self._line.trace
+
+    def submit(self, copy: Copy) -> None:
+        """Has a copy made as soon as it may start."""
+        self.require_usable()
+        line = self._line
+        for kinds in self._kinds[len(self._threads) :]:
+            thread = threading.Thread(
+                target=_work, args=(line, kinds, self._move), name="cairn-" + "-".join(kinds), daemon=True
+            )
+            with _small_stack():
+                thread.start()
+            self._threads.append(thread)
+        with line.changed:
+            line.waiting.append(copy)
+            line.changed.notify_all()
+
+    def wait(self, copy: Copy) -> None:
+        """Returns when a copy has ended. Raises TransferFailed if it was not made."""
+        self.require_usable(closed=True)
+        with self._line.changed:
+            while not copy.ended:
+                self._line.changed.wait()
+        copy.pieces = ()
+        if copy.failure is not None:
+            raise _again(copy.failure)
+
+    def drop(self, copy: Copy) -> None:
+        """Nobody wants this copy any more. Takes no lock, so that a destructor may call it."""
+        copy.unwanted = True
+        copy.pieces = ()  # a thread that is at it holds on to them by itself
+
+    def release(self) -> None:
+        """Nobody wants the step's copies any more: gives back what only they hold; dropped, they hold nothing here."""
+
+    def unfinished(self) -> list[Copy]:
+        """The copies that have not ended."""
+        with self._line.changed:
+            return [*self._line.running, *self._line.waiting]
+
+    def restart(self) -> None:
+        """Cancels what has not been copied, waits until nothing is, and forgets failures and the trace."""
+        self.require_usable()
+        line = self._line
+        with line.changed:
+            for copy in (*line.running, *line.waiting):
+                copy.unwanted = True
+            while line.running or line.waiting:
+                line.changed.wait()
+            line.failure, line.trace = None, []
+
+    def close(self) -> None:
+        """Cancels what has not been copied and ends the threads."""
+        self._end()
+
+    def require_usable(self, closed: bool = False) -> None:
+        """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
+        _require(self._process, self._line.is_closed and not closed)
+
+
+@contextlib.contextmanager
+def _small_stack() -> Iterator[None]:
+    """Threads that start inside get a stack of 1 MiB: the usual 8 MiB count where the system limits a process."""
+    before = threading.stack_size(1 << 20)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def _require(process: int, is_closed: bool) -> None:
+    if os.getpid() != process:
+        raise Unsupported(
+            f"offloading was set up in process {process} and cannot go on in its fork {os.getpid()}: set it up after "
+            "the fork"
+        )
+    if is_closed:
+        raise Unsupported("offloading was closed and cannot be used any more")
+
+
+def _work(line: Line, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
+    """What a lane's thread does."""
+    while (copy := line.take(kinds)) is not None:
+        is_whole, error = False, None
+        try:
+            is_whole = _make(line, copy, move)
+        except BaseException as caught:  # whatever it is, those who wait must hear of it
+            error = caught
+        line.end(copy, is_whole, error)
+        del copy, error  # a thread that waits holds nothing
+
+
+def _make(line: Line, copy: Copy, move: Callable[[Tier, Copy], Iterator[None]]) -> bool:
+    """Makes a copy; False if it was called off."""
+    if line.is_off(copy):
+        return False
+    return all(not line.is_off(copy) for _ in move(line.tier, copy))
+
+
+def _end(line: Line, threads: list[threading.Thread], process: int) -> None:
+    """Ends the threads; also when the lanes are collected, and when the interpreter ends."""
+    if os.getpid() != process:
+        return  # a fork has no threads of its parent
+    with line.changed:
+        line.is_closed = True
+        line.changed.notify_all()
+    if threading.current_thread() not in threads:  # the collector may run in one of them, which then has the lock
+        for thread in threads:
+            thread.join()
+
+
+def _again(failure: TransferFailed) -> TransferFailed:
+    """An error of its own for everyone who waits, for tracebacks hold on to frames."""
+    error = TransferFailed(failure.message)
+    error.what, error.nbytes = failure.what, failure.nbytes
+    error.__cause__ = failure.__cause__
+    return error
+
+
+# -- how a thread moves bytes --------------------------------------------------------------------------------
+
+
+def move_host(tier: Tier, copy: Copy) -> Iterator[None]:
+    """Between a tier and tensors of the CPU."""
+    transfer = tier.write if copy.kind == OUT else tier.read
+    for offset, piece in copy.pieces:
+        address = piece.data_ptr()
+        for first in range(0, piece.numel(), CHUNK_BYTES):
+            transfer(offset + first, address + first, min(CHUNK_BYTES, piece.numel() - first))
+            yield
+
+
+class StagedMove:
+    """Between a tier and tensors of a CUDA device, by way of a small pinned buffer for each lane."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lanes = {kind: _Stage(device) for kind in (OUT, IN)}
+
+    def __call__(self, tier: Tier, copy: Copy) -> Iterator[None]:
+        lane = self._lanes[copy.kind]
+        with torch.cuda.device(self._device), torch.cuda.stream(lane.stream):
+            lane.stream.wait_event(copy.event)
+            for offset, piece in copy.pieces:
+                for first in range(0, piece.numel(), CHUNK_BYTES):
+                    lane.move(tier, copy.kind, offset + first, piece[first : first + CHUNK_BYTES])
+                    yield
+
+
+class _Stage:
+    """A stream and a pinned buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self._buffer = _pinned(CHUNK_BYTES)
+
+    def move(self, tier: Tier, kind: str, offset: int, piece: torch.Tensor) -> None:
+        staged = self._buffer[: piece.numel()]
+        if kind == OUT:
+            staged.copy_(piece, non_blocking=True)
+            self.stream.synchronize()
+            tier.write(offset, staged.data_ptr(), piece.numel())
+        else:
+            tier.read(offset, staged.data_ptr(), piece.numel())
+            piece.copy_(staged, non_blocking=True)
+            self.stream.synchronize()
+
+
+def _pinned(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)  # of a power of two nothing is wasted
+
+
+class StagedLanes(ThreadLanes):
+    """Lanes of background threads for a CUDA device and a tier that it cannot copy to by itself."""
+
+    def __init__(self, tier: Tier, device: torch.device, shared: bool) -> None:
+        self._device = device
+        super().__init__(tier, StagedMove(device), shared)
+
+    def submit(self, copy: Copy) -> None:
+        copy.event = torch.cuda.current_stream(self._device).record_event()
+        super().submit(copy)
+
+
+# -- streams of a CUDA device --------------------------------------------------------------------------------
+
+
+class StreamLanes:
+    """Lanes that are streams of a CUDA device, between it and pinned host memory."""
+
+    has_failed = False  # what a stream cannot do ends the device's context
+
+    def __init__(self, tier: HostTier, device: torch.device, shared: bool) -> None:
+        self._tier, self._device = tier, device
+        out = torch.cuda.Stream(device)
+        self._streams = {OUT: out, IN: out if shared else torch.cuda.Stream(device)}
+        self._unfinished: list[Copy] = []
+        self._process = os.getpid()
+        self._is_closed = False
+        self.trace: list[tuple[str, Any]] = []
+
+    def submit(self, copy: Copy) -> None:
+        """Has a copy made when the computing stream has come to here."""
+        self.require_usable()
+        computing = torch.cuda.current_stream(self._device)  # inside of the `with` it would be the other one
+        stream = self._streams[copy.kind]
+        stream.wait_stream(computing)
+        for other in copy.after:
+            stream.wait_event(other.event)
+        with torch.cuda.stream(stream):
+            for offset, piece in copy.pieces:
+                self._move(copy.kind, offset, piece)
+            copy.event = stream.record_event()
+        copy.after = ()
+        self.trace.append((copy.kind, copy.what))
+        self._unfinished.append(copy)
+
+    def _move(self, kind: str, offset: int, piece: torch.Tensor) -> None:
+        first = 0
+        for host in self._tier.spans(offset, piece.numel()):
+            device = piece[first : first + host.numel()]
+            first += host.numel()
+            if kind == OUT:
+                host.copy_(device, non_blocking=True)
+            else:
+                device.copy_(host, non_blocking=True)
+
+    def wait(self, copy: Copy) -> None:
+        """What is computed from here on comes after the copy."""
+        self.require_usable(closed=True)
+        torch.cuda.current_stream(self._device).wait_event(copy.event)
+        copy.pieces, copy.ended = (), True
+
+    def drop(self, copy: Copy) -> None:
+        """Nobody wants this copy any more; it keeps its tensors until it has ended."""
+
+    def release(self) -> None:
+        """Nobody wants the step's copies any more: gives memory back that only they hold, once they have ended."""
+        with contextlib.suppress(RuntimeError):  # of a device that failed
+            for stream in set(self._streams.values()):
+                stream.synchronize()
+        self._unfinished = []
+
+    def unfinished(self) -> list[Copy]:
+        """The copies that may not have ended."""
+        self._unfinished = [copy for copy in self._unfinished if not copy.event.query()]
+        return self._unfinished
+
+    def restart(self) -> None:
+        """Waits for copies that nobody has waited for, and forgets the trace. What is computed from here on comes after
+        the others as it is, and so do the next step's copies.
+        """
+        self.require_usable()
+        if any(copy.pieces for copy in self.unfinished()):
+            self.release()
+        self._unfinished, self.trace = [], []
+
+    def close(self) -> None:
+        """Waits until nothing is copied."""
+        if not self._is_closed and os.getpid() == self._process:
+            self._is_closed = True
+            self.release()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def require_usable(self, closed: bool = False) -> None:
+        """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
+        _require(self._process, self._is_closed and not closed)
+
+
+Lanes = ThreadLanes | StreamLanes
+
+
+def lanes_for(tier: Tier, device: torch.device, shared: bool) -> Lanes:
+    """The lanes between a tier and a device."""
+    if device.type == "cpu":
+        return ThreadLanes(tier, move_host, shared)
+    if device.type != "cuda":
+        raise Unsupported(f"offloading from {device} is not supported: tensors of the CPU and of CUDA devices are")
+    return StreamLanes(tier, device, shared) if isinstance(tier, HostTier) else StagedLanes(tier, device, shared)

@@ -1,0 +1,164 @@
+"""How fast values travel to the slower memory and back: what a plan needs to know of this machine."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import cairn
+import torch
+
+from ..base import clock
+from .tiers import open_tier
+from .transfers import Parcel, Transfers
+
+_SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
+_ROUNDS = 7
+_WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some hundredths of a second at a time
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way between a device and a tier, as measured.
+
+    Attributes:
+        to_host_bytes_per_s: rate of copies out.
+        to_device_bytes_per_s: rate of copies in, the pages of new tensors included.
+        latency_ns: what a copy of no size takes.
+        is_shared: copies out and in take from each other: true of the CPU, where both go through its memory.
+        slowdown: by how much longer computing takes while something is copied: on the CPU copies take a core, or a
+            part of its memory's speed; 1.0 is twice as long. A machine file cannot say it; the times of plans do.
+    """
+
+    to_host_bytes_per_s: int
+    to_device_bytes_per_s: int
+    latency_ns: int
+    is_shared: bool
+    slowdown: float = 0.0
+
+    def machine(self, host_bytes: int) -> cairn.Machine:
+        """The machine of a problem whose values travel on this link."""
+        return cairn.Machine(
+            host_bytes=host_bytes,
+            to_host_bytes_per_s=self.to_host_bytes_per_s,
+            to_device_bytes_per_s=self.to_device_bytes_per_s,
+            shared_link=self.is_shared,
+            latency_ns=self.latency_ns,
+        )
+
+
+def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
+    """Measures the link between a device and the tier "host" or "file:PATH": medians of a few copies of two sizes.
+
+    Takes some tenths of a second and 16 MiB on either side; on the CPU, the large copies are made beside a computation,
+    with as many threads as torch has, as in a step.
+
+    cached: a file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting
+        to be written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
+    """
+    transfers = Transfers(open_tier(tier, _LARGE, device), device)
+    try:
+        small, large = (_times(transfers, count, cached) for count in (_SMALL, _LARGE))
+        loaded = _loaded(transfers) if transfers.device.type == "cpu" else None
+    finally:
+        transfers.close()
+    if loaded is not None and cached:
+        large = loaded.out_seconds, loaded.back_seconds
+    out, back = (_rate(small[i], large[i]) for i in range(2))
+    latency = max(0, int(statistics.median((small[0] - _SMALL / out, small[1] - _SMALL / back)) * 1e9))
+    slowdown = 0.0 if loaded is None else loaded.slowdown
+    return Link(int(out), int(back), latency, is_shared=transfers.device.type == "cpu", slowdown=slowdown)
+
+
+def _rate(small: float, large: float) -> float:
+    """Bytes per second, what copies of any size take left out; at least 1."""
+    seconds = large - small if large > small else large
+    return max(1.0, (_LARGE - _SMALL if large > small else _LARGE) / max(seconds, 1e-9))
+
+
+def _times(transfers: Transfers, count: int, cached: bool) -> tuple[float, float]:
+    """Median seconds of a copy out and of a copy in."""
+    source = torch.zeros(count, dtype=torch.uint8, device=transfers.device)
+    taken = [_round_trip(transfers, source, cached) for _ in range(_ROUNDS + 1)][1:]  # the first meets new pages
+    return statistics.median(each[0] for each in taken), statistics.median(each[1] for each in taken)
+
+
+def _round_trip(transfers: Transfers, source: torch.Tensor, cached: bool) -> tuple[float, float]:
+    began = _now(transfers.device)
+    parcel = transfers.offload("measured", [source], 0)
+    parcel.wait_out()
+    if not cached:
+        transfers.tier.settle()
+    halfway = _now(transfers.device)
+    _return(parcel)
+    return halfway - began, _now(transfers.device) - halfway
+
+
+def _return(parcel: Parcel) -> None:
+    parcel.prefetch()
+    parcel.tensors()
+
+
+def _now(device: torch.device) -> float:
+    clock.wait_for(device)
+    return time.perf_counter()
+
+
+# -- beside a computation ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Copies beside a computation: what they take, and by how much longer it takes."""
+
+    out_seconds: float
+    back_seconds: float
+    slowdown: float
+
+
+def _loaded(transfers: Transfers) -> _Loaded:
+    """Computes for a while alone and for a while beside copies, in turns."""
+    factor = torch.randn(_WIDTH, _WIDTH, device="cpu")
+    trips: list[tuple[float, float]] = []
+    slowdowns = []
+    for _ in range(_TURNS):
+        alone = _computing(factor)
+        with _copying(transfers, trips):
+            beside = _computing(factor)
+        slowdowns.append(beside / max(alone, 1e-9) - 1)
+    out, back = (statistics.median(found) for found in zip(*trips, strict=True))
+    return _Loaded(out, back, min(max(0.0, statistics.median(slowdowns)), 1.0))  # one thread takes half of a core
+
+
+def _computing(factor: torch.Tensor) -> float:
+    """Seconds for a fixed amount of work."""
+    began = time.perf_counter()
+    for _ in range(_PRODUCTS):
+        torch.mm(factor, factor)
+    return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _copying(transfers: Transfers, trips: list[tuple[float, float]]) -> Iterator[None]:
+    """Copies go on, one after the other; at least one is made. Adds what each took."""
+    source = torch.zeros(_LARGE, dtype=torch.uint8, device="cpu")
+    ending = threading.Event()
+
+    def copy() -> None:
+        while True:
+            trips.append(_round_trip(transfers, source, cached=True))
+            if ending.is_set():
+                return
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(copy)
+        try:
+            yield
+        finally:
+            ending.set()
+        copying.result()

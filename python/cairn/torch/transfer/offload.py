@@ -1,0 +1,429 @@
+"""Saved tensors in slower memory, for models without a plan: `with ct.offload(model): loss = ...`.
+
+A better `torch.autograd.graph.save_on_cpu`. Pack hooks send what autograd saves to a tier while the forward goes on;
+the backward fetches it back ahead of its use.
+
+* What is moved is storages, each once for every state of it that is saved; a saved tensor is remembered as a look at
+  one. Sizes, strides and types stay, so the same kernels run, and results are bit for bit those of plain training.
+* Parameters, buffers and other tensors that stay anyway are left alone, known by their storages. So are small tensors
+  and those that are not plain bytes.
+* The newest storages stay resident, up to `resident_bytes`, for the backward begins with them; when a storage gets too
+  old for that, the forward waits until its copy is out and lets go of it. In the backward, storages are fetched in the
+  reverse order as far as `resident_bytes` allows. What someone else keeps in memory is not copied back.
+* The hooks switch autograd's own check off, so each saved tensor has a witness of its version: what was changed in
+  place since is the error that it is without hooks, whether or not its old contents would still be there.
+* A graph that is kept (`retain_graph`, double backward) finds its tensors again: a copy in the tier stays until its
+  last reader goes. Fetched storages that were used and are still wanted make way, oldest first.
+
+The graph owns the saved tensors, these their storages, these the tier. Nothing points back: a graph that is dropped
+takes all along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+import torch
+
+from ..._units import size_bytes
+from ..base import _compat, memory
+from ..base.errors import TierUnavailable, Unsupported
+from .tiers import Tier, open_tier
+from .transfers import Look, Parcel, Transfers, is_movable
+
+MIN_BYTES = 1 << 20
+_LEAST_RESIDENT_BYTES = 64 << 20
+_GROWTH_BYTES = 16 << 20
+
+
+class Offload(contextlib.ContextDecorator):
+    """Where saved tensors go; made by `offload`. To be entered around every forward, and to be kept between steps.
+
+    Also a decorator of a function that runs a forward. A backward may run inside or outside.
+    """
+
+    def __init__(
+        self,
+        left_alone: Iterable[torch.Tensor | torch.nn.Module],
+        tier: str,
+        host_budget: int | None,
+        min_bytes: int,
+        resident_bytes: int | None,
+        streams: int,
+    ) -> None:
+        if streams not in (1, 2):
+            raise ValueError(f"streams is {streams!r}; it is 2, one for each direction, or 1 for both")
+        self._left_alone = list(left_alone)
+        for each in self._left_alone:
+            if not isinstance(each, (torch.Tensor, torch.nn.Module)):
+                raise TypeError(
+                    f"offload takes modules and tensors by position, each by itself, not {type(each).__name__}"
+                )
+        self._tier, self._host_budget = tier, _HostBudget(host_budget)
+        self._min_bytes, self._resident_bytes, self._shared = min_bytes, resident_bytes, streams == 1
+        self._stores: dict[torch.device, _Store] = {}
+        self._hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
+        self._static: frozenset[int] = frozenset()
+        self._lock = threading.RLock()
+        self._is_closed = False
+        open_tier(tier, 0).close()  # what is wrong with it is an error here
+
+    def __enter__(self) -> Offload:
+        if self._is_closed:
+            raise Unsupported("this offload was closed; make another one")
+        with self._lock:
+            for store in self._stores.values():
+                store.begin()
+            self._static = frozenset(map(_compat.storage_id, filter(is_movable, self._tensors_left_alone())))
+            hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+            hooks.__enter__()
+            self._hooks.append(hooks)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hooks.pop().__exit__()
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What of the slower memory is in use now."""
+        return sum(len(span) for store in self._stores.values() for span in store.transfers.taken())
+
+    @property
+    def capacity_bytes(self) -> int:
+        """How much of the slower memory it has taken so far; a later step uses it again."""
+        return sum(store.transfers.tier.capacity_bytes for store in self._stores.values())
+
+    def close(self) -> None:
+        """Gives the slower memory back. Backwards that still need what is there fail."""
+        self._is_closed = True
+        for store in self._stores.values():
+            store.transfers.close()
+
+    def _tensors_left_alone(self) -> Iterable[torch.Tensor]:
+        for each in self._left_alone:
+            if isinstance(each, torch.nn.Module):
+                yield from each.parameters()
+                yield from each.buffers()
+            else:
+                yield each
+
+    def _pack(self, tensor: torch.Tensor) -> _Saved:
+        """Called by autograd with each tensor that it saves."""
+        if not self._is_moved(tensor):
+            return _Kept(tensor)
+        with self._lock:
+            entry = self._store(tensor.device).entry(tensor)
+        return _Kept(tensor) if entry is None else _Moved(tensor, entry)
+
+    def _is_moved(self, tensor: torch.Tensor) -> bool:
+        if not is_movable(tensor) or tensor.untyped_storage().nbytes() < max(self._min_bytes, 1):
+            return False
+        base = tensor if tensor._base is None else tensor._base
+        return not (base.is_leaf and base.requires_grad) and _compat.storage_id(tensor) not in self._static
+
+    def _store(self, device: torch.device) -> _Store:
+        if device not in self._stores:
+            transfers = Transfers(open_tier(self._tier, 0, device), device, self._shared)
+            self._stores[device] = _Store(transfers, self._host_budget, self._resident_bytes, self._lock)
+        return self._stores[device]
+
+
+def offload(
+    *left_alone: torch.nn.Module | torch.Tensor,
+    tier: str = "host",
+    host_budget: int | str | None = None,
+    min_bytes: int | str = MIN_BYTES,
+    resident_bytes: int | str | None = None,
+    streams: int = 2,
+) -> Offload:
+    """A context in which what autograd saves goes to slower memory, and comes back for the backward.
+
+        saved = ct.offload(model)
+        for x, y in batches:
+            with saved:
+                loss = loss_fn(model(x), y)
+            loss.backward()
+
+    Results are bit for bit those without. Make it once and enter it in every step: it keeps its slower memory.
+
+    Args:
+        left_alone: the model, whose parameters and buffers stay where they are, and other tensors that are in memory
+            anyway: inputs, targets. (Of a leaf that requires gradients it is known without.)
+        tier: "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is
+            other memory.
+        host_budget: the most slower memory that is used; what does not fit there stays. None: what there is.
+        min_bytes: storages smaller than this stay.
+        resident_bytes: how much of what is moved may be in fast memory at a time, on its way out or fetched ahead.
+            None: 64 MiB, or twice the largest storage if that is more.
+        streams: 2: copies out and back go on at the same time; 1: they take turns.
+
+    Raises:
+        TierUnavailable: no slower memory of that kind can be had; also in the forward, when more of it is needed.
+        TransferFailed: in the forward or the backward, when a copy failed. The next step is sound.
+    """
+    return Offload(
+        left_alone,
+        tier,
+        None if host_budget is None else size_bytes(host_budget, "host_budget"),
+        size_bytes(min_bytes, "min_bytes"),
+        None if resident_bytes is None else size_bytes(resident_bytes, "resident_bytes"),
+        streams,
+    )
+
+
+# -- what the graph gets -------------------------------------------------------------------------------------
+
+
+class _Saved:
+    """Stands for a saved tensor in autograd's graph."""
+
+    __slots__ = ("_witness",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._witness = _compat.VersionWitness(tensor)
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, for autograd."""
+        if self._witness.has_changed():
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "tensor that was saved inside cairn.torch.offload was written afterwards"
+            )
+        return self._tensor()
+
+    def _tensor(self) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class _Kept(_Saved):
+    """A saved tensor that stays in memory."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor)
+        self._kept = tensor.detach()  # its place in the graph would be a cycle
+
+    def _tensor(self) -> torch.Tensor:
+        return self._kept
+
+
+class _Moved(_Saved):
+    """A saved tensor whose storage is moved."""
+
+    __slots__ = ("_entry", "_look")
+
+    def __init__(self, tensor: torch.Tensor, entry: _Entry) -> None:
+        super().__init__(tensor)
+        self._entry, self._look = entry, Look.of(tensor)
+
+    def _tensor(self) -> torch.Tensor:
+        whole = self._entry.store.fetch(self._entry)
+        return self._look.seen(whole, int(whole.storage_offset()))
+
+
+def _unpack(saved: _Saved) -> torch.Tensor:
+    return saved.unpack()
+
+
+# -- the storages --------------------------------------------------------------------------------------------
+
+
+class _Entry:
+    """One storage in one state, wherever it is."""
+
+    def __init__(self, store: _Store, number: int, tensor: torch.Tensor, whole: torch.Tensor, parcel: Parcel) -> None:
+        self.store, self.number, self.parcel = store, number, parcel
+        self.nbytes = whole.numel()
+        self.origin = _compat.StorageRef(tensor)  # its identity is given to no other storage while this is here
+        self.version = _compat.saved_version(tensor)
+        self.whole: torch.Tensor | None = whole  # its bytes, while they are resident
+        self.back: _compat.StorageRef | None = None  # the storage that it came back in
+        self.is_coming = self.was_used = False
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it takes fast memory: is there, or on its way back."""
+        return self.whole is not None or self.is_coming
+
+    def leave(self) -> None:
+        """Lets go of the bytes in fast memory, when they are in slower memory."""
+        if self.is_coming:
+            self.arrive()
+        self.parcel.wait_out()
+        self.whole = None
+
+    def return_(self) -> None:
+        """Begins to bring the bytes back, unless someone else has them in memory."""
+        for known in (self.back, self.origin):
+            storage = None if known is None else known.storage()
+            if storage is not None and storage.nbytes() == self.nbytes:
+                self.whole = memory.bytes_of(storage, self.store.transfers.device)
+                return
+        self.parcel.prefetch()
+        self.is_coming = True
+
+    def arrive(self) -> torch.Tensor:
+        """The bytes of a resident one, when they are here."""
+        if self.whole is None:
+            self.is_coming = False
+            (self.whole,) = self.parcel.tensors()
+            self.back = _compat.StorageRef(self.whole)
+        return self.whole
+
+    def __del__(self) -> None:
+        if self.is_resident:
+            self.store.gone.append(self.nbytes)
+
+
+class _HostBudget:
+    """What slower memory may still be taken, by all devices together."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._left = limit
+
+    def grant(self, least: int, wish: int) -> int:
+        """From `least` to `wish` bytes; 0 if there are not as many."""
+        if self._left is None:
+            return wish
+        granted = min(wish, self._left) if least <= self._left else 0
+        self._left -= granted
+        return granted
+
+    def give_back(self, count: int) -> None:
+        """Of what was granted."""
+        if self._left is not None:
+            self._left += count
+
+
+class _Store:
+    """The storages of one device that were saved, newest last, and the slab where their copies are."""
+
+    def __init__(
+        self, transfers: Transfers, budget: _HostBudget, resident_bytes: int | None, lock: threading.RLock
+    ) -> None:
+        self.transfers = transfers
+        self.gone: deque[int] = deque()  # sizes of resident entries that were dropped
+        self._budget, self._lock = budget, lock
+        self._fixed_limit, self._largest = resident_bytes, 0
+        self._resident_bytes = 0
+        self._entries: list[weakref.ref[_Entry]] = []  # by number
+        self._resident: dict[int, weakref.ref[_Entry]] = {}  # in the order in which they became it
+        self._by_storage: weakref.WeakValueDictionary[int, _Entry] = weakref.WeakValueDictionary()
+
+    def begin(self) -> None:
+        """Before a forward: forgets what is gone, and failures."""
+        while self._entries and self._entries[-1]() is None:
+            self._entries.pop()
+        if self.transfers.has_failed or not self._entries:
+            self.transfers.begin_step()
+            self._entries, self._resident, self._resident_bytes = [], {}, 0
+            self._by_storage.clear()
+            self.gone.clear()
+
+    def entry(self, tensor: torch.Tensor) -> _Entry | None:
+        """What stands for a tensor's storage as it is now, on its way out; None if there is no room for it."""
+        key = _compat.storage_id(tensor)
+        known = self._by_storage.get(key)
+        if known is not None and known.version == _compat.saved_version(tensor):
+            return known
+        whole = memory.bytes_of(tensor.untyped_storage(), self.transfers.device)
+        offset = self._room(whole.numel())
+        if offset is None:
+            return None
+        number = len(self._entries)
+        parcel = self.transfers.offload(f"saved storage {number}", [whole], offset)
+        entry = self._by_storage[key] = _Entry(self, number, tensor, whole, parcel)
+        self._entries.append(weakref.ref(entry))
+        self._admit(entry)
+        while self._is_over() and (oldest := self._oldest(lambda each: True)) is not None:
+            self._dismiss(oldest)
+        return entry
+
+    def fetch(self, entry: _Entry) -> torch.Tensor:
+        """The bytes of a storage, with those that will be wanted next on their way."""
+        with self._lock:
+            if not entry.is_resident:
+                self._admit(entry)
+                entry.return_()
+            self._fetch_ahead(entry.number)
+            whole = entry.arrive()
+            entry.was_used = True
+            while self._is_over() and (oldest := self._oldest(lambda each: each.was_used and each is not entry)):
+                self._dismiss(oldest)
+            return whole
+
+    def _fetch_ahead(self, number: int) -> None:
+        for reference in reversed(self._entries[:number]):
+            entry = reference()
+            if entry is None or entry.is_resident:
+                continue
+            if self._is_over(entry.nbytes):
+                return
+            self._admit(entry)
+            entry.return_()
+
+    def _admit(self, entry: _Entry) -> None:
+        self._resident_bytes += entry.nbytes
+        self._largest = max(self._largest, entry.nbytes)
+        self._resident[entry.number] = weakref.ref(entry)
+
+    def _dismiss(self, entry: _Entry) -> None:
+        entry.leave()
+        del self._resident[entry.number]
+        self._resident_bytes -= entry.nbytes
+
+    def _oldest(self, may_go: Callable[[_Entry], bool]) -> _Entry | None:
+        for number, reference in list(self._resident.items()):
+            entry = reference()
+            if entry is None:
+                del self._resident[number]
+            elif may_go(entry):
+                return entry
+        return None
+
+    def _is_over(self, more: int = 0) -> bool:
+        """Whether more is resident than may be, with so many bytes in addition."""
+        while self.gone:
+            self._resident_bytes -= self.gone.popleft()
+        limit = self._fixed_limit
+        if limit is None:
+            limit = max(_LEAST_RESIDENT_BYTES, 2 * self._largest)
+        return self._resident_bytes + more > limit
+
+    # -- room in the slab ------------------------------------------------------------------------------------
+
+    def _room(self, count: int) -> int | None:
+        """The first place in the slab for so many bytes; the slab grows if it must and may."""
+        place = self.transfers.free_place(count)
+        return place if place + count <= self.transfers.tier.capacity_bytes or self._grow(place + count) else None
+
+    def _grow(self, least: int) -> bool:
+        tier = self.transfers.tier
+        before = tier.capacity_bytes
+        wish = max(least, before + max(_GROWTH_BYTES, before // 8))
+        granted = self._budget.grant(least - before, wish - before)
+        if granted == 0:
+            return False
+        try:
+            _grow_to(tier, before + granted, least)
+        finally:
+            self._budget.give_back(before + granted - tier.capacity_bytes)
+        return True
+
+
+def _grow_to(tier: Tier, wish: int, least: int) -> None:
+    """Makes a tier as large as is wished, or else as large as it must be."""
+    try:
+        tier.grow(wish)
+    except TierUnavailable:
+        if wish == least:
+            raise
+        tier.grow(least)

@@ -1,0 +1,275 @@
+"""The slower memory that values are sent to: a slab of host memory, or a file.
+
+A tier is as many bytes as were asked for, which it has from the start: pages of the host that are really there (and
+pinned, if a CUDA device copies to them: registered as they are, for torch rounds pinned memory up to powers of two), or
+blocks of the disk that are really reserved. So what does not fit is an error when the tier is opened, not in the middle
+of a step. Who does not know the size beforehand lets a tier grow.
+
+The file has no name: it is unlinked as soon as it is open, so that nothing is left behind however the process ends, and
+processes that were given the same path do not meet. It is read and written in place, not mapped: what is in it is no
+memory of the process. The kernel caches it while there is memory to spare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+from cairn import format_bytes
+
+from ..base import budgets
+from ..base.errors import TierUnavailable, Unsupported
+
+CHUNK_BYTES = 8 << 20  # copied at a time: what a copy that nobody wants any more still takes
+_FILE = "file:"
+
+_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_at.restype = ctypes.py_object
+_memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+class Tier:
+    """A slab of the slower memory, bytes 0 to `capacity_bytes`.
+
+    `write` and `read` copy between it and host memory at an address; they let other threads run meanwhile.
+    """
+
+    name: str
+    capacity_bytes = 0
+
+    def __init__(self, name: str, host_budget: int | None) -> None:
+        self.name = name
+        self._host_budget = host_budget
+
+    def grow(self, capacity_bytes: int) -> None:
+        """Makes it that large, if it is not yet; what is in it stays.
+
+        Raises TierUnavailable, which says how much there would be, and leaves the tier as it is.
+        """
+        if capacity_bytes <= self.capacity_bytes:
+            return
+        if self._host_budget is not None and capacity_bytes > self._host_budget:
+            raise TierUnavailable(
+                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) of the slower memory "
+                f"({self.name}), but host_budget leaves {format_bytes(self._host_budget)} ({self._host_budget} bytes)"
+            )
+        self._extend(capacity_bytes)
+        self.capacity_bytes = capacity_bytes
+
+    def write(self, offset: int, address: int, count: int) -> None:
+        """Copies `count` bytes at a host address into the slab."""
+        raise NotImplementedError
+
+    def read(self, offset: int, address: int, count: int) -> None:
+        """Copies `count` bytes of the slab to a host address."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Returns when what was written is where it belongs, and no longer in a cache before that."""
+
+    def close(self) -> None:
+        """Gives the memory back. May be called again."""
+        raise NotImplementedError
+
+    def _extend(self, capacity_bytes: int) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        self.close()
+
+
+# -- host memory ---------------------------------------------------------------------------------------------
+
+
+class HostTier(Tier):
+    """Host memory outside of torch's allocators, in one piece (one more for each time that it grew)."""
+
+    def __init__(self, device: torch.device, host_budget: int | None) -> None:
+        self._pieces: list[tuple[int, torch.Tensor]] = []  # offset of the first byte, the bytes
+        self._device, self._process = device, os.getpid()
+        super().__init__("host", host_budget)
+
+    def write(self, offset: int, address: int, count: int) -> None:
+        for piece in self.spans(offset, count):
+            ctypes.memmove(piece.data_ptr(), address, piece.numel())
+            address += piece.numel()
+
+    def read(self, offset: int, address: int, count: int) -> None:
+        for piece in self.spans(offset, count):
+            ctypes.memmove(address, piece.data_ptr(), piece.numel())
+            address += piece.numel()
+
+    def spans(self, offset: int, count: int) -> Iterator[torch.Tensor]:
+        """The bytes of a part of the slab, as tensors of bytes."""
+        for start, piece in self._pieces:
+            first, end = max(offset - start, 0), min(offset + count - start, piece.numel())
+            if first < end:
+                yield piece[first:end]
+
+    def close(self) -> None:
+        while self._pieces:
+            _, piece = self._pieces.pop()
+            if self._is_pinned and os.getpid() == self._process:
+                with torch.cuda.device(self._device):
+                    torch.cuda.cudart().cudaHostUnregister(piece.data_ptr())
+        self.capacity_bytes = 0
+
+    @property
+    def _is_pinned(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _extend(self, capacity_bytes: int) -> None:
+        count = capacity_bytes - self.capacity_bytes
+        free = budgets.free_bytes(torch.device("cpu"))
+        if count > free:
+            raise TierUnavailable(
+                f"offloading needs {format_bytes(count)} ({count} bytes) of host memory, but {format_bytes(free)} "
+                f"({free} bytes) are available; a file is another place for it: tier='file:PATH'"
+            )
+        piece = _host_memory(count)
+        if self._is_pinned:
+            _pin(piece, self._device)
+        self._pieces.append((self.capacity_bytes, piece))
+
+
+def _host_memory(count: int) -> torch.Tensor:
+    """Bytes at the beginning of a page, all of them there. They live as long as the tensor or a view of it.
+
+    Forks, such as workers that load data, do not have them: the kernel would copy what is pinned for each of them, and
+    what is not, here, whenever it is written next.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+    try:
+        memory = mmap.mmap(-1, count, flags)
+        if hasattr(mmap, "MADV_DONTFORK"):
+            memory.madvise(mmap.MADV_DONTFORK)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    except OSError as error:
+        raise TierUnavailable(
+            f"the system does not give {format_bytes(count)} ({count} bytes) of host memory for offloading: {error}"
+        ) from error
+
+
+def _pin(memory: torch.Tensor, device: torch.device) -> None:
+    """For all devices; but the call takes memory of the one that is current, where the process does not use it yet."""
+    with torch.cuda.device(device):
+        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    if code != 0:
+        with contextlib.suppress(RuntimeError):  # CUDA remembers the failure, and torch would raise it somewhere else
+            torch.ones(1, device=device)
+        raise TierUnavailable(
+            f"{format_bytes(memory.numel())} of host memory cannot be pinned for the CUDA device (cudaHostRegister: "
+            f"error {code}); the limit of locked memory may be too low (ulimit -l)"
+        )
+
+
+# -- a file --------------------------------------------------------------------------------------------------
+
+
+class FileTier(Tier):
+    """A file without a name, on the disk where its path is."""
+
+    def __init__(self, path: str, host_budget: int | None) -> None:
+        self._file = -1
+        super().__init__(_FILE + path, host_budget)
+        self._path = path
+        self._file = _nameless_file(Path(path))
+
+    def write(self, offset: int, address: int, count: int) -> None:
+        source = _memory_at(address, count, _WRITABLE)
+        while source:
+            done = os.pwrite(self._file, source[:CHUNK_BYTES], offset)
+            self._require_progress(done, offset, "written")
+            source, offset = source[done:], offset + done
+
+    def read(self, offset: int, address: int, count: int) -> None:
+        target = _memory_at(address, count, _WRITABLE)
+        while target:
+            done = os.preadv(self._file, [target[:CHUNK_BYTES]], offset)
+            self._require_progress(done, offset, "read")
+            target, offset = target[done:], offset + done
+
+    def settle(self) -> None:
+        os.fdatasync(self._file)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _require_progress(self, done: int, offset: int, verb: str) -> None:
+        if done <= 0:
+            raise OSError(errno.EIO, f"nothing could be {verb} at byte {offset} of {self.capacity_bytes}", self._path)
+
+    def close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+        self.capacity_bytes = 0
+
+    def _extend(self, capacity_bytes: int) -> None:
+        before = self.capacity_bytes
+        try:
+            os.posix_fallocate(self._file, before, capacity_bytes - before)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before)
+            raise TierUnavailable(
+                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) at {self._path}, where "
+                f"{_free_text(self._file)}: {error.strerror}",
+                file=self._path,
+            ) from error
+
+
+def _nameless_file(path: Path) -> int:
+    """A new file in a folder, or beside a path; only its descriptor leads to it."""
+    folder, prefix = (path, "cairn.") if path.is_dir() else (path.parent, path.name + ".")
+    try:
+        file, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+        os.unlink(name)
+    except OSError as error:
+        raise TierUnavailable(f"no file for offloading can be made at {path}: {error}", file=str(path)) from error
+    return file
+
+
+def _free_text(file: int) -> str:
+    state = os.fstatvfs(file)
+    free = state.f_bavail * state.f_frsize
+    return f"{format_bytes(free)} ({free} bytes) are free"
+
+
+# -- which one -----------------------------------------------------------------------------------------------
+
+
+def check_tier(where: Any) -> None:
+    """Raises Unsupported for what names no slower memory."""
+    if where != "host" and not (isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE)):
+        raise Unsupported(f"tier={where!r}: the slower memory is 'host' or 'file:PATH'")
+
+
+def open_tier(
+    where: str, capacity_bytes: int, device: torch.device | str = "cpu", *, host_budget: int | str | None = None
+) -> Tier:
+    """The slower memory for values of a device.
+
+    Args:
+        where: "host", or "file:PATH": a file beside that path (in it, if it is a folder).
+        capacity_bytes: how much of it; 0 for a tier that grows later.
+        device: whose values it takes; for a CUDA device host memory is pinned.
+        host_budget: the most that it may have, also when it grows; bytes or a size such as "8GiB". None: what there is.
+
+    Raises TierUnavailable if there is not as much.
+    """
+    device = torch.device(device)
+    limit = None if host_budget is None else cairn.parse_size(host_budget)
+    tier: Tier
+    check_tier(where)
+    tier = HostTier(device, limit) if where == "host" else FileTier(where[len(_FILE) :], limit)
+    tier.grow(capacity_bytes)
+    return tier

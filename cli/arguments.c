@@ -189,6 +189,12 @@ static cli_exit set_flag(cli_call *call, const flag *found, const char *value)
     return CLI_FOUND;
 }
 
+/* The next word is a value only if it is no flag; one that begins like a flag can be given as --name=value. */
+static bool is_value(const char *word)
+{
+    return word && strncmp(word, "--", 2) != 0;
+}
+
 /* "--name", "--name=value", "--name value"; *used counts the words taken. */
 static cli_exit parse_long(cli_call *call, const char *word, const char *next, int *used)
 {
@@ -207,7 +213,7 @@ static cli_exit parse_long(cli_call *call, const char *word, const char *next, i
     if (!found.value && value && !found.option)
         return cli_misuse(call, "--%s takes no value", found.name);
     if (found.value && !value) {
-        if (!next)
+        if (!is_value(next))
             return cli_misuse(call, "--%s needs a value: --%s %s", found.name, found.name, found.value);
         value = next;
         *used = 2;
@@ -227,7 +233,7 @@ static cli_exit parse_short(cli_call *call, const char *word, const char *next, 
         return unknown_flag(call, word);
     if (!(call->command->flags & CLI_OUTPUT))
         return cli_misuse(call, "`cairn %s` takes no flag -o", call->command->name);
-    if (word[2] == '\0' && !next)
+    if (word[2] == '\0' && !is_value(next))
         return cli_misuse(call, "-o needs a value: -o FILE");
     call->output = word[2] ? value : next;
     *used = word[2] ? 1 : 2;

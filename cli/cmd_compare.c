@@ -41,7 +41,9 @@ static cli_exit take_size(const cli_call *call, const char *text, size_t length,
 {
     char size[64];
     cairn_error error;
-    snprintf(size, sizeof(size), "%.*s", length < sizeof(size) ? (int)length : (int)sizeof(size) - 1, text);
+    if (length >= sizeof(size))
+        return cli_misuse(call, "--budgets: \"%.20s...\" is too long for a size", text);
+    snprintf(size, sizeof(size), "%.*s", (int)length, text);
     if (out->count == BUDGETS_MAX)
         return cli_misuse(call, "--budgets: more than %d", BUDGETS_MAX);
     int64_t *bytes = &out->bytes[out->count++];
@@ -230,8 +232,10 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
         if (!reason_against(call, solver))
             result = ask(call, solver, at, &out);
-    if (result == CLI_FOUND || result == CLI_INTERRUPTED)
-        print_results(call, &out);
+    if (result == CLI_FOUND || result == CLI_INTERRUPTED) {
+        cli_exit printed = print_results(call, &out);
+        result = printed == CLI_FOUND ? result : printed;
+    }
     for (int i = 0; i < out.count; i++)
         cairn_info_clear(&out.infos[i]);
     free(out.infos);

@@ -146,11 +146,29 @@ static int write_obstacle(const char *path)
     return access(folder, W_OK | X_OK) == 0 ? 0 : errno;
 }
 
-static bool is_same_file(const char *a, const char *b)
+/* Whether two paths lead to one file or folder; devices may be named twice. */
+static bool are_one(const char *a, const char *b)
 {
     struct stat first, second;
-    return stat(a, &first) == 0 && stat(b, &second) == 0 && S_ISREG(first.st_mode) && first.st_dev == second.st_dev &&
-           first.st_ino == second.st_ino;
+    return stat(a, &first) == 0 && stat(b, &second) == 0 && (S_ISREG(first.st_mode) || S_ISDIR(first.st_mode)) &&
+           first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+static const char *last_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* Of files that need not be there yet: then it is one name in one folder. */
+static bool is_same_file(const char *a, const char *b)
+{
+    char first[4096], second[4096];
+    if (are_one(a, b))
+        return true;
+    folder_of(a, first, sizeof(first));
+    folder_of(b, second, sizeof(second));
+    return strcmp(last_name(a), last_name(b)) == 0 && are_one(first, second);
 }
 
 static cli_exit check_file(const cli_call *call, const char *path)
@@ -176,8 +194,8 @@ cli_exit cli_check_outputs(const cli_call *call)
         return cli_misuse(call, "standard output has room for one only of -o -, --trace - and --json");
     if (call->csv && call->json)
         return cli_misuse(call, "--csv and --json do not go together");
-    if (call->output && call->trace && !is_dash(call->output) &&
-        (strcmp(call->output, call->trace) == 0 || is_same_file(call->output, call->trace)))
+    if (call->output && call->trace && !is_dash(call->output) && !is_dash(call->trace) &&
+        is_same_file(call->output, call->trace))
         return cli_misuse(call, "-o and --trace name the same file");
     cli_exit result = check_file(call, call->output);
     return result == CLI_FOUND ? check_file(call, call->trace) : result;

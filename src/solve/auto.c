@@ -225,8 +225,7 @@ typedef struct search {
 static void add_name(char list[CAIRN_REASON_MAX], const char *name)
 {
     size_t length = strlen(list);
-    if (length < 80)
-        snprintf(list + length, CAIRN_REASON_MAX - length, "%s%s", length > 0 ? ", " : "", name);
+    snprintf(list + length, CAIRN_REASON_MAX - length, "%s%s", length > 0 ? ", " : "", name);
 }
 
 static bool is_better(const search *s, const cairn_replay *replay)

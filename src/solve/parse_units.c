@@ -85,11 +85,23 @@ static const unit *meant_unit(const unit *units, const char *rest, const char *s
     return NULL;
 }
 
+/* "M" of 10^6 or 2^20: a prefix without its unit. */
+static bool is_prefix(const char *rest, const char *suffix)
+{
+    return *rest && strchr("KMGT", *rest) && strcmp(rest + 1, suffix) == 0;
+}
+
 static cairn_status refuse(const char *text, const unit *units, const char *suffix, const char *allowed,
                            cairn_error *error)
 {
     number given;
-    const unit *meant = text && split_number(text, &given) ? meant_unit(units, given.rest, suffix) : NULL;
+    bool is_number = text && split_number(text, &given);
+    const unit *meant = is_number ? meant_unit(units, given.rest, suffix) : NULL;
+    if (is_number && units == size_units && is_prefix(given.rest, suffix)) {
+        int length = (int)(given.rest - text) + 1;
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*sB%s or %.*siB%s?", text, allowed,
+                        length, text, suffix, length, text, suffix);
+    }
     if (!meant)
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
     return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%s%s?", text, allowed,

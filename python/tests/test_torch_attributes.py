@@ -250,6 +250,65 @@ def test_what_was_made_with_a_cache_stays_with_it() -> None:
     assert [(layer.scale, layer.rows) for layer in model] == [(layer.scale, [64]) for layer in plain]
 
 
+@pytest.mark.parametrize("declared", [None, "nothing", "a tensor"])
+def test_a_loss_in_an_attribute_is_no_cache(declared: str | None) -> None:
+    """What each forward leaves anew does not make the load beside it stay."""
+
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.load = nn.Linear(16, 4), torch.zeros(4)
+            if declared != "nothing":
+                self.aux = None if declared is None else torch.zeros(())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            share = self.gate(x).softmax(-1)
+            chosen = (share.detach() - 0.01 * (self.load - self.load.mean())).argmax(-1)
+            self.load += torch.bincount(chosen, minlength=4) / len(x)
+            self.aux = share.mean(0).square().sum()
+            return x + torch.tanh(x) * share.gather(1, chosen[:, None])
+
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Router() for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean() + sum(layer.aux for layer in self.layers)
+
+    model, x = Routed(), torch.randn(64, 16)
+    plain = copy.deepcopy(model)
+    profile = ct.profile(model, x, passes=1, blocks="layers.*")
+    assert not any(layer.load.any() for layer in model.layers)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert ct.verify(model, plan, x).ok
+    assert not any(layer.load.any() for layer in model.layers)
+    ct.apply(model, plan)
+    assert [model(x).item() for _ in range(4)] == [plain(x).item() for _ in range(4)]
+
+
+def test_hooks_that_a_first_run_installs_are_installed_once() -> None:
+    """As transformers does for what is to be returned beside the result."""
+
+    class Hooked(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "is_hooked"):
+                self.is_hooked, self.seen = True, []
+                for layer in self:
+                    layer.register_forward_hook(lambda module, args, output: self.seen.append(output.shape))
+            self.seen.clear()
+            y = super().forward(x)
+            assert len(self.seen) == len(self)
+            return y
+
+    model, x = Hooked(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))), torch.randn(64, 16)
+    plan = ct.plan(ct.profile(copy.deepcopy(model), x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+    model(x)
+
+
 def test_attributes_that_cannot_be_written_are_only_read(tmp_path: Path) -> None:
     class Table(nn.Linear):
         def __init__(self) -> None:

@@ -1143,7 +1143,7 @@ def test_steps_of_several_threads_are_measured_soundly() -> None:
 
 
 class _Arguments:
-    gradient_checkpointing, bf16, fp16 = False, False, False
+    gradient_checkpointing, bf16, fp16, label_smoothing_factor = False, False, False, 0.0
 
 
 def test_the_callback_of_a_trainer() -> None:
@@ -1162,6 +1162,23 @@ def test_the_callback_of_a_trainer() -> None:
     both.gradient_checkpointing = True
     with pytest.raises(ct.Unsupported, match="gradient_checkpointing"):
         callback.on_train_begin(both, None, None, **given)
+
+
+def test_the_callback_knows_the_loss_of_a_trainer_that_smooths_labels() -> None:
+    """The Trainer does not give them to the model then."""
+    step, smooth = torch_models.made("gpt2"), _Arguments()
+    smooth.label_smoothing_factor = 0.1
+    given = {"model": step.model, "train_dataloader": [step.kwargs]}
+    callback = ct.trainer_callback(UNLIMITED, passes=1, check_steps=0)
+    callback.on_train_begin(smooth, None, None, **given)
+    handle = ct.handle(step.model)
+    assert handle is not None
+    budget = handle.plan.least_budget_bytes * 51 // 50
+    tight = ct.trainer_callback(budget, passes=1, check_steps=0)
+    handle.remove()
+    tight.on_train_begin(smooth, None, None, **given)
+    step.model(**{name: tensor for name, tensor in step.kwargs.items() if name != "labels"}).logits.sum().backward()
+    callback.on_train_end(smooth, None, None, **given)
 
 
 def test_data_that_can_be_iterated_once_are_not_begun() -> None:

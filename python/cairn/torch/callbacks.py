@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,9 +69,21 @@ def _begin(args: Any, model: nn.Module, batches: Any, optimizer: Any, budget: An
         key: value.to(device) if isinstance(value, torch.Tensor) else value
         for key, value in _first_of(batches, device).items()
     }
+    if args.label_smoothing_factor and "labels" in batch and "loss_fn" not in options:
+        options = {**options, "loss_fn": _smoothed(args, model, batch.pop("labels"))}
     model.train()
     with _precision(args, device):
         checkpoint(model, (), batch, budget=budget, optimizer=_plain(optimizer), **options)
+
+
+def _smoothed(args: Any, model: nn.Module, labels: torch.Tensor) -> Callable[[Any], torch.Tensor]:
+    """The loss as the Trainer computes it itself, from what a model returns that was not given the labels."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
+    is_shifted = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return lambda output: smoother(output, labels, shift_labels=is_shifted)
 
 
 def _first_of(batches: Any, device: torch.device) -> Any:

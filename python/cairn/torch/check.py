@@ -129,7 +129,7 @@ def verify(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
-    with set_aside(model), untouched(model, device) as parameters:
+    with set_aside(model), untouched(model, device, sample.attributes) as parameters:
         runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it

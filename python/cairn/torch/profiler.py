@@ -312,7 +312,8 @@ def profile(
     _check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
-    with tells as sample.teller, set_aside(model), untouched(model, device) as parameters, sample.stateless():
+    as_found = untouched(model, device, sample.attributes)
+    with tells as sample.teller, set_aside(model), as_found as parameters, sample.stateless():
         _refuse_planned_parts(model)
         sample.teller.begin("finding blocks")
         workspaces = memory.library_bytes(device)

@@ -277,7 +277,8 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     roomy = task.plan(_UNLIMITED)
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    with set_aside(model), untouched(model, memory.device_of(model)) as parameters, left_as_found(model):
+    as_found = untouched(model, memory.device_of(model), sample.attributes)
+    with set_aside(model), as_found as parameters, left_as_found(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)

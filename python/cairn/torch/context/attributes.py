@@ -32,6 +32,7 @@ MANY = 1000  # items of containers that are looked into; what an attribute stand
 
 #: What a module has before its class gives it anything; buffers are put back by `state.py`.
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks" in name)
 _NO_NAMES: frozenset[str] = frozenset()
 _NUMBERS = frozenset((bool, int, float, complex, str, bytes))
 _SMALL = _NUMBERS | {type(None), tuple}
@@ -50,6 +51,7 @@ class _Found(NamedTuple):
     container: Any
     before: Any  # what is put back of it
     size: int  # how much there was in it
+    names: frozenset[Any]  # all that it had, of attributes; else none
     place: Place  # whose attribute it is, or is in; without a name the attributes of a module
     are_names: bool  # the attributes of a module or of an object
 
@@ -67,10 +69,11 @@ class Attributes:
     """The attributes of modules and of objects among them, and what is in containers there.
 
     Large tensors that have a name are left as they are, unless someone waits for their gradients, or they are wanted
-    (`with_large`): to hold those that a run replaces takes memory.
+    (`with_large`, and then hooks of the modules, too): to hold those that a run replaces takes memory.
     """
 
-    __slots__ = ("_copies", "_first", "_found", "_generators", "_replaced", "_room", "_seen", "_since", "_with_large")
+    __slots__ = ("_copies", "_first", "_found", "_generators", "_hooks", "_of_steps", "_replaced", "_room", "_seen",
+                 "_since", "_with_large")  # fmt: skip
 
     def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
         self._with_large, self._room = with_large, MANY
@@ -82,7 +85,11 @@ class Attributes:
         self._first: dict[tuple[int, Any], Any] | None = None
         self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
         self._replaced: set[tuple[int, Any]] = set()
+        self._of_steps: set[tuple[int, Any]] = set()  # what had tensors that gradients could go through
+        self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
         for module in modules:
+            if with_large:
+                self._hooks += [(vars(module)[name], dict(vars(module)[name])) for name in _HOOKS]
             for name, value in self._note(vars(module), (module, ""), are_names=True).items():
                 if type(value) not in _ATOMS:
                     self._look_into(value, (module, name), NESTED)
@@ -93,7 +100,8 @@ class Attributes:
             before: Any = _own(container, hidden, self._with_large)
         else:
             before = container.copy()
-        self._found[id(container)] = _Found(container, before, len(container), place, are_names)
+        names = frozenset(container) if are_names else _NO_NAMES
+        self._found[id(container)] = _Found(container, before, len(container), names, place, are_names)
         return before
 
     def _look_into(self, value: Any, place: Place, depth: int) -> None:
@@ -134,6 +142,10 @@ class Attributes:
                     found.container.update(found.before)
             else:
                 _refill(found.container, found.before)
+        for registry, before in self._hooks:
+            if registry.keys() != before.keys():
+                registry.clear()
+                registry.update(before)
         self._restore_inside()
 
     def _restore_inside(self, but_of: Container[int] = ()) -> None:
@@ -202,9 +214,15 @@ class Attributes:
         self._restore_inside(but_of=stays)
 
     def made_something(self) -> set[int]:
-        """The identities of the modules that have something under a name with nothing before: what is made once."""
-        found = (each for each in self._found.values() if each.are_names and _has_more(each.container, each))
-        return {id(each.place[0]) for each in found}
+        """The identities of the modules that have something under a name with nothing before: what is made once, and so
+        not what each forward leaves there anew, as losses of routers are.
+        """
+        owners = (found for found in self._found.values() if found.are_names)
+        return {id(found.place[0]) for found in owners if any(map(self._is_made_once, _new_in(found)))}
+
+    def _is_made_once(self, new: tuple[int, Any, Any]) -> bool:
+        key, name, value = new
+        return (key, name) not in self._of_steps | self._replaced and not _has_history(value)
 
     def forget_losses(self) -> None:
         """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only
@@ -221,7 +239,9 @@ class Attributes:
                 _refill(container, [*kept, *added])
 
     def look(self) -> None:
-        """Before each forward of several: notes which names hold other tensors than at the look before."""
+        """Before each forward of several: notes which names hold other tensors than at the look before, and which hold
+        what the forward before has left for its backward.
+        """
         first: dict[tuple[int, Any], Any] = {}
         for key, found in self._found.items():
             for name, value in found.container.items() if isinstance(found.container, dict) else ():
@@ -229,6 +249,8 @@ class Attributes:
                 if tensor is not None:
                     first[key, name] = value
                     self._see((key, name), tensor)
+                    if tensor.grad_fn is not None:
+                        self._of_steps.add((key, name))
         if self._first is None:
             self._first = first
 
@@ -317,11 +339,22 @@ def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
 
 
-def _has_more(names: dict[Any, Any], found: _Found) -> bool:
-    """Whether there are more names than there were, but for `forward`, or one stood for None and no longer does."""
-    if len(names) - ("forward" in names) > found.size - ("forward" in found.before):
-        return True
-    return any(value is None and names.get(name) is not None for name, value in found.before.items())
+def _new_in(found: _Found) -> Iterator[tuple[int, Any, Any]]:
+    """The names that were not there, but for `forward`, and those that stood for None and no longer do: whose, and with
+    what they stand for.
+    """
+    for name, value in found.container.items():
+        if name not in found.names:
+            is_new = name != "forward"
+        else:
+            is_new = value is not None and found.before.get(name, found) is None
+        if is_new:
+            yield id(found.container), name, value
+
+
+def _has_history(value: Any) -> bool:
+    tensor = _first_tensor(value)
+    return tensor is not None and tensor.grad_fn is not None
 
 
 def _restore_names(found: _Found, with_large: bool) -> None:

@@ -169,19 +169,21 @@ _alone = threading.RLock()
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
+def untouched(model: nn.Module, device: torch.device, attributes: Attributes | None = None) -> Iterator[Parameters]:
     """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
     parameters, what was written while the body had them watched.
 
+    `attributes` are those of the model as it is, if somebody looks at them before each forward.
     Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
-    with _alone, memory.not_collecting(), _as_found(model, device) as parameters:
+    with _alone, memory.not_collecting(), _as_found(model, device, attributes) as parameters:
         yield parameters
 
 
 @contextlib.contextmanager
-def _as_found(model: nn.Module, device: torch.device) -> Iterator[Parameters]:
-    state, buffers, attributes = RandomState(device), Buffers(model), Attributes(model.modules())
+def _as_found(model: nn.Module, device: torch.device, attributes: Attributes | None) -> Iterator[Parameters]:
+    state, buffers = RandomState(device), Buffers(model)
+    attributes = Attributes(model.modules()) if attributes is None else attributes
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]
     hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]

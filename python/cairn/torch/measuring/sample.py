@@ -44,7 +44,7 @@ class Sample:
         self.has_no_loss = False
         self.repeatable: list[nn.Module] = []  # that do the same whatever an earlier run has left in their attributes
         self.teller = Teller()  # of the pass that runs it
-        self._attributes = Attributes(model.modules())
+        self.attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
 
@@ -58,9 +58,9 @@ class Sample:
 
     def output(self) -> Any:
         """The model's output."""
-        self._attributes.look()
-        self._attributes.forget_losses()
-        self._attributes.restore_numbers()
+        self.attributes.look()
+        self.attributes.forget_losses()
+        self.attributes.restore_numbers()
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)
@@ -71,7 +71,7 @@ class Sample:
         try:
             yield
         finally:
-            self._attributes.restore_states(self.repeatable)
+            self.attributes.restore_states(self.repeatable)
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""

@@ -27,13 +27,14 @@ import cairn
 import cairn.torch as ct
 import executor_support
 import torch_models
-from cairn.torch import check
+from cairn.torch import check, front
 from cairn.torch.base import memory
 from cairn.torch.base.prints import _sum, fingerprint
 from cairn.torch.base.stages import StageRef
 from cairn.torch.context.untouched import untouched
 from cairn.torch.execute import opened
 from cairn.torch.held_outside import counted_for
+from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SEEDS = int(os.environ.get("CAIRN_SEEDS", "1"))
@@ -276,3 +277,38 @@ def test_sums_of_wide_elements_tell_every_single_bit() -> None:
             other = numbers.clone()
             other[index] ^= -(2**63) if bit == 63 else 2**bit
             assert _sum(other) != known
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_blocks_leave_for_the_loss_is_counted_while_they_run_again(inside: bool) -> None:
+    """It is there until the next step replaces it, whatever is kept of the block."""
+
+    class Leaving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(96, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.feature = self.up(self.norm(x))
+            return x + self.down(nn.functional.gelu(self.feature))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Leaving() for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.square().mean() + sum(layer.feature.square().mean() for layer in self.layers)
+
+    model, x = Model(), torch.randn(512, 32)
+    profile = ct.profile(model, x, passes=1, inside=inside)
+    assert profile.resident["left by blocks beside their results"] == 6 * 512 * 96 * 4
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes * 103 // 100)
+    ct.apply(model, plan)
+    ct.handle(model).shapes.watch(front.Watch(3, False, lambda *told: None))
+    for _ in range(4):
+        model(x).backward()
+    taken = ct.report(model).measured
+    assert taken is not None and 0.9 * plan.accumulated_peak_bytes < taken.peak_bytes <= plan.budget_bytes

@@ -19,7 +19,7 @@ from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
 from ..base.prints import fingerprint
 from ..base.stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
 from ..base.tree import tensors_in
-from ..context.attributes import Attributes
+from ..context.attributes import LARGE_BYTES, Attributes
 from ..context.lasting import Lasting
 from ..context.untouched import Buffers, RandomState
 from . import isolate
@@ -70,6 +70,7 @@ class BlockMeter:
         self._static = static  # storages that are there during the whole step
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
+        self.left: list[_compat.StorageRef] = []  # the large ones of these, of the run in the step
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
@@ -233,7 +234,10 @@ class BlockMeter:
             args, kwargs = arguments.source(isolate.Hooks())
             beside, lent = Beside(self._block), arguments.lent(args, kwargs)
             result = function(*args, **kwargs)
-        self.beside = Arrivals(beside.tensors(result))
+        left = beside.tensors(result)
+        self.beside = Arrivals(left)
+        self.left = [_compat.StorageRef(t) for t in left if memory.has_storage(t) and t.nbytes > LARGE_BYTES]
+        del left
         del args, kwargs
         self._mark("plain end")
         torch.clear_autocast_cache()

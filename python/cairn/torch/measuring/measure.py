@@ -96,6 +96,7 @@ class _Run:
     made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
+    left_bytes: int = 0  # of what it left beside its result, and nobody else returned
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
@@ -174,6 +175,7 @@ class MemoryPass:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
         self._held = memory.storages(tensors_in((output, loss)))
+        self._note_left()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         self._is_backward = True
@@ -275,6 +277,14 @@ class MemoryPass:
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
 
+    def _note_left(self) -> None:
+        """What blocks left beside their results, and is there until their next runs replace it."""
+        known = self._known | self._held.keys()
+        for run in self._runs:
+            refs = [ref for ref in run.alone.left if ref.alive() and ref.key not in known]
+            run.left_bytes = sum({ref.key: ref.nbytes for ref in refs}.values())
+            known |= {ref.key for ref in refs}
+
     def _note_weight_grads(self, run: _Run, shared: Sequence[nn.Parameter]) -> None:
         """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
         stage, there = run.stage, {id(p) for p in shared}
@@ -357,6 +367,8 @@ class MemoryPass:
             if size := _bytes_of(run, run.pinned):
                 output = f"output of {shown(run.stage.name)}"
                 pinned[output] = pinned.get(output, 0) + size
+        if left := sum(run.left_bytes for run in self._runs):
+            pinned["left by blocks beside their results"] = left
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
@@ -571,6 +583,10 @@ class MemoryPass:
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
+        if run.left_bytes:  # resident, so nothing that saving would add, or sending free
+            stage.saved_bytes = max(stage.saved_bytes - run.left_bytes, stage.output_bytes)
+            stage.forward_rise_bytes = max(stage.forward_rise_bytes - run.left_bytes, stage.forward_only_rise_bytes)
+            stage.travel_bytes = 0
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting) - run.pinned)
         else:

@@ -222,7 +222,8 @@ class Attributes:
 
     def _is_made_once(self, new: tuple[int, Any, Any]) -> bool:
         key, name, value = new
-        return (key, name) not in self._of_steps | self._replaced and not _has_history(value)
+        place = key, name
+        return place not in self._of_steps and place not in self._replaced and not _has_history(value)
 
     def forget_losses(self) -> None:
         """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only

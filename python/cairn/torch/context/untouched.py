@@ -174,6 +174,7 @@ def untouched(model: nn.Module, device: torch.device, attributes: Attributes | N
     parameters, what was written while the body had them watched.
 
     `attributes` are those of the model as it is, if somebody looks at them before each forward.
+
     Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
     with _alone, memory.not_collecting(), _as_found(model, device, attributes) as parameters:

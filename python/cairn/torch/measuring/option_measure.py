@@ -32,7 +32,7 @@ from ..context.attributes import Attributes
 from ..context.constants import Constants
 from ..context.noted import is_noted
 from ..saved.block_graph import BlockGraph, Recorder
-from ..saved.block_options import Choice, candidates
+from ..saved.block_options import Choice, candidates, thinned
 from ..saved.rebuild import Program, Rebuild, compile_program
 from . import isolate, mechanism
 from .beside import Beside, collecting_apart
@@ -297,16 +297,11 @@ def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
 
 
 def _thinned(options: list[OptionMeasure], at_most: int = MAX_OPTIONS) -> list[OptionMeasure]:
-    """Without the options whose absence changes the curve of bytes and time least, until few enough are left.
-
-    Those that set what a step takes at least stay: the one that saves least, and those that peak lowest.
+    """At most so many, among them those that set what a step takes at least: the one that saves least, which is the
+    last, and those that peak lowest.
     """
-    options = list(options)
-    stay = {id(options[0]), id(options[-1]), id(min(options, key=_peak)), id(min(options, key=_accumulated_peak))}
-    while len(options) > at_most:
-        losses = [(_loss(*options[i - 1 : i + 2]), i) for i in range(1, len(options) - 1)]
-        del options[min(loss for loss in losses if id(options[loss[1]]) not in stay)[1]]
-    return options
+    stay = {id(min(options, key=_peak)), id(min(options, key=_accumulated_peak))}
+    return thinned(options, at_most, lambda option: (option.saved_bytes, option.time_ns), stay)
 
 
 def _peak(option: OptionMeasure) -> tuple[int, int]:
@@ -317,13 +312,6 @@ def _peak(option: OptionMeasure) -> tuple[int, int]:
 def _accumulated_peak(option: OptionMeasure) -> tuple[int, int]:
     peak = max(option.forward_rise_bytes, option.saved_bytes + option.accumulated_backward_rise_bytes)
     return peak, option.time_ns
-
-
-def _loss(a: OptionMeasure, b: OptionMeasure, c: OptionMeasure) -> int:
-    """Twice the area of the triangle that leaving out b adds below the curve; less than 0 if b lies above it."""
-    return (b.time_ns - a.time_ns) * (c.saved_bytes - a.saved_bytes) - (b.saved_bytes - a.saved_bytes) * (
-        c.time_ns - a.time_ns
-    )
 
 
 # -- proving -------------------------------------------------------------------------------------------------

@@ -39,8 +39,9 @@ import bisect
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
+from typing import TypeVar
 
 from torch.utils.flop_counter import flop_registry
 
@@ -56,6 +57,7 @@ OF_PRODUCTS = 20  # so much longer do products take than what only reads and wri
 CUT_WORK = 20_000_000  # cuts times the square of operations: at most some seconds, and no limit for 200 operations
 STEP_NS = 3000  # what replaying an operation costs beside the operation itself
 SEED_BYTES = 16  # saved values up to here are always kept
+_Point = TypeVar("_Point")
 _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
 
 
@@ -138,21 +140,27 @@ def _room(gap: tuple[Choice, Choice]) -> int:
     return (b.rebuild_ns - a.rebuild_ns) * (a.kept_bytes - b.kept_bytes)
 
 
-def _thinned(points: list[Choice], at_most: float) -> list[Choice]:
-    """Without the points between whose neighbours the curve changes least, until few enough are left."""
+def _thinned(points: Sequence[Choice], at_most: float) -> list[Choice]:
+    return thinned(points, at_most, lambda choice: (choice.kept_bytes, choice.rebuild_ns))
+
+
+def thinned(
+    points: Sequence[_Point], at_most: float, place: Callable[[_Point], tuple[int, int]], stay: Container[int] = ()
+) -> list[_Point]:
+    """Without the points whose absence changes the curve of bytes and time least, until few enough are left.
+
+    `place` gives bytes and time of a point. The ends stay, and the points of the identities in `stay`.
+    """
     points = list(points)
     while len(points) > at_most:
-        losses = [_area(*points[i - 1 : i + 2]) for i in range(1, len(points) - 1)]
-        del points[1 + losses.index(min(losses))]
+        between = [i for i in range(1, len(points) - 1) if id(points[i]) not in stay]
+        del points[min(between, key=lambda i: _loss(*map(place, points[i - 1 : i + 2])))]
     return points
 
 
-def _area(a: Choice, b: Choice, c: Choice) -> int:
-    """Twice the area of the triangle that leaving out b adds below the curve."""
-    return abs(
-        (b.kept_bytes - a.kept_bytes) * (c.rebuild_ns - a.rebuild_ns)
-        - (c.kept_bytes - a.kept_bytes) * (b.rebuild_ns - a.rebuild_ns)
-    )
+def _loss(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> int:
+    """Twice the area of the triangle that leaving out b adds below the curve; less than 0 if b lies above it."""
+    return (b[1] - a[1]) * (c[0] - a[0]) - (b[0] - a[0]) * (c[1] - a[1])
 
 
 # -- what can be kept ----------------------------------------------------------------------------------------

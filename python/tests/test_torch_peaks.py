@@ -10,6 +10,7 @@ one that adds to them. More seeds: CAIRN_SEEDS=50 python -m pytest python/tests/
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -305,10 +306,22 @@ def test_what_blocks_leave_for_the_loss_is_counted_while_they_run_again(inside: 
     model, x = Model(), torch.randn(512, 32)
     profile = ct.profile(model, x, passes=1, inside=inside)
     assert profile.resident["left by blocks beside their results"] == 6 * 512 * 96 * 4
-    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes * 103 // 100)
-    ct.apply(model, plan)
-    ct.handle(model).shapes.watch(front.Watch(3, False, lambda *told: None))
-    for _ in range(4):
-        model(x).backward()
-    taken = ct.report(model).measured
-    assert taken is not None and 0.9 * plan.accumulated_peak_bytes < taken.peak_bytes <= plan.budget_bytes
+    least = ct.plan(profile, UNLIMITED).least_budget_bytes
+    assert not any("feature" in vars(layer) for layer in model.layers)  # of the profile's runs
+    for percent in (100, 110, 125, 150):
+        for steps in (1, 3):
+            trained = copy.deepcopy(model)
+            plan = ct.plan(profile, least * percent // 100)
+            ct.apply(trained, plan)
+            ct.handle(trained).shapes.watch(front.Watch(steps, False, lambda *told: None))
+            for _ in range(steps):
+                trained(x).backward()
+            report = ct.report(trained)
+            taken = report.measured
+            assert taken is not None and taken.gradients_existed == (steps > 1)
+            assert 0.98 * report.predicted_peak_bytes < taken.peak_bytes <= plan.budget_bytes
+    with memory.meter_for(torch.device("cpu")) as meter:
+        before = meter.mark()
+        trained(x).backward()
+        after = meter.mark()
+    assert meter.level(after) - meter.level(before) < 4096  # a step leaves what the step before left

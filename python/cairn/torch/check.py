@@ -19,8 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .arguments import ACCUMULATED, check_call, check_plan
 from .base import _compat, clock, memory
 from .base.errors import BudgetExceeded, VerificationFailed, warn
+from .base.stage_measure import LEFT_BESIDE
 from .base.tree import tensors_in
-from .context.attributes import Attributes
+from .context.attributes import Attributes, plain_tensors
 from .context.lasting import said_by
 from .context.untouched import Buffers, Parameters, RandomState, untouched
 from .handle import apply, set_aside
@@ -56,6 +57,14 @@ def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
     A meter sees them as they come, so taking all of them off its peak can take too much, never too little.
     """
     return gradient_bytes_of(model) - gradient_bytes if plan.scope == "activations" else 0
+
+
+def _left_bytes(plan: Plan, model: nn.Module) -> int:
+    """What of a plan's memory an earlier step has left beside the blocks' results, for this one to replace."""
+    if LEFT_BESIDE not in plan.resident:
+        return 0
+    left = memory.unique_bytes(tensor for tensor, _ in plain_tensors(model) if tensor.requires_grad)
+    return min(left, plan.resident[LEFT_BESIDE])
 
 
 # -- verify --------------------------------------------------------------------------------------------------
@@ -363,6 +372,7 @@ class Watch:
         self._lock = threading.RLock()
         self._meter: memory.Meter | None = None
         self._thread: threading.Thread | None = None  # that the meter belongs to
+        self._has_measured = False  # the step before
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -420,6 +430,8 @@ class Watch:
             found = self._of(plan)
             if found.steps < self._steps and found.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
                 self._start(module, plan)
+            else:
+                self._has_measured = False
 
     def _is_mine(self) -> bool:
         """Whether no other thread that lives is measured."""
@@ -443,6 +455,9 @@ class Watch:
         self._of(plan).in_vain += 1  # until it is judged
         self._forwards, self._together, self._seen, self._uncounted = [], 1, set(), 0
         self._device, self._last = memory.device_of(module), None
+        if self._has_measured or self._device.type != "cpu":  # where no meter was, it is not seen going either
+            self._resident += _left_bytes(plan, module)
+        self._has_measured = True
         self._autocast = autocast_of(self._device)
         self._meter = memory.meter_for(self._device, interruptible=True, taken=True)
         self._meter.__enter__()

@@ -8,6 +8,7 @@ from typing import Any
 
 SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
 KEEP = "k"  # what is done with a saved tensor that stays
+LEFT_BESIDE = "left by blocks beside their results"  # among what is resident
 CHANGES_INPUT = "changes its input in place"
 READS_HISTORY = "saves other tensors when it is run again, for it reads what its last run left in an attribute"
 OVERWRITTEN = "is passed a tensor that is changed in place after it ran"

@@ -59,6 +59,11 @@ class _Found(NamedTuple):
         """What was in it, of names what is put back."""
         return self.before.values() if isinstance(self.before, dict) else self.before
 
+    def large(self) -> Iterator[Any]:
+        """The names that stood for large tensors, and are there."""
+        if self.are_names:
+            yield from (name for name in self.names - self.hidden - self.before.keys() if name in self.container)
+
     @property
     def hidden(self) -> frozenset[str]:
         """Names in it that are left as they are."""
@@ -131,11 +136,15 @@ class Attributes:
                     self._look_into(item, place, depth - 1)
 
     def restore(self) -> None:
-        """Makes all be as it was."""
+        """Makes all be as it was, but for the large tensors: those that a run has left lose its graph, which would keep
+        what the run saved.
+        """
         for found in self._found.values():
             if isinstance(found.container, dict):
                 if len(found.container) != found.size or not _holds(found.container, found.before):
                     _restore_names(found, self._with_large)
+                for name in found.large():
+                    found.container[name] = self._without_graph(found.container[name])
             elif isinstance(found.container, set):
                 if found.container != found.before:
                     found.container.clear()
@@ -147,6 +156,12 @@ class Attributes:
                 registry.clear()
                 registry.update(before)
         self._restore_inside()
+
+    def _without_graph(self, value: Any) -> Any:
+        """It, or as a leaf what was made since."""
+        if not isinstance(value, torch.Tensor) or not _compat.is_made_since(value, self._since):
+            return value
+        return value.detach().requires_grad_()
 
     def _restore_inside(self, but_of: Container[int] = ()) -> None:
         """What is there under the same names: states of generators, and values of tensors but those of some modules."""
@@ -178,6 +193,19 @@ class Attributes:
                     container[name] = self._detached(container[name])
             elif not isinstance(container, set):
                 _refill(container, list(map(self._detached, container)))
+
+    def forget_graphs(self) -> None:
+        """Takes out, and where something else was before takes the history from, what steps that are over have left
+        under names: it holds what they saved.
+        """
+        for found in self._found.values():
+            for _, name, value in list(_new_in(found)) if isinstance(found.container, dict) else ():
+                if isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since):
+                    if name in found.names:
+                        found.container[name] = None
+                    else:
+                        del found.container[name]
+        self.detach()
 
     def _detached(self, value: Any, depth: int = NESTED) -> Any:
         if isinstance(value, torch.Tensor):

@@ -206,3 +206,4 @@ def _as_found(model: nn.Module, device: torch.device, attributes: Attributes | N
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()
+        attributes.forget_graphs()

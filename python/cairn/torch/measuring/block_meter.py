@@ -94,7 +94,8 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
-        attributes, lasting = Attributes(self._block.parts()), Lasting(self._block.parts())
+        attributes = Attributes(self._block.parts(), with_large=True)  # what was there is released by no run that saves
+        lasting = Lasting(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
         replay.note_first_run(self._stage)

@@ -20,7 +20,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.blocks import Block, intercepted
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, without_waiting
-from ..base.stage_measure import OVERWRITTEN, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
 from ..context.attributes import OF_EVERY_MODULE
@@ -368,7 +368,7 @@ class MemoryPass:
                 output = f"output of {shown(run.stage.name)}"
                 pinned[output] = pinned.get(output, 0) + size
         if left := sum(run.left_bytes for run in self._runs):
-            pinned["left by blocks beside their results"] = left
+            pinned[LEFT_BESIDE] = left
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0

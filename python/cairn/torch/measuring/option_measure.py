@@ -118,7 +118,8 @@ class _BlockRuns:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.devices = (device,) if with_generator(device) else ()
-        self._rewinding, self._attributes = Rewinding(block, device), Attributes(self.block.parts())
+        self._rewinding = Rewinding(block, device)
+        self._attributes = Attributes(block.parts(), with_large=True)  # each run replaces the same
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:

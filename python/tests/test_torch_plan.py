@@ -875,6 +875,24 @@ def test_an_optimizer_that_was_not_counted_is_told_before_other_causes() -> None
     ct.handle(model).remove()
 
 
+def test_a_state_that_no_profile_measures_is_told_with_what_leaves_room_for_it() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(64, 64)
+    top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    ct.checkpoint(model, x, loss_fn=torch.sum, passes=1, budget=top.peak_bytes + top.reserve_bytes)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-6, max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    with pytest.warns(UserWarning, match=r"Plan again, with Budget\(reserve=\) of that much"):
+        for _ in range(2):
+            optimizer.step(closure)
+    ct.handle(model).remove()
+
+
 def test_a_backward_within_the_autocast_region_is_named_where_it_takes_too_much() -> None:
     model = nn.Sequential(*(torch_models.Residual(256) for _ in range(4)))
     x, region = torch.randn(32, 256), functools.partial(torch.autocast, "cpu", torch.bfloat16)

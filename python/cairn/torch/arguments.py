@@ -15,7 +15,7 @@ from .._budget import Budget
 from .base import budgets
 from .base.errors import Unsupported, warn
 from .execute.replay import DETERMINISM_CHECKS
-from .measuring.optimizer import UNMEASURED, unwrapped
+from .measuring.optimizer import UNMEASURED, needs_closure, unwrapped
 from .shapes import POLICIES
 from .transfer.link import Link
 from .transfer.tiers import check_tier
@@ -218,8 +218,7 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
     optimizer = unwrapped(optimizer)
     if "param_groups" not in vars(optimizer):
         raise Unsupported(f"the {type(optimizer).__name__} has its parameters in another optimizer: pass that one")
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(optimizer):
         raise Unsupported(
             f"a step of {type(optimizer).__name__} runs the model again and again by a closure, so it cannot be "
             f"measured apart: {UNMEASURED}"

@@ -566,10 +566,11 @@ class Watch:
         """Why a step may have taken too much, and what to do."""
         unforeseen, module = self._unforeseen_bytes(plan), self._module()
         if unforeseen > plan.reserve_bytes:
-            return (
-                f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count. Plan "
-                "again, with optimizer= the one that is used, as it is set in training"
-            )
+            remedy = "optimizer= the one that is used, as it is set in training"
+            if not self._states.can_be_measured:
+                remedy = "Budget(reserve=) of that much: steps that run the model themselves are not measured before"
+            kept = f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count"
+            return f"{kept}. Plan again, with {remedy}"
         if module is not None and (change := plan.change_of(module)):
             return f"{change}. Profile and plan again"
         if self._missing:

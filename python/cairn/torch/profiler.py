@@ -189,16 +189,17 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
 
 
 def _once(stage: StageMeasure) -> StageMeasure:
-    """The stage without what it saves of its output that is resident anyway, and does not go in its backward."""
+    """The stage without what it saves that is resident anyway; of its output, that does not go in its backward."""
 
     def without(measured: Any) -> dict[str, Any]:
         return {
-            "saved_bytes": measured.saved_bytes - stage.pinned_saved_bytes,
+            "saved_bytes": measured.saved_bytes - stage.resident_saved_bytes,
+            "forward_rise_bytes": measured.forward_rise_bytes - stage.added_bytes,
             "backward_rise_bytes": measured.backward_rise_bytes + stage.pinned_saved_bytes,
             "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + stage.pinned_saved_bytes,
         }
 
-    if not stage.pinned_saved_bytes:
+    if not stage.resident_saved_bytes:
         return stage
     options = [dataclasses.replace(option, **without(option)) for option in stage.options]
     return dataclasses.replace(stage, **without(stage), options=options)

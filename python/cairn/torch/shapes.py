@@ -452,6 +452,7 @@ _LINEAR = (
     "also_held_bytes",
     "pinned_bytes",
     "pinned_saved_bytes",
+    "added_bytes",
     "grad_bytes",
     "held_bytes",
 )

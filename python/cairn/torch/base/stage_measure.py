@@ -54,6 +54,7 @@ class StageMeasure:
     also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
     pinned_bytes: int = 0  # of its output, what is resident to the end of the step
     pinned_saved_bytes: int = 0  # of that, what it saves itself
+    added_bytes: int = 0  # left in lists beside its output, resident; a run that saves it keeps it in what it saves
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     left_saved_bytes: int = 0  # of that, what it saves itself
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
@@ -83,6 +84,11 @@ class StageMeasure:
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors
     draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
     options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
+
+    @property
+    def resident_saved_bytes(self) -> int:
+        """Of what it saves, what is resident anyway, unless another run saves it."""
+        return self.pinned_saved_bytes + self.added_bytes
 
     def arriving_bytes(self, created: bool) -> int:
         """Of all gradients on their way back when its backward begins."""

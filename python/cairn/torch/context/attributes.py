@@ -24,6 +24,7 @@ from torch import nn
 
 from ..base import _compat
 from . import generators
+from .reach import has_attributes, reached
 from .state import same_bits
 
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
@@ -40,7 +41,6 @@ _SEQUENCES = (list, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _CONTAINERS = frozenset((*_SEQUENCES, *_DICTS, set))
 _ATOMS = _NUMBERS | {type(None), nn.Parameter, torch.dtype, torch.device, types.FunctionType, types.MethodType}
-_PLUG_IN = __package__.rpartition(".")[0] + "."
 
 Place = tuple[nn.Module, str]  # a module, and the name of its attribute
 
@@ -51,18 +51,13 @@ class _Found(NamedTuple):
     container: Any
     before: Any  # what is put back of it
     size: int  # how much there was in it
-    names: frozenset[Any]  # all that it had, of attributes; else none
+    names: frozenset[Any]  # all that it had, of attributes and dicts; else none
     place: Place  # whose attribute it is, or is in; without a name the attributes of a module
     are_names: bool  # the attributes of a module or of an object
 
     def items(self) -> Iterable[Any]:
         """What was in it, of names what is put back."""
         return self.before.values() if isinstance(self.before, dict) else self.before
-
-    def large(self) -> Iterator[Any]:
-        """The names that stood for large tensors, and are there."""
-        if self.are_names:
-            yield from (name for name in self.names - self.hidden - self.before.keys() if name in self.container)
 
     @property
     def hidden(self) -> frozenset[str]:
@@ -71,7 +66,7 @@ class _Found(NamedTuple):
 
 
 class Attributes:
-    """The attributes of modules and of objects among them, and what is in containers there.
+    """The attributes of modules and of objects among them, what is in containers there, and what hooks may fill.
 
     Large tensors that have a name are left as they are, unless someone waits for their gradients, or they are wanted
     (`with_large`, and then hooks of the modules, too): to hold those that a run replaces takes memory.
@@ -92,12 +87,26 @@ class Attributes:
         self._replaced: set[tuple[int, Any]] = set()
         self._of_steps: set[tuple[int, Any]] = set()  # what had tensors that gradients could go through
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
+        modules = list(modules)
         for module in modules:
             if with_large:
                 self._hooks += [(vars(module)[name], dict(vars(module)[name])) for name in _HOOKS]
             for name, value in self._note(vars(module), (module, ""), are_names=True).items():
                 if type(value) not in _ATOMS:
                     self._look_into(value, (module, name), NESTED)
+        for module, name, value in reached(modules):
+            self._reach(value, (module, name))
+
+    def _reach(self, value: Any, place: Place) -> None:
+        """Notes what hooks may fill: a container, or the attributes of something, with the containers among them."""
+        items: Collection[Any] = (value,)
+        if type(value) not in _CONTAINERS:
+            place = (value, "") if isinstance(value, nn.Module) else place
+            names = object.__getattribute__(value, "__dict__")
+            items = self._note(names, place, are_names=True).values() if id(names) not in self._found else ()
+        for item in items:
+            if type(item) in _CONTAINERS:
+                self._look_into(item, place, NESTED - 1)
 
     def _note(self, container: Any, place: Place, are_names: bool) -> Any:
         if isinstance(container, dict):
@@ -105,7 +114,7 @@ class Attributes:
             before: Any = _own(container, hidden, self._with_large)
         else:
             before = container.copy()
-        names = frozenset(container) if are_names else _NO_NAMES
+        names = frozenset(container) if isinstance(container, dict) else _NO_NAMES
         self._found[id(container)] = _Found(container, before, len(container), names, place, are_names)
         return before
 
@@ -136,15 +145,14 @@ class Attributes:
                     self._look_into(item, place, depth - 1)
 
     def restore(self) -> None:
-        """Makes all be as it was, but for the large tensors: those that a run has left lose its graph, which would keep
-        what the run saved.
+        """Makes all be as it was, but for large tensors with a name: those that a run has left in the place of others
+        lose its graph, which would keep what the run saved.
         """
         for found in self._found.values():
             if isinstance(found.container, dict):
-                if len(found.container) != found.size or not _holds(found.container, found.before):
-                    _restore_names(found, self._with_large)
-                for name in found.large():
-                    found.container[name] = self._without_graph(found.container[name])
+                has_others = len(found.before) < len(found.names - found.hidden)
+                if has_others or len(found.container) != found.size or not _holds(found.container, found.before):
+                    self._restore_names(found)
             elif isinstance(found.container, set):
                 if found.container != found.before:
                     found.container.clear()
@@ -157,11 +165,21 @@ class Attributes:
                 registry.update(before)
         self._restore_inside()
 
-    def _without_graph(self, value: Any) -> Any:
-        """It, or as a leaf what was made since."""
-        if not isinstance(value, torch.Tensor) or not _compat.is_made_since(value, self._since):
-            return value
-        return value.detach().requires_grad_()
+    def _restore_names(self, found: _Found) -> None:
+        names, before = found.container, found.before
+        for name, value in [(name, value) for name, value in names.items() if name not in found.hidden]:
+            has_history = self._has_history(value)
+            stays = _is_large(value) and not self._with_large and found.are_names and not has_history
+            if name in before:
+                if not stays:
+                    names[name] = before[name]  # one by one: counters add what they are updated with
+            elif name not in found.names:
+                if not stays:
+                    del names[name]
+            elif has_history:
+                names[name] = value.detach().requires_grad_()
+        for name, value in before.items():
+            names.setdefault(name, value)
 
     def _restore_inside(self, but_of: Container[int] = ()) -> None:
         """What is there under the same names: states of generators, and values of tensors but those of some modules."""
@@ -178,21 +196,29 @@ class Attributes:
             if found.size == 0 and found.container and not found.are_names:
                 yield found.place, found.container
 
+    def sequences(self) -> Iterator[Any]:
+        """The lists and deques."""
+        return (found.container for found in self._found.values() if isinstance(found.container, _SEQUENCES))
+
     def have_history(self) -> bool:
         """Whether a run since left a tensor under some name that gradients could go through."""
         names = (found for found in self._found.values() if isinstance(found.container, dict))
         values = (value for found in names for name, value in found.container.items() if name not in found.hidden)
-        return any(isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since) for value in values)
+        return any(map(self._has_history, values))
 
     def detach(self) -> None:
-        """Takes the history from tensors that were made since: that of a run whose backward is over."""
+        """Takes the history from tensors that were made since: that of a run whose backward is over; and out of
+        sequences what was added of them, which the next run adds again.
+        """
         for found in self._found.values():
             container = found.container
             if isinstance(container, dict):
                 for name in [name for name in container if name not in found.hidden]:
                     container[name] = self._detached(container[name])
             elif not isinstance(container, set):
-                _refill(container, list(map(self._detached, container)))
+                there = len(found.before)
+                items = (item for i, item in enumerate(container) if i < there or not self._has_history(item))
+                _refill(container, list(map(self._detached, items)))
 
     def forget_graphs(self) -> None:
         """Takes out, and where something else was before takes the history from, what steps that are over have left
@@ -200,16 +226,19 @@ class Attributes:
         """
         for found in self._found.values():
             for _, name, value in list(_new_in(found)) if isinstance(found.container, dict) else ():
-                if isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since):
+                if self._has_history(value):
                     if name in found.names:
                         found.container[name] = None
                     else:
                         del found.container[name]
         self.detach()
 
+    def _has_history(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since)
+
     def _detached(self, value: Any, depth: int = NESTED) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.detach() if _compat.is_made_since(value, self._since) else value
+            return value.detach() if self._has_history(value) else value
         if depth == 0 or type(value) not in (list, dict) or id(value) in self._found:
             return value
         items = value.items() if type(value) is dict else enumerate(value)
@@ -386,16 +415,6 @@ def _has_history(value: Any) -> bool:
     return tensor is not None and tensor.grad_fn is not None
 
 
-def _restore_names(found: _Found, with_large: bool) -> None:
-    names, before = found.container, found.before
-    now = _own(names, found.hidden, with_large)
-    for name in now.keys() - before.keys():
-        del names[name]
-    for name, value in before.items():
-        if name in now or name not in names:
-            names[name] = value  # one by one: counters add what they are updated with
-
-
 def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dict[Any, Any]:
     """What is put back of something with names."""
     return {
@@ -421,16 +440,3 @@ def is_small(tensor: torch.Tensor) -> bool:
 def is_of_torch(kind: type) -> bool:
     """Whether objects of a class are torch's own."""
     return str(kind.__module__).partition(".")[0] == "torch"
-
-
-def has_attributes(value: Any) -> bool:
-    """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
-    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
-        return False
-    if str(type(value).__module__).startswith(_PLUG_IN):
-        return False
-    try:
-        object.__getattribute__(value, "__dict__")
-    except Exception:  # there is none, or its class has something else under this name
-        return False
-    return True

@@ -15,10 +15,11 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as all_modules
 
-from .attributes import OF_EVERY_MODULE, has_attributes
-from .elsewhere import Elsewhere, is_of_library, names_of
+from .attributes import OF_EVERY_MODULE
+from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
 from .noted import Noted, call, is_comparable, is_noted, is_referred_to, items_of
+from .reach import has_attributes, is_of_library
 from .state import attributes_of, children_of
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,14 +26,13 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from .attributes import has_attributes
 from .noted import Noted, Place, call, is_constant, is_noted, value_at
+from .reach import has_attributes, is_of_library, names_in
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
 
 _FUNCTIONS_FOLLOWED = 500
-_LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", __package__.partition(".")[0])) - {"__main__"}
 _get_contents = operator.attrgetter("cell_contents")
 
 
@@ -253,7 +251,7 @@ class _Search:
                 self._waiting.append(function)
 
     def _read(self, function: types.FunctionType) -> None:
-        names = _names_in(function.__code__) | {"__call__"}  # of objects, which no name tells
+        names = names_in(function.__code__) | {"__call__"}  # of objects, which no name tells
         self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
@@ -330,17 +328,3 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
             yield from _functions_of(item)
     elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
         yield from _functions_of(vars(value).get("forward"))
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    """The globals and attributes that code reads, what is defined in it included."""
-    names = {name for name in code.co_names if not name.startswith("__")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
-
-
-def is_of_library(module: str | None) -> bool:
-    """Whether code of this module is not followed."""
-    return module is None or module.partition(".")[0] in _LIBRARIES

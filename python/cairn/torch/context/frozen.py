@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..base.tree import Slot, children, fields_in_slots
-from .attributes import has_attributes
+from .reach import has_attributes
 
 OBJECT_DEPTH = 2  # so far are objects followed that hold others
 _BYTES_COMPARED = 4096  # of arrays

@@ -22,8 +22,9 @@ from torch import nn
 
 from ..base.prints import fingerprint
 from ..base.tree import fields_in_slots
-from .attributes import OF_EVERY_MODULE, Attributes, has_attributes
-from .elsewhere import is_of_library, values_read
+from .attributes import OF_EVERY_MODULE, Attributes
+from .elsewhere import values_read
+from .reach import has_attributes, is_of_library
 
 _DEPTH = 5  # so far are containers and objects followed
 _ENDS = 100  # items compared at each end of long containers
@@ -48,7 +49,7 @@ class Lasting:
 
     def change(self) -> str | None:
         """What a run since has changed and putting attributes back does not, in words. All stays as the run left it."""
-        after = Attributes(self._modules)
+        after = Attributes(self._modules, with_large=True)
         self._attributes.restore()
         try:
             now = self._said()

@@ -30,8 +30,8 @@ from torch import nn
 
 from ..base import _compat
 from ..base.tree import fields_in_slots
-from .attributes import has_attributes
 from .frozen import frozen, is_array
+from .reach import has_attributes
 
 #: Calls a function, without a function of Python in between where there is one for it.
 call: Callable[..., Any] = getattr(operator, "call", lambda function, *arguments: function(*arguments))

@@ -1,8 +1,8 @@
 """What a block leaves for the loss beside its result.
 
-Some blocks put a loss of their own into an attribute (routers do), and transformers collects what modules inside of
-blocks return. Where the loss reads such a tensor, its gradient waits from the loss until the block's backward, which
-then begins with it, too.
+Some blocks put a loss of their own into an attribute (routers do), hooks collect features of modules inside of blocks,
+and transformers what these return. Where the loss reads such a tensor, its gradient waits from the loss until the
+block's backward, which then begins with it, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..base import _compat
 from ..base.blocks import Block
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import tensors_in, unique_tensors_in
+from ..context.attributes import Attributes
+from ..context.reach import reached
 from . import isolate
 
 
@@ -31,9 +34,13 @@ class Beside:
     def tensors(self, result: Any) -> list[torch.Tensor]:
         """Those with a backward, each once, that the run made and `result` does not have."""
         returned = {id(t) for t in tensors_in(result)}
-        places = [*map(vars, self._parts), _collected()]
+        places = [*map(vars, self._parts), *map(_filled, reached(self._parts)), _collected()]
         left = (tensor for tensor in unique_tensors_in(places) if _compat.is_made_since(tensor, self._since))
         return [tensor for tensor in left if id(tensor) not in returned]
+
+    def added(self) -> set[int]:
+        """The identities of tensors that are in lists now, which gets more in each run."""
+        return {id(tensor) for tensor in unique_tensors_in(list(Attributes(self._parts).sequences()))}
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.
@@ -45,6 +52,11 @@ class Beside:
         if len(known) == len(returned) + len(others):
             return returned + others, list(known)
         return returned + others, [*layouts_of(returned), *(None for _ in others)]
+
+
+def _filled(found: tuple[nn.Module, str, Any]) -> Any:
+    value = found[2]
+    return value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
 
 
 class Arrivals:

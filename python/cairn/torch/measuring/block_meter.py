@@ -71,6 +71,7 @@ class BlockMeter:
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
         self.left: list[_compat.StorageRef] = []  # the large ones of these, of the run in the step
+        self.added: set[int] = set()  # the storages of those in lists
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
@@ -238,6 +239,8 @@ class BlockMeter:
         left = beside.tensors(result)
         self.beside = Arrivals(left)
         self.left = [_compat.StorageRef(t) for t in left if memory.has_storage(t) and t.nbytes > LARGE_BYTES]
+        added = beside.added()
+        self.added = {_compat.storage_id(t) for t in left if id(t) in added and memory.has_storage(t)}
         del left
         del args, kwargs
         self._mark("plain end")
@@ -255,7 +258,8 @@ class BlockMeter:
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["plain base"])
         stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
-        hidden = meter.level(at["plain left"]) - base - stage.output_bytes
+        left = sum({ref.key: ref.nbytes for ref in self.left}.values())
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
         if hidden > SLACK_BYTES:
             stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
 

@@ -175,13 +175,13 @@ class MemoryPass:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
         self._held = memory.storages(tensors_in((output, loss)))
-        self._note_left()
+        left = self._note_left()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         self._is_backward = True
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
-        del output, loss
+        del output, loss, left
         for parameter in self._sample.model.parameters():
             parameter.grad = None
 
@@ -277,13 +277,21 @@ class MemoryPass:
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
 
-    def _note_left(self) -> None:
-        """What blocks left beside their results, and is there until their next runs replace it."""
-        known = self._known | self._held.keys()
+    def _note_left(self) -> list[Any]:
+        """What blocks left beside their results, and is there until their next runs replace it.
+
+        It is given back to be held during the backward. Where the loss alone still has it, a block that is kept has it,
+        too, until its own.
+        """
+        known, left = self._known | self._held.keys(), []
         for run in self._runs:
             refs = [ref for ref in run.alone.left if ref.alive() and ref.key not in known]
-            run.left_bytes = sum({ref.key: ref.nbytes for ref in refs}.values())
+            sizes = {ref.key: ref.nbytes for ref in refs}
+            run.left_bytes = sum(sizes.values())
+            run.stage.added_bytes = sum(size for key, size in sizes.items() if key in run.alone.added)
             known |= {ref.key for ref in refs}
+            left += [ref.storage() for ref in refs]
+        return left
 
     def _note_weight_grads(self, run: _Run, shared: Sequence[nn.Parameter]) -> None:
         """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
@@ -584,8 +592,9 @@ class MemoryPass:
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
         if run.left_bytes:  # resident, so nothing that saving would add, or sending free
-            stage.saved_bytes = max(stage.saved_bytes - run.left_bytes, stage.output_bytes)
-            stage.forward_rise_bytes = max(stage.forward_rise_bytes - run.left_bytes, stage.forward_only_rise_bytes)
+            replaced = run.left_bytes - stage.added_bytes
+            stage.saved_bytes = max(stage.saved_bytes - replaced, stage.output_bytes)
+            stage.forward_rise_bytes = max(stage.forward_rise_bytes - replaced, stage.forward_only_rise_bytes)
             stage.travel_bytes = 0
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting) - run.pinned)

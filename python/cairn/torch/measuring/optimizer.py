@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import weakref
 from collections import OrderedDict, defaultdict
 from typing import Any
@@ -51,12 +52,23 @@ class KeptStates:
         """Of all that exist."""
         return sum(size for _, size in self._found.values())
 
+    @property
+    def can_be_measured(self) -> bool:
+        """Whether a profile can be made with each of them."""
+        return not any(map(needs_closure, self._found))
+
 
 def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
     """Bytes on the model's device that an optimizer keeps for the model's parameters."""
     device = memory.device_of(model)
     entries = [optimizer.state[p] for p in model.parameters() if p in optimizer.state]
     return memory.unique_bytes(t for t in tensors_in(entries) if t.device == device)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step runs the model itself, as often as it wants, as that of LBFGS does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -48,12 +48,12 @@ AS_PLAIN = Counted()  # all that stages save stays
 
 def depends(stage: StageMeasure) -> bool:
     """Whether what a stage counts depends on the schedule."""
-    return bool(stage.also_held_bytes or stage.pinned_bytes or stage.made_copies or stage.listed)
+    return bool(stage.also_held_bytes or stage.pinned_bytes or stage.added_bytes or stage.made_copies or stage.listed)
 
 
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
     """What is true of every schedule, but for outputs that are held by what runs behind, or are made again."""
-    apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_saved_bytes)
+    apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
     early = frozenset(range(1, len(stages) + 1))
     return Counted(apart, let_go=_let_go({}, stages) | _listed(stages), early=early)
 
@@ -65,7 +65,7 @@ def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
     held = (
         number
         for number, stage in enumerate(stages, 1)
-        if (stage.also_held_bytes and lets_go(ops, number)) or (stage.pinned_saved_bytes and number not in always)
+        if (stage.also_held_bytes and lets_go(ops, number)) or (stage.resident_saved_bytes and number not in always)
     )
     listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
     again = (number for number in _made_again(ops) if stages[number - 1].pinned_bytes)

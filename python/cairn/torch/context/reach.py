@@ -1,0 +1,96 @@
+"""What hooks on modules have at hand beside the modules: features of inner modules are often collected so.
+
+A hook that keeps what it sees puts it into a container, an object or another module, which it finds in its closure,
+among its defaults, as its `self` or by a global name. A run that the model did not ask for must leave nothing there
+either (`attributes.py`), and what a run leaves there takes memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_ROOT = __package__.partition(".")[0]
+_PLUG_IN = __package__.rpartition(".")[0] + "."
+_LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
+_FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
+_CONTAINERS = (list, dict, set)
+
+
+def reached(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
+    """The containers, modules and objects that hooks on these modules may fill, each once: whose hook, and a name."""
+    modules = list(modules)
+    seen = set(map(id, modules))
+    for module in modules:
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")):
+            for name, value in _behind(hook, "a hook", _FUNCTIONS_DEEP) if hook is not None else ():
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    yield module, name, value
+
+
+def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """What a function, or something else that can be called, may fill; or the value itself, if it can be filled."""
+    if isinstance(value, types.FunctionType):
+        if depth > 0 and not is_of_library(value.__module__):
+            for name, inner in _variables(value):
+                yield from _behind(inner, name, depth - 1)
+    elif isinstance(value, types.MethodType):
+        yield from _behind(value.__self__, name, depth)
+    elif isinstance(value, functools.partial):
+        for inner in (value.func, *value.args, *value.keywords.values()):
+            yield from _behind(inner, name, depth)
+    elif isinstance(value, (nn.Module, *_CONTAINERS)) or _is_own_object(value):
+        yield name, value
+
+
+def _is_own_object(value: Any) -> bool:
+    return has_attributes(value) and not is_of_library(type(value).__module__)
+
+
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The values that a function has at hand, by their names: of its closure and defaults, and containers among the
+    globals.
+    """
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if cell != types.CellType():
+            yield name, cell.cell_contents
+    yield from ((f"a default of {function.__name__}", value) for value in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in names_in(code) & function.__globals__.keys():
+        if isinstance(function.__globals__[name], _CONTAINERS):
+            yield name, function.__globals__[name]
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """The globals and attributes that code reads, what is defined in it included."""
+    names = {name for name in code.co_names if not name.startswith("__")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return names
+
+
+def is_of_library(module: str | None) -> bool:
+    """Whether code of this module is not followed."""
+    return module is None or module.partition(".")[0] in _LIBRARIES
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
+    if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
+        return False
+    if str(type(value).__module__).startswith(_PLUG_IN):
+        return False
+    try:
+        object.__getattribute__(value, "__dict__")
+    except Exception:  # there is none, or its class has something else under this name
+        return False
+    return True

@@ -63,7 +63,7 @@ def _left_bytes(plan: Plan, model: nn.Module) -> int:
     """What of a plan's memory an earlier step has left beside the blocks' results, for this one to replace."""
     if LEFT_BESIDE not in plan.resident:
         return 0
-    left = memory.unique_bytes(tensor for tensor, _ in plain_tensors(model) if tensor.requires_grad)
+    left = memory.unique_bytes(tensor for tensor, _ in plain_tensors(model))
     return min(left, plan.resident[LEFT_BESIDE])
 
 
@@ -373,6 +373,7 @@ class Watch:
         self._meter: memory.Meter | None = None
         self._thread: threading.Thread | None = None  # that the meter belongs to
         self._has_measured = False  # the step before
+        self._outputs: list[_compat.StorageRef] = []  # of the latest forward that was measured
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -456,13 +457,19 @@ class Watch:
         self._forwards, self._together, self._seen, self._uncounted = [], 1, set(), 0
         self._device, self._last = memory.device_of(module), None
         if self._has_measured or self._device.type != "cpu":  # where no meter was, it is not seen going either
-            self._resident += _left_bytes(plan, module)
+            self._resident += _left_bytes(plan, module) + self._held_bytes(module)
         self._has_measured = True
         self._autocast = autocast_of(self._device)
         self._meter = memory.meter_for(self._device, interruptible=True, taken=True)
         self._meter.__enter__()
         self._first = self._meter.mark()
         self._began = self._now()
+
+    def _held_bytes(self, module: nn.Module) -> int:
+        """What the caller still has of the output of the step before."""
+        own = memory.storages((*module.parameters(), *module.buffers()))
+        held = {ref.key: ref.nbytes for ref in self._outputs if ref.alive() and ref.key not in own}
+        return sum(held.values())
 
     def _now(self) -> int:
         clock.wait_for(self._device)
@@ -473,7 +480,9 @@ class Watch:
         if self._meter is None or self._thread is not threading.current_thread():
             return
         self._missing = missing
-        roots = [t for t in tensors_in(output) if t.requires_grad]
+        outputs = list(tensors_in(output))
+        self._outputs = list(map(_compat.StorageRef, filter(memory.has_storage, outputs)))
+        roots = [t for t in outputs if t.requires_grad]
         backwards: set[int] = set()
 
         def backward_begins(grad: torch.Tensor) -> None:

@@ -194,7 +194,6 @@ def _once(stage: StageMeasure) -> StageMeasure:
     def without(measured: Any) -> dict[str, Any]:
         return {
             "saved_bytes": measured.saved_bytes - stage.resident_saved_bytes,
-            "forward_rise_bytes": measured.forward_rise_bytes - stage.added_bytes,
             "backward_rise_bytes": measured.backward_rise_bytes + stage.pinned_saved_bytes,
             "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + stage.pinned_saved_bytes,
         }

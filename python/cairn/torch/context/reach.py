@@ -21,6 +21,7 @@ _PLUG_IN = __package__.rpartition(".")[0] + "."
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
 _FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
 _CONTAINERS = (list, dict, set)
+_REGISTRIES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def reached(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
@@ -28,11 +29,17 @@ def reached(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]
     modules = list(modules)
     seen = set(map(id, modules))
     for module in modules:
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), vars(module).get("forward")):
+        for hook in (*_hooks_of(module), vars(module).get("forward")):
             for name, value in _behind(hook, "a hook", _FUNCTIONS_DEEP) if hook is not None else ():
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield module, name, value
+
+
+def _hooks_of(module: nn.Module) -> Iterator[Any]:
+    names = vars(module)
+    for registry in map(names.get, _REGISTRIES):
+        yield from registry.values() if registry else ()
 
 
 def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:

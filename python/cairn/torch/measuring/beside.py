@@ -9,38 +9,46 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..base import _compat
-from ..base.blocks import Block
+from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import tensors_in, unique_tensors_in
-from ..context.attributes import Attributes
+from ..context.attributes import LARGE_BYTES, Attributes
 from ..context.reach import reached
 from . import isolate
 
 
 class Beside:
-    """Finds what a run of a block that is about to begin leaves beside its result."""
+    """Finds what a run of modules that is about to begin leaves beside its result."""
 
-    def __init__(self, block: Block) -> None:
-        self._parts = block.parts()
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        self._parts = parts
         self._since = _compat.history_mark()
+        self._there = list(map(_compat.StorageRef, filter(memory.has_storage, self._tensors())))
 
     def tensors(self, result: Any) -> list[torch.Tensor]:
         """Those with a backward, each once, that the run made and `result` does not have."""
         returned = {id(t) for t in tensors_in(result)}
-        places = [*map(vars, self._parts), *map(_filled, reached(self._parts)), _collected()]
-        left = (tensor for tensor in unique_tensors_in(places) if _compat.is_made_since(tensor, self._since))
+        left = (tensor for tensor in self._tensors() if _compat.is_made_since(tensor, self._since))
         return [tensor for tensor in left if id(tensor) not in returned]
 
+    def storages(self, others: Iterable[int]) -> dict[int, _compat.StorageRef]:
+        """The large storages behind all that the run left, with a backward or without, but for those of others."""
+        known = {ref.key for ref in self._there}.union(others)
+        left = (tensor for tensor in self._tensors() if memory.has_storage(tensor) and tensor.nbytes > LARGE_BYTES)
+        return {ref.key: ref for ref in map(_compat.StorageRef, left) if ref.key not in known}
+
     def added(self) -> set[int]:
-        """The identities of tensors that are in lists now, which gets more in each run."""
-        return {id(tensor) for tensor in unique_tensors_in(list(Attributes(self._parts).sequences()))}
+        """The storages behind what is in lists now, where a run puts others beside or in the place of them."""
+        return set(memory.storages(unique_tensors_in(list(Attributes(self._parts).sequences()))))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return unique_tensors_in([*map(vars, self._parts), *map(_filled, reached(self._parts)), _collected()])
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.

@@ -7,7 +7,7 @@ of the model in other ways than by returning it (a loss of its own, left in an a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
 from ..base.prints import fingerprint
 from ..base.stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
 from ..base.tree import tensors_in
-from ..context.attributes import LARGE_BYTES, Attributes
+from ..context.attributes import Attributes
 from ..context.lasting import Lasting
 from ..context.untouched import Buffers, RandomState
 from . import isolate
@@ -64,15 +64,16 @@ class BlockMeter:
         block: Block,
         device: torch.device,
         arriving: Layouts = (),
-        static: Container[int] = (),
+        static: Collection[int] = (),
     ) -> None:
         self._meter, self._stage, self._block, self._device = meter, stage, block, device
         self._static = static  # storages that are there during the whole step
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
-        self.left: list[_compat.StorageRef] = []  # the large ones of these, of the run in the step
-        self.added: set[int] = set()  # the storages of those in lists
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
+        self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
+        self.added: set[int] = set()  # which of them are in lists
+        self.kept_bytes = 0  # large gradients that hooks have kept
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
         self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
@@ -139,7 +140,7 @@ class BlockMeter:
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
         saved = isolate.SavedTensors(self._device) if saving is None else saving()
-        beside = Beside(self._block)
+        beside = Beside(self._block.parts())
         with saved.recording():
             args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
             saved.given(args, kwargs)
@@ -162,13 +163,14 @@ class BlockMeter:
         hooks = isolate.Hooks(begun=lambda: self._mark("begun"))
         root = isolate.sink([*made, *waiting], hooks, handed) if made else None
         del result, made, tensors
-        first = len(created.gone)
+        first, backward = len(created.gone), Beside(self._block.parts())
         if root is not None:
             with isolate.as_in_backward(self._device):
                 root.backward()
         del root
         self._mark("end")
         self._gone = created.take_since(first)
+        self.kept_bytes = sum(ref.nbytes for ref in backward.storages(self._static).values())
         self._take_weight_grads()
         return prints
 
@@ -234,14 +236,12 @@ class BlockMeter:
         self._mark("plain base")
         with saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
-            beside, lent = Beside(self._block), arguments.lent(args, kwargs)
+            beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
             result = function(*args, **kwargs)
-        left = beside.tensors(result)
-        self.beside = Arrivals(left)
-        self.left = [_compat.StorageRef(t) for t in left if memory.has_storage(t) and t.nbytes > LARGE_BYTES]
-        added = beside.added()
-        self.added = {_compat.storage_id(t) for t in left if id(t) in added and memory.has_storage(t)}
-        del left
+        self.beside = Arrivals(beside.tensors(result))
+        passed = memory.storages((*arguments.tensors, *tensors_in(result)))
+        self.left = beside.storages({*passed, *self._static})
+        self.added = self.left.keys() & beside.added()
         del args, kwargs
         self._mark("plain end")
         torch.clear_autocast_cache()
@@ -258,7 +258,7 @@ class BlockMeter:
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["plain base"])
         stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
-        left = sum({ref.key: ref.nbytes for ref in self.left}.values())
+        left = sum(ref.nbytes for ref in self.left.values())
         hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
         if hidden > SLACK_BYTES:
             stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"

@@ -27,6 +27,7 @@ from ..context.attributes import OF_EVERY_MODULE
 from ..context.caches import refuse_learned_caches
 from ..context.untouched import RandomState
 from . import isolate, waiting
+from .beside import Beside
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .cast_copies import Copies
 from .owners import Owners
@@ -138,6 +139,7 @@ class MemoryPass:
         self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
         self._is_backward = False  # of the step
         self._reached: set[int] = set()  # the parameters of blocks that the step's backward reaches
+        self._kept_bytes = 0  # large gradients that hooks have kept
         self._left: set[int] = set()  # those of blocks that leave something beside their results
 
     def run(self) -> StepMeasure:
@@ -178,9 +180,10 @@ class MemoryPass:
         left = self._note_left()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
-        self._is_backward = True
+        self._is_backward, beside = True, Beside(list(self._sample.model.modules()))
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
+        self._kept_bytes = sum(ref.nbytes for ref in beside.storages(self._static).values())
         del output, loss, left
         for parameter in self._sample.model.parameters():
             parameter.grad = None
@@ -285,10 +288,9 @@ class MemoryPass:
         """
         known, left = self._known | self._held.keys(), []
         for run in self._runs:
-            refs = [ref for ref in run.alone.left if ref.alive() and ref.key not in known]
-            sizes = {ref.key: ref.nbytes for ref in refs}
-            run.left_bytes = sum(sizes.values())
-            run.stage.added_bytes = sum(size for key, size in sizes.items() if key in run.alone.added)
+            refs = [ref for key, ref in run.alone.left.items() if ref.alive() and key not in known]
+            run.left_bytes = sum(ref.nbytes for ref in refs)
+            run.stage.added_bytes = sum(ref.nbytes for ref in refs if ref.key in run.alone.added)
             known |= {ref.key for ref in refs}
             left += [ref.storage() for ref in refs]
         return left
@@ -375,7 +377,8 @@ class MemoryPass:
             if size := _bytes_of(run, run.pinned):
                 output = f"output of {shown(run.stage.name)}"
                 pinned[output] = pinned.get(output, 0) + size
-        if left := sum(run.left_bytes for run in self._runs):
+        kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
+        if left := kept + sum(run.left_bytes for run in self._runs):
             pinned[LEFT_BESIDE] = left
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
@@ -591,10 +594,8 @@ class MemoryPass:
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
-        if run.left_bytes:  # resident, so nothing that saving would add, or sending free
-            replaced = run.left_bytes - stage.added_bytes
-            stage.saved_bytes = max(stage.saved_bytes - replaced, stage.output_bytes)
-            stage.forward_rise_bytes = max(stage.forward_rise_bytes - replaced, stage.forward_only_rise_bytes)
+        if run.left_bytes:  # resident: nothing that saving adds, once it has replaced what was there, or sending frees
+            stage.saved_bytes = max(stage.saved_bytes - (run.left_bytes - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting) - run.pinned)

@@ -142,7 +142,7 @@ class _BlockRuns:
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
         self.rewind()
-        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block)
+        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
         args, kwargs = self.arguments.source(isolate.Hooks())
         recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
         count = 0

@@ -128,7 +128,7 @@ class TimePasses:
     ) -> None:
         samples = self._samples_of(stage)
         args, kwargs = arguments.source(isolate.Hooks())
-        beside = Beside(block)
+        beside = Beside(block.parts())
         began = self._now()
         result = function(*args, **kwargs)
         samples.forward.append(self._now() - began)

@@ -893,6 +893,60 @@ def test_a_state_that_no_profile_measures_is_told_with_what_leaves_room_for_it()
     ct.handle(model).remove()
 
 
+def test_state_of_optimizers_that_step_in_the_backward_is_told() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(64, 64)
+    optimizers = {p: torch.optim.Adam([p]) for p in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+    ct.checkpoint(model, x, loss_fn=torch.sum, passes=1, budget=top.peak_bytes + top.reserve_bytes)
+    with pytest.warns(UserWarning, match="the optimizer keeps .* between steps"):
+        for _ in range(4):
+            model(x).sum().backward()
+    state = sum(t.nbytes for o in optimizers.values() for entry in o.state.values() for t in entry.values())
+    taken = ct.report(model).measured
+    assert taken is not None and taken.peak_bytes > state + top.resident["parameters"]
+    ct.handle(model).remove()
+
+
+def test_steps_that_add_to_gradients_are_told_once_that_the_plan_is_for_others() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(16, 64)
+    way: dict[str, Any] = {"loss_fn": torch.sum, "passes": 1}
+    plan = ct.plan(ct.profile(model, x, **way), UNLIMITED, gradients="created")
+    ct.checkpoint(model, x, **way, budget=plan.peak_bytes + plan.reserve_bytes, gradients="created")
+    applied = ct.handle(model).plan
+    with pytest.warns(UserWarning, match="gradients existed when it began") as told:
+        for _ in range(8):
+            model(x).sum().backward()
+    assert ct.handle(model).plan is applied and len(told) <= 3
+    ct.handle(model).remove()
+
+
+def test_blocks_in_another_order_are_named_where_the_step_takes_too_much() -> None:
+    class Turned(nn.Sequential):
+        order = 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in list(self)[:: self.order]:
+                x = layer(x)
+            return x
+
+    model, x = Turned(*(torch_models.Residual(64) for _ in range(4))), torch.randn(256, 64)
+    way: dict[str, Any] = {"loss_fn": torch.sum, "passes": 1, "inside": False}
+    least = ct.plan(ct.profile(model, x, **way), UNLIMITED).least_budget_bytes
+    ct.checkpoint(model, x, **way, budget=least * 102 // 100)
+    model.order = -1
+    with pytest.warns(UserWarning, match="ran after blocks that the plan has behind it, and was kept"):
+        for _ in range(2):
+            model(x).sum().backward()
+    ct.handle(model).remove()
+
+
 def test_a_backward_within_the_autocast_region_is_named_where_it_takes_too_much() -> None:
     model = nn.Sequential(*(torch_models.Residual(256) for _ in range(4)))
     x, region = torch.randn(32, 256), functools.partial(torch.autocast, "cpu", torch.bfloat16)
@@ -1411,6 +1465,8 @@ def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:
         ct.explain(3)
     with pytest.raises(TypeError, match="what cairn.torch.profile returns"):
         ct.plan({}, "8MiB")
+    with pytest.raises(ct.Unsupported, match=r"0\.weight has no shape yet: run the model once"):
+        ct.profile(nn.Sequential(nn.LazyLinear(4)), torch.randn(2, 4))
     with pytest.raises(ct.Unsupported, match="LBFGS"):
         ct.profile(never_run, torch.randn(2, 4), optimizer=torch.optim.LBFGS(never_run.parameters()))
     assert ct.handle(never_run) is None

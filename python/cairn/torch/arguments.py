@@ -171,7 +171,7 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> None:
-    """Raises TypeError where a model and its sample are not what their places say."""
+    """Raises TypeError where a model and its sample are not what their places say, Unsupported for lazy modules."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be an nn.Module, not {_kind(model)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -184,6 +184,9 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> 
             f"args is {_kind(args)} of what this {type(model).__name__} takes by name "
             f"({', '.join(map(str, args))}): give it as kwargs="
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise Unsupported(f"{name} has no shape yet: run the model once, as on this sample, and call this again")
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function of the model's output, not {_kind(loss_fn)}")
     if loss_fn is not None:

@@ -16,7 +16,7 @@ from cairn import format_bytes
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .arguments import ACCUMULATED, check_call, check_plan
+from .arguments import ACCUMULATED, CREATED, check_call, check_plan
 from .base import _compat, clock, memory
 from .base.errors import BudgetExceeded, VerificationFailed, warn
 from .base.stage_measure import LEFT_BESIDE
@@ -35,6 +35,7 @@ from .report import Measured
 UNSTEADY = 8
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
+MOST_NOTES = 3  # of what was not as planned, in a warning
 MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst
 
 
@@ -377,11 +378,13 @@ class Watch:
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
+        self._notes: Sequence[str] = ()  # what else was not as planned
         self._forwards: list[weakref.ref[Any]] = []  # of the step: what lives as long as their graphs
         self._together = 1  # so many of those graphs lived at once
         self._seen: set[str] = set()  # what its backwards did that no plan counts
         self._current: tuple[weakref.ref[nn.Module], Plan] | None = None  # of the latest step
         self._states = KeptStates()
+        self._within: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # that have stepped in the backward
         watch = weakref.ref(self)
 
         def judge(*_: Any) -> None:
@@ -392,8 +395,12 @@ class Watch:
 
         def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             watching = watch()
-            if watching is not None and watching._is_mine() and _compat.backward_id() < 0:
+            if watching is None or not watching._is_mine():
+                return
+            if _compat.backward_id() < 0:
                 watching._look_at(optimizer)
+            else:
+                watching._within.add(optimizer)
 
         hooks = [register_optimizer_step_pre_hook(judge), register_optimizer_step_post_hook(look)]
         self._unhook = weakref.finalize(self, _remove, hooks)
@@ -428,6 +435,7 @@ class Watch:
                 return
             self._finish()
             self._current = weakref.ref(module), plan
+            self._note_those_within(module, plan)
             found = self._of(plan)
             if found.steps < self._steps and found.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
                 self._start(module, plan)
@@ -475,11 +483,13 @@ class Watch:
         clock.wait_for(self._device)
         return time.perf_counter_ns()
 
-    def forward_ended(self, output: Any, missing: Sequence[str] = ()) -> None:
-        """The step's forward has returned this; `missing` are planned blocks that it has not run."""
+    def forward_ended(self, output: Any, missing: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else
+        is not as planned.
+        """
         if self._meter is None or self._thread is not threading.current_thread():
             return
-        self._missing = missing
+        self._missing, self._notes = missing, notes
         outputs = list(tensors_in(output))
         self._outputs = list(map(_compat.StorageRef, filter(memory.has_storage, outputs)))
         roots = [t for t in outputs if t.requires_grad]
@@ -544,6 +554,16 @@ class Watch:
             self._judge(plan, peak, unforeseen, "the next step will take")
             self._correct()
 
+    def _note_those_within(self, module: nn.Module, plan: Plan) -> None:
+        """Takes down what optimizers keep that stepped in a backward, whose peak has it already."""
+        before = self._unforeseen_bytes(plan)
+        for optimizer in self._within:
+            self._states.note(optimizer, module)
+        self._within.clear()
+        if self._unforeseen_bytes(plan) > before:
+            for each in self._found.values():  # what follows is measured again
+                each.steps = 0
+
     def _unforeseen_bytes(self, plan: Plan) -> int:
         """State of optimizers that exists, and that the plan does not count."""
         return max(0, self._states.bytes - plan.resident.get(OPTIMIZER_STATE, 0)) if plan.scope == "step" else 0
@@ -568,7 +588,7 @@ class Watch:
         if self._strict and is_promised:
             raise BudgetExceeded(text)
         warn(text)
-        if self._on_miss is not None:
+        if self._on_miss is not None and peak > predicted:
             self._miss = (plan, peak - predicted)
 
     def _supposed_cause(self, plan: Plan) -> str:
@@ -598,6 +618,13 @@ class Watch:
         for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):
             if seen in self._seen:
                 return seen
+        if self._existed and plan.gradients == CREATED:
+            return (
+                "gradients existed when it began, and the plan is for steps that create them. Plan with "
+                f"gradients='{ACCUMULATED}'"
+            )
+        if self._notes:
+            return f"{'; '.join(list(dict.fromkeys(self._notes))[:MOST_NOTES])}. Profile and plan again"
         return (
             "is something held that the profile did not see, such as what another model has saved? Plan again, with "
             "Budget(reserve=) or a new profile"

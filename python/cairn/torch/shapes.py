@@ -260,10 +260,10 @@ class ShapePlans:
                 "more memory: call cairn.torch.checkpoint, or profile and plan, again"
             )
 
-    def forward_ended(self, output: Any, missing: Sequence[str]) -> None:
+    def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
         """Tells who watches."""
         if self._watch is not None:
-            self._watch.forward_ended(output, missing)
+            self._watch.forward_ended(output, missing, notes)
 
     def watch(self, by: Watch | None) -> None:
         """From now on, steps are measured; by nobody, if None."""

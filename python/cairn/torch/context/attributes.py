@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
@@ -23,6 +25,7 @@ import torch
 from torch import nn
 
 from ..base import _compat
+from ..base.tree import children
 from . import generators
 from .reach import has_attributes, reached
 from .state import same_bits
@@ -80,7 +83,7 @@ class Attributes:
         self._since = _compat.history_mark()
         self._found: dict[int, _Found] = {}  # by the identity of the container
         self._copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []  # of tensors that may be written
-        self._generators: list[Callable[[], None]] = []  # what puts them back
+        self._generators: list[Callable[[], None]] = []  # what puts them back, and small arrays
         #: by container and name: what had tensors at the first look, and the first tensor of each at the latest one
         self._first: dict[tuple[int, Any], Any] | None = None
         self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
@@ -128,6 +131,8 @@ class Attributes:
             if id(value) not in self._found and (depth == NESTED or len(value) <= self._room):
                 items = value if kind is tuple else self._note(value, place, are_names=False)
                 self._look_into_all(items.values() if kind in _DICTS else items, place, depth)
+        elif _is_small_array(value):
+            self._generators.append(functools.partial(operator.setitem, value, ..., value.copy()))
         elif (put_back := generators.putting_back(value)) is not None:
             self._generators.append(put_back)
         elif depth == NESTED and has_attributes(value):
@@ -150,8 +155,9 @@ class Attributes:
         """
         for found in self._found.values():
             if isinstance(found.container, dict):
-                has_others = len(found.before) < len(found.names - found.hidden)
-                if has_others or len(found.container) != found.size or not _holds(found.container, found.before):
+                others = found.size - len(found.before)  # hidden names, and large tensors
+                is_whole = others <= len(found.hidden) and len(found.container) == found.size
+                if not is_whole or not _holds(found.container, found.before):
                     self._restore_names(found)
             elif isinstance(found.container, set):
                 if found.container != found.before:
@@ -219,6 +225,13 @@ class Attributes:
                 there = len(found.before)
                 items = (item for i, item in enumerate(container) if i < there or not self._has_history(item))
                 _refill(container, list(map(self._detached, items)))
+
+    def restore_named(self) -> None:
+        """Puts back what stood under names, if that was something: forwards may have put other things there."""
+        for found in self._found.values():
+            for name, value in found.before.items() if isinstance(found.container, dict) else ():
+                if value is not None and name in found.container and name != "forward":
+                    found.container[name] = value
 
     def forget_graphs(self) -> None:
         """Takes out, and where something else was before takes the history from, what steps that are over have left
@@ -359,12 +372,14 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         attributes.restore()
 
 
-def _first_tensor(value: Any) -> torch.Tensor | None:
-    """A tensor, or the first one in a list, tuple or dict."""
+def _first_tensor(value: Any, depth: int = NESTED) -> torch.Tensor | None:
+    """A tensor, or the first one in a container: among a limited number of items, as deep as containers are opened."""
     if isinstance(value, torch.Tensor):
         return value
-    items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-    return next((item for item in items if isinstance(item, torch.Tensor)), None)
+    if depth == 0 or type(value) in _NUMBERS:
+        return None
+    items = (_first_tensor(item, depth - 1) for _, item in itertools.islice(children(value) or (), MANY))
+    return next((tensor for tensor in items if tensor is not None), None)
 
 
 def _is_record(value: Any, depth: int = NESTED) -> bool:
@@ -428,6 +443,14 @@ def _is_large(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() <= LARGE_BYTES:
         return False
     return not value.retains_grad
+
+
+def _is_small_array(value: Any) -> bool:
+    """Whether it is one of NumPy's that can be noted and put back."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return bool(value.flags.writeable) and value.nbytes <= LARGE_BYTES
 
 
 def is_small(tensor: torch.Tensor) -> bool:

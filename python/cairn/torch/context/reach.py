@@ -10,36 +10,44 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 _ROOT = __package__.partition(".")[0]
 _PLUG_IN = __package__.rpartition(".")[0] + "."
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
 _FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
 _CONTAINERS = (list, dict, set)
-_REGISTRIES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_HOOKS_OF_ALL = (
+    all_modules._global_forward_pre_hooks,
+    all_modules._global_forward_hooks,
+    all_modules._global_backward_pre_hooks,
+    all_modules._global_backward_hooks,
+)
+_PLACES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "forward")
 
 
-def reached(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
+def reached(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
     """The containers, modules and objects that hooks on these modules may fill, each once: whose hook, and a name."""
-    modules = list(modules)
-    seen = set(map(id, modules))
-    for module in modules:
-        for hook in (*_hooks_of(module), vars(module).get("forward")):
-            for name, value in _behind(hook, "a hook", _FUNCTIONS_DEEP) if hook is not None else ():
+    hooks = [(module, hook) for module in modules if any(map(vars(module).get, _PLACES)) for hook in _hooks_of(module)]
+    if any(_HOOKS_OF_ALL) and modules:
+        hooks += [(modules[0], hook) for registry in _HOOKS_OF_ALL for hook in registry.values()]
+    seen = set(map(id, modules)) if hooks else set()
+    for module, hook in hooks:
+        if hook is not None:
+            for name, value in _behind(hook, "a hook", _FUNCTIONS_DEEP):
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield module, name, value
 
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:
-    names = vars(module)
-    for registry in map(names.get, _REGISTRIES):
-        yield from registry.values() if registry else ()
+    for found in map(vars(module).get, _PLACES):
+        yield from found.values() if isinstance(found, dict) else (found,)
 
 
 def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -71,7 +79,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
     yield from ((f"a default of {function.__name__}", value) for value in function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
-    for name in names_in(code) & function.__globals__.keys():
+    for name in sorted(names_in(code) & function.__globals__.keys()):
         if isinstance(function.__globals__[name], _CONTAINERS):
             yield name, function.__globals__[name]
 

@@ -67,10 +67,13 @@ class Buffers:
 
     def __init__(self, module: nn.Module) -> None:
         self._kept: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+        self._empty: list[tuple[nn.Module, str]] = []  # names without a buffer
         with torch.no_grad():
             for part in module.modules():
                 for name, buffer in part._buffers.items():
-                    if buffer is not None:
+                    if buffer is None:
+                        self._empty.append((part, name))
+                    else:
                         self._kept.append((part, name, buffer, buffer.clone()))
         self._versions = _compat.versions(buffer for _, _, buffer, _ in self._kept)
 
@@ -89,7 +92,12 @@ class Buffers:
             for part, name, buffer, value in self._kept:
                 if _differs(part, name, buffer, value):
                     part._buffers[name] = buffer
-                    buffer.data.copy_(value)  # not counted: a graph whose backward is to come may have saved it
+                    if buffer.shape == value.shape:
+                        buffer.data.copy_(value)  # not counted: a graph whose backward is to come may have saved it
+                    else:
+                        buffer.data = value.clone()
+        for part, name in self._empty:
+            part._buffers[name] = None
 
 
 def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tensor) -> bool:
@@ -206,4 +214,5 @@ def _as_found(model: nn.Module, device: torch.device, attributes: Attributes | N
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()
+        attributes.restore_named()
         attributes.forget_graphs()

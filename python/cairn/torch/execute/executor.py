@@ -52,8 +52,10 @@ class Guide(Protocol):
     def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
         """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
 
-    def forward_ended(self, output: Any, missing: Sequence[str]) -> None:
-        """The step's forward has returned this; `missing` are planned blocks that it has not run."""
+    def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else
+        is not as planned, in the backward, too.
+        """
 
 
 class Executor:
@@ -247,7 +249,7 @@ class Executor:
         run.forward_ended()
         note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
-            self._guide.forward_ended(output, run.left_out)
+            self._guide.forward_ended(output, run.left_out, self._trace.notes)
         return output
 
     def _travel(self, prepared: Prepared) -> Travel | None:

@@ -118,26 +118,34 @@ def test_what_each_forward_leaves_for_the_next_one_is_that_of_training(kept: str
     ct.handle(model).remove()
 
 
-def test_state_that_changes_no_result_stays_where_its_block_is_run_again() -> None:
-    """A first run that finds none would do something else than the next ones."""
+@pytest.mark.parametrize("is_there", [True, False])
+def test_blocks_run_again_find_no_state_where_their_first_run_found_none(is_there: bool) -> None:
+    """It does something else than those that find some; and profiles leave none, which the loss may read."""
 
     class Resetting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.state = nn.Linear(64, 64), None
+            self.linear = nn.Linear(64, 64)
+            if is_there:
+                self.state = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made = torch.tanh(self.linear(x))
-            made = made if self.state is None else made * torch.ones_like(self.state)
-            self.state = made[:1].detach()
-            return made
+            made, state = torch.tanh(self.linear(x)), getattr(self, "state", None) if is_there else self.found()
+            self.state = made[:1].detach() if state is None else made[:1].detach() + state
+            return made if state is None else made * torch.ones_like(state)
+
+        def found(self) -> torch.Tensor | None:
+            return self.state if hasattr(self, "state") else None
 
     model, x = nn.Sequential(*(Resetting() for _ in range(4))), torch.randn(64, 64)
     plain = copy.deepcopy(model)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, inside=False, blocks=Resetting)
+    assert all(getattr(layer, "state", None) is None for layer in model)
     with ct.apply(model, ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)):
-        for each in (model, plain):
-            each(x).sum().backward()
+        for _ in range(3):
+            for each in (model, plain):
+                each(x).sum().backward()
+            assert all(torch.equal(one.state, other.state) for one, other in zip(model, plain, strict=True))
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
 
 

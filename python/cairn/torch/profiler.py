@@ -334,8 +334,6 @@ def profile(
             sample.teller.begin("looking into blocks", len(measured.blocks))
             owners = Owners(model, _call_order(found, observed), measured.used_outside)
             option_measure.OptionPass(sample, found, measured, owners, device).run()
-        varying = {stage.name for stage in measured.blocks if stage.keep_reason}
-        sample.repeatable = [part for block in found if block.name not in varying for part in block.parts()]
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(

@@ -331,18 +331,12 @@ class Attributes:
             self._replaced.add(place)
         self._seen[place] = weakref.ref(tensor)
 
-    def restore_states(self, left: Iterable[nn.Module]) -> None:
-        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once.
-
-        Of the modules in `left`, whose results do not depend on it, only tensors where there were some: a run that
-        finds none may do something else.
-        """
+    def restore_states(self) -> None:
+        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once."""
         self.look()
-        stays, first = set(map(id, left)), self._first or {}
+        first = self._first or {}
         for key, name in self._replaced:
             found = self._found[key]
-            if id(found.place[0]) in stays and not isinstance(first.get((key, name)), torch.Tensor):
-                continue
             if (key, name) in first:
                 found.container[name] = first[key, name]
             elif name in found.before:

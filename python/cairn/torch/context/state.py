@@ -35,6 +35,7 @@ _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
 _Registry = dict[str, torch.Tensor | None]
+_Place = tuple[int, str]  # an attribute, with the index of its module among the parts
 _Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: the buffer, and its value before a run
 
 
@@ -50,6 +51,7 @@ class BlockState:
         self._prefixes: list[str] = []
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
+        self._filled: frozenset[_Place] | None = None  # attributes that a run made where there was nothing; the same
         for number, root in enumerate(self._roots):
             module = root()
             prefix = "" if len(self._roots) == 1 else str(number)
@@ -119,13 +121,32 @@ class BlockState:
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies)
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies, self._empty(attributes))
         with torch.no_grad():
             for index, buffer in enumerate(buffers):
                 if buffer is not None and self._may_change(index, buffer):
                     copies[index] = buffer, buffer.clone()
         versions = _compat.versions(buffers)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies)
+        empty = self._empty(attributes)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, empty)
+
+    def _empty(self, attributes: Sequence[dict[str, Any]]) -> dict[_Place, bool]:
+        """The names that stand for None, and those that are not there, True, that runs fill; before the first run all
+        that are there.
+        """
+        if self._filled is not None:
+            found = ((place, attributes[place[0]].get(place[1], self)) for place in self._filled)
+            return {place: value is self for place, value in found if value is None or value is self}
+        self._names = list(map(frozenset, attributes))
+        return {(i, key): False for i, names in enumerate(attributes) for key, value in names.items() if value is None}
+
+    def _are_filled(self, before: Before) -> dict[_Place, bool]:
+        """The empty names that a first run has filled, and those that it has added."""
+        filled = {place: False for place in before.empty if before.attributes[place[0]].get(place[1]) is not None}
+        for i, (names, known) in enumerate(zip(before.attributes, self._names, strict=True)):
+            if len(names) > len(known):
+                filled.update(((i, name), True) for name in names.keys() - known - {"forward"})
+        return filled
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
@@ -134,6 +155,9 @@ class BlockState:
 
     def after(self, before: Before, flags: list[bool] | None = None) -> Record:
         """What a run left, and what it must find when it is run again. `flags`: of training, if they are known."""
+        if self._filled is None:
+            before.empty = self._are_filled(before)
+            self._filled = frozenset(before.empty)
         if self._changing is None:
             self._changing = {index for index in before.copies if self._is_written(index, before)}
         if before.copies:
@@ -162,6 +186,7 @@ class Before:
     buffers: Sequence[torch.Tensor | None]
     versions: list[int]
     copies: _Copies
+    empty: dict[_Place, bool]  # attributes that it finds to be None, or not there, True, and fills
 
 
 class Record:
@@ -232,7 +257,8 @@ class Record:
     @contextlib.contextmanager
     def in_force(self) -> Iterator[list[torch.Tensor]]:
         """The body finds the parameters and buffers that the run found, also where others were put in their places; of
-        the buffers that the block writes the old values, in tensors of their own, which are given to the body.
+        the buffers that the block writes the old values, in tensors of their own, which are given to the body. What
+        the run made where there was nothing is taken away, for the body to make it again.
         """
         before, state = self._before, self._state
         copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
@@ -247,6 +273,10 @@ class Record:
                 if registry[key] is not tensor:
                     replaced.append((registry, key, registry[key]))
                     registry[key] = tensor
+            for (index, name), is_absent in before.empty.items():
+                before.attributes[index][name] = None
+                if is_absent:
+                    del before.attributes[index][name]
             yield list(shared.values())
         finally:
             for registry, key, tensor in replaced:

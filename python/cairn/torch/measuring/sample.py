@@ -42,7 +42,6 @@ class Sample:
             [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
         )
         self.has_no_loss = False
-        self.repeatable: list[nn.Module] = []  # that do the same whatever an earlier run has left in their attributes
         self.teller = Teller()  # of the pass that runs it
         self.attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
@@ -71,7 +70,7 @@ class Sample:
         try:
             yield
         finally:
-            self.attributes.restore_states(self.repeatable)
+            self.attributes.restore_states()
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""

@@ -1439,13 +1439,21 @@ def test_a_kept_tensor_that_is_mutated_later() -> None:
             loss.backward()
 
 
-class Erratic(Layer):
+class Counting(Layer):
+    """With a number that runs find and change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+
+class Erratic(Counting):
     """Does not do the same twice."""
 
     saves = True
 
     def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
-        self.count = getattr(self, "count", 0) + 1
+        self.count += 1
         again = self.count % 2 == 0
         if self.saves:
             return super().forward(x).sin() if again else super().forward(x)
@@ -1462,9 +1470,9 @@ def test_a_block_that_saves_more_the_second_time() -> None:
 
 
 def test_a_block_that_saves_other_shapes_the_second_time() -> None:
-    class Shrinks(Layer):
+    class Shrinks(Counting):
         def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
-            self.count = getattr(self, "count", 0) + 1
+            self.count += 1
             return x + x[: 16 - self.count].sin().sum()
 
     model = net(layer=Shrinks)
@@ -1473,9 +1481,9 @@ def test_a_block_that_saves_other_shapes_the_second_time() -> None:
 
 
 def test_values_are_compared_if_asked() -> None:
-    class Drifts(Layer):
+    class Drifts(Counting):
         def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
-            self.count = getattr(self, "count", 0) + 1
+            self.count += 1
             return (x * self.count).sin()
 
     with (
@@ -1493,13 +1501,11 @@ def test_values_are_compared_if_asked() -> None:
 def test_values_of_a_single_index_are_compared_too() -> None:
     """Of two columns that are equal: only their gradients tell which one was taken."""
 
-    class Ties(Layer):
-        taken = 0
-
+    class Ties(Counting):
         def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
             x = torch.cat((x[:, :1], x), 1)
-            self.taken += 1
-            return x[:, 1:] + x.index_select(1, torch.tensor([self.taken % 2]))
+            self.count += 1
+            return x[:, 1:] + x.index_select(1, torch.tensor([self.count % 2]))
 
     with (
         planned(model := net(layer=Ties), STAGES, every_block(STAGES), determinism_check="values"),

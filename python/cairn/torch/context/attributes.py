@@ -102,14 +102,15 @@ class Attributes:
 
     def _reach(self, value: Any, place: Place) -> None:
         """Notes what hooks may fill: a container, or the attributes of something, with the containers among them."""
-        items: Collection[Any] = (value,)
-        if type(value) not in _CONTAINERS:
-            place = (value, "") if isinstance(value, nn.Module) else place
-            names = object.__getattribute__(value, "__dict__")
-            items = self._note(names, place, are_names=True).values() if id(names) not in self._found else ()
-        for item in items:
-            if type(item) in _CONTAINERS:
-                self._look_into(item, place, NESTED - 1)
+        if type(value) in _CONTAINERS:
+            self._look_into(value, place, NESTED - 1)
+            return
+        names, is_module = object.__getattribute__(value, "__dict__"), isinstance(value, nn.Module)
+        if id(names) not in self._found:
+            noted = self._note(names, (value, "") if is_module else place, are_names=True)
+            for name, item in noted.items():
+                if type(item) in _CONTAINERS:
+                    self._look_into(item, (value, name) if is_module else place, NESTED - 1)
 
     def _note(self, container: Any, place: Place, are_names: bool) -> Any:
         if isinstance(container, dict):

@@ -435,12 +435,21 @@ def test_buffers_get_their_shapes_in_the_first_step_as_without_profiles() -> Non
     assert model.state.shape == (16,)
 
 
-def test_what_hooks_on_all_modules_collect_is_put_back() -> None:
-    model, x, seen = nn.Sequential(*(torch_models.Residual(16) for _ in range(4))), torch.randn(32, 16), []
+class Slotted(dict):
+    """A container without attributes of its own."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("kind", [list, deque])
+def test_what_hooks_on_all_modules_collect_is_put_back(kind: type) -> None:
+    model, x, seen = nn.Sequential(*(torch_models.Residual(16) for _ in range(4))), torch.randn(32, 16), kind()
+    numbers = Slotted()
 
     def collect(module: nn.Module, args: Any, output: torch.Tensor) -> None:
         if isinstance(module, nn.Linear):
             seen.append(output)
+            numbers[0] = 0
 
     def loss_of(output: torch.Tensor) -> torch.Tensor:
         return output.sum() + sum(each.square().mean() for each in seen)

@@ -546,8 +546,7 @@ class Watch:
             return
         found, unforeseen = self._of(plan), self._unforeseen_bytes(plan)
         if unforeseen > max(plan.reserve_bytes, found.unforeseen_bytes):
-            for each in self._found.values():  # what follows is measured again
-                each.steps = 0
+            self._measure_again()
         if found.worst is not None and unforeseen > found.unforeseen_bytes:
             self._existed = found.worst.gradients_existed
             peak = found.worst.peak_bytes + unforeseen - found.unforeseen_bytes
@@ -561,8 +560,11 @@ class Watch:
             self._states.note(optimizer, module)
         self._within.clear()
         if self._unforeseen_bytes(plan) > before:
-            for each in self._found.values():  # what follows is measured again
-                each.steps = 0
+            self._measure_again()
+
+    def _measure_again(self) -> None:
+        for each in self._found.values():
+            each.steps = 0
 
     def _unforeseen_bytes(self, plan: Plan) -> int:
         """State of optimizers that exists, and that the plan does not count."""

@@ -105,12 +105,17 @@ class Attributes:
         if type(value) in _CONTAINERS:
             self._look_into(value, place, NESTED - 1)
             return
-        names, is_module = object.__getattribute__(value, "__dict__"), isinstance(value, nn.Module)
-        if id(names) not in self._found:
+        is_module = isinstance(value, nn.Module)
+        if (is_module or has_attributes(value)) and (names := self._unnoted(value)) is not None:
             noted = self._note(names, (value, "") if is_module else place, are_names=True)
             for name, item in noted.items():
                 if type(item) in _CONTAINERS:
                     self._look_into(item, (value, name) if is_module else place, NESTED - 1)
+
+    def _unnoted(self, value: Any) -> dict[str, Any] | None:
+        """The attributes of something, unless they were noted."""
+        names = object.__getattribute__(value, "__dict__")
+        return names if type(names) is dict and id(names) not in self._found else None
 
     def _note(self, container: Any, place: Place, are_names: bool) -> Any:
         if isinstance(container, dict):
@@ -136,12 +141,10 @@ class Attributes:
             self._generators.append(functools.partial(operator.setitem, value, ..., value.copy()))
         elif (put_back := generators.putting_back(value)) is not None:
             self._generators.append(put_back)
-        elif depth == NESTED and has_attributes(value):
-            names = object.__getattribute__(value, "__dict__")
-            if type(names) is dict and id(names) not in self._found:
-                items = self._note(names, place, are_names=True)
-                if not is_of_torch(kind):
-                    self._look_into_all(items.values(), place, depth)
+        elif depth == NESTED and has_attributes(value) and (names := self._unnoted(value)) is not None:
+            items = self._note(names, place, are_names=True)
+            if not is_of_torch(kind):
+                self._look_into_all(items.values(), place, depth)
 
     def _look_into_all(self, items: Collection[Any], place: Place, depth: int) -> None:
         if depth > 0 and len(items) <= self._room:

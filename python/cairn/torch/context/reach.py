@@ -7,6 +7,7 @@ either (`attributes.py`), and what a run leaves there takes memory.
 
 from __future__ import annotations
 
+import collections
 import functools
 import sys
 import types
@@ -21,7 +22,7 @@ _ROOT = __package__.partition(".")[0]
 _PLUG_IN = __package__.rpartition(".")[0] + "."
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
 _FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
-_CONTAINERS = (list, dict, set)
+CONTAINERS = (list, dict, set, collections.deque)
 _HOOKS_OF_ALL = (
     all_modules._global_forward_pre_hooks,
     all_modules._global_forward_hooks,
@@ -61,7 +62,7 @@ def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, functools.partial):
         for inner in (value.func, *value.args, *value.keywords.values()):
             yield from _behind(inner, name, depth)
-    elif isinstance(value, (nn.Module, *_CONTAINERS)) or _is_own_object(value):
+    elif isinstance(value, (nn.Module, *CONTAINERS)) or _is_own_object(value):
         yield name, value
 
 
@@ -80,7 +81,7 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f"a default of {function.__name__}", value) for value in function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
     for name in sorted(names_in(code) & function.__globals__.keys()):
-        if isinstance(function.__globals__[name], _CONTAINERS):
+        if isinstance(function.__globals__[name], CONTAINERS):
             yield name, function.__globals__[name]
 
 

@@ -19,7 +19,7 @@ from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import tensors_in, unique_tensors_in
 from ..context.attributes import LARGE_BYTES, Attributes
-from ..context.reach import reached
+from ..context.reach import CONTAINERS, reached
 from . import isolate
 
 
@@ -64,7 +64,9 @@ class Beside:
 
 def _filled(found: tuple[nn.Module, str, Any]) -> Any:
     value = found[2]
-    return value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
+    if isinstance(value, CONTAINERS):
+        return list(value.values() if isinstance(value, dict) else value)
+    return getattr(value, "__dict__", None)
 
 
 class Arrivals:

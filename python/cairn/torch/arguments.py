@@ -24,7 +24,7 @@ ACCUMULATED, CREATED = "accumulated", "created"
 SCOPES = ("step", "activations")
 ALLOWED = ("recompute", "inside", "offload")
 
-PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside", "progress")
+PROFILE_OPTIONS = ("loss_fn", "optimizer", "blocks", "keep", "passes", "inside", "outside", "holds_output", "progress")
 PLAN_OPTIONS = ("host_budget", "tier", "link", "allow", "solver", "scope", "gradients")
 APPLY_OPTIONS = ("preserve_rng_state", "determinism_check", "on_shape_change")
 
@@ -133,7 +133,7 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
 def check_profile_options(options: Mapping[str, Any]) -> None:
     """The same of `profile`."""
     _check_count("passes", options.get("passes", 1), 1)
-    for name in ("inside", "outside"):
+    for name in ("inside", "outside", "holds_output"):
         _check_flag(name, options.get(name, True))
 
 

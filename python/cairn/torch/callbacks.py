@@ -18,14 +18,24 @@ from .measuring.optimizer import unwrapped
 from .report import Report
 
 
-def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
+def trainer_callback(
+    budget: Any = "auto", *, compute_loss_func: Callable[..., torch.Tensor] | None = None, **options: Any
+) -> Any:
     """A TrainerCallback under which a Hugging Face Trainer trains within a budget.
 
     The first batch of its data is the sample: give the largest that there will be, or pad to a fixed length. Options as
-    for `cairn.torch.checkpoint`. The plan is removed when training ends; `callback.report` stays: what was planned and
-    measured (None before training).
+    for `cairn.torch.checkpoint`, but holds_output is False, for a Trainer keeps the loss alone. The plan is removed
+    when training ends; `callback.report` stays: what was planned and measured (None before training).
+
+    compute_loss_func: the one that the Trainer is given, if it is; a callback does not see it there.
     """
     check_checkpoint(budget, options)
+    if compute_loss_func is not None:
+        if not callable(compute_loss_func):
+            raise TypeError(f"compute_loss_func= takes a function, not a {type(compute_loss_func).__name__}")
+        if "loss_fn" in options:
+            raise TypeError("trainer_callback takes loss_fn= or compute_loss_func=, not both")
+    options = {"holds_output": False, **options}
     if "optimizer" in options:
         raise TypeError("trainer_callback takes the optimizer from the Trainer: leave optimizer= out")
     try:
@@ -48,7 +58,8 @@ def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
             return self._report
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            _begin(args, given["model"], given["train_dataloader"], given.get("optimizer"), budget, options)
+            model, batches = given["model"], given["train_dataloader"]
+            _begin(args, model, batches, given.get("optimizer"), budget, options, compute_loss_func)
             self._handle = handle(given["model"])
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -58,7 +69,15 @@ def trainer_callback(budget: Any = "auto", **options: Any) -> Any:
     return Budgeted()
 
 
-def _begin(args: Any, model: nn.Module, batches: Any, optimizer: Any, budget: Any, options: dict[str, Any]) -> None:
+def _begin(
+    args: Any,
+    model: nn.Module,
+    batches: Any,
+    optimizer: Any,
+    budget: Any,
+    options: dict[str, Any],
+    own_loss: Callable[..., torch.Tensor] | None,
+) -> None:
     if args.gradient_checkpointing:
         raise Unsupported(
             "TrainingArguments(gradient_checkpointing=True) recomputes every layer by itself; leave it out, "
@@ -69,11 +88,19 @@ def _begin(args: Any, model: nn.Module, batches: Any, optimizer: Any, budget: An
         key: value.to(device) if isinstance(value, torch.Tensor) else value
         for key, value in _first_of(batches, device).items()
     }
-    if args.label_smoothing_factor and "labels" in batch and "loss_fn" not in options:
+    if own_loss is not None:
+        options = {**options, "loss_fn": _computed_by(own_loss, batch.pop("labels", None))}
+    elif args.label_smoothing_factor and "labels" in batch and "loss_fn" not in options:
         options = {**options, "loss_fn": _smoothed(args, model, batch.pop("labels"))}
     model.train()
     with _precision(args, device):
         checkpoint(model, (), batch, budget=budget, optimizer=_plain(optimizer), **options)
+
+
+def _computed_by(own_loss: Callable[..., torch.Tensor], labels: Any) -> Callable[[Any], torch.Tensor]:
+    """The loss by a function of the user's, to which the Trainer passes the labels instead of to the model."""
+    count = labels.ne(-100).sum() if isinstance(labels, torch.Tensor) else None
+    return lambda output: own_loss(output, labels, num_items_in_batch=count)
 
 
 def _smoothed(args: Any, model: nn.Module, labels: torch.Tensor) -> Callable[[Any], torch.Tensor]:

@@ -136,7 +136,7 @@ def verify(
     check_call(model, kwargs, loss_fn, args)
     check_plan(plan)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
     with set_aside(model), untouched(model, device, sample.attributes) as parameters:
@@ -375,6 +375,7 @@ class Watch:
         self._thread: threading.Thread | None = None  # that the meter belongs to
         self._has_measured = False  # the step before
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward that was measured
+        self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
         self._disturbed = False  # by a step of another thread
         self._last: int | None = None  # mark of the backward's end
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -517,6 +518,10 @@ class Watch:
         elif self._meter is not None:
             self._last = self._meter.mark()
             self._took = self._now() - self._began
+            bytes_of = {ref.key: ref.nbytes for ref in self._outputs}
+            there = {ref.key for ref in self._outputs if ref.alive()}
+            self._held = sum(bytes_of[key] for key in there)
+            self._dropped = sum(bytes_of.values()) - self._held
             module = self._module()
             if module is not None:
                 self._uncounted = uncounted_bytes(self._plan, module, self._gradient_bytes)
@@ -536,7 +541,7 @@ class Watch:
             return
         plan = self._plan
         peak = self._resident - self._uncounted + meter.peak(self._first, last) - meter.level(self._first)
-        self._of(plan).add(Measured(peak, self._took, self._existed), self._unforeseen)
+        self._of(plan).add(Measured(peak, self._took, self._existed, self._dropped), self._unforeseen)
         self._judge(plan, peak, self._unforeseen)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
@@ -624,6 +629,11 @@ class Watch:
             return (
                 "gradients existed when it began, and the plan is for steps that create them. Plan with "
                 f"gradients='{ACCUMULATED}'"
+            )
+        if self._held > plan.reserve_bytes and not plan.holds_output:
+            return (
+                "the loop still had the model's output during the backward, and the plan is for one that keeps the "
+                "loss alone. Plan without holds_output=False"
             )
         if self._notes:
             return f"{'; '.join(list(dict.fromkeys(self._notes))[:MOST_NOTES])}. Profile and plan again"

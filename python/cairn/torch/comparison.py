@@ -117,8 +117,7 @@ class Comparison:
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor | None:
         """Forward and backward."""
-        output = run(*self._sample.args, **self._sample.kwargs)
-        loss = self._sample.loss(output)
+        output, loss = self._sample.results(run(*self._sample.args, **self._sample.kwargs))
         backward_of(output, loss)
         return loss
 

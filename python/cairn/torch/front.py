@@ -55,10 +55,10 @@ def checkpoint(
     budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
     check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
         again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
-    options: loss_fn, optimizer, blocks, keep, passes, inside, outside, progress as for `profile`; host_budget, tier,
-        link, solver, scope, gradients, allow, and those of solvers, as for `plan`; preserve_rng_state,
-        determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a step whose inputs are
-        larger than all that were planned for, a plan is made when it begins.
+    options: loss_fn, optimizer, blocks, keep, passes, inside, outside, holds_output, progress as for `profile`;
+        host_budget, tier, link, solver, scope, gradients, allow, and those of solvers, as for `plan`;
+        preserve_rng_state, determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a
+        step whose inputs are larger than all that were planned for, a plan is made when it begins.
 
     A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
     of, and then leaves the model, and the old plan, alone.
@@ -85,12 +85,13 @@ def _applied(
     if old is not None:
         old.remove()
     left = {"on_shape_change": "replan", **left}
-    loss_fn = to_profile.get("loss_fn")
+    loss_fn, holds_output = to_profile.get("loss_fn"), to_profile.get("holds_output", True)
     progress: Any = to_profile.get("progress") or False  # no line among what a training loop prints
 
     def again(*args: Any, **others: Any) -> Profile:
         """Holds no optimizer: a training loop may make another one, and the state of the first goes with it."""
-        return profile(*args, loss_fn=loss_fn, progress=progress, **others).with_optimizer_of(measured)
+        made = profile(*args, loss_fn=loss_fn, holds_output=holds_output, progress=progress, **others)
+        return made.with_optimizer_of(measured)
 
     limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
     source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)

@@ -27,7 +27,7 @@ from .schedule.composition import Moment, first_over, grouped, peak_moment
 from .schedule.counted import AS_PLAIN, Counted
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 #: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
 UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.02, 2 * 1024 * 1024)}
@@ -74,6 +74,7 @@ class Plan:
     host_budget_bytes: int = 0
     host_bytes: int = 0
     outside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
+    holds_output: bool = True  # whether the training loop has the model's output during the backward
 
     @property
     def opened(self) -> dict[int, Inside]:
@@ -474,6 +475,7 @@ class Task:
             host_budget_bytes=0 if to is None else to.machine.host_bytes,
             host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
             outside=profile.outside.to_json(),
+            holds_output=profile.holds_output,
         )
 
     def _least_of(self, chosen: _Chosen) -> int:

@@ -38,7 +38,7 @@ from .outside.replaced import Outside, Replaced
 from .outside.replaced import find as find_outside
 from .schedule.counted import AS_PLAIN, Counted, Lingering
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
 MEASURED_AGAIN = 3  # at most, until gradients lie as was assumed
@@ -66,6 +66,7 @@ class Profile:
     excess: float = 0.0  # share by which the device's allocator took more than tensors asked it for
     notes: tuple[str, ...] = ()
     outside: Outside = Outside()  # what is replaced outside blocks
+    holds_output: bool = True  # whether the training loop has the model's output during the backward
 
     def __repr__(self) -> str:
         blocks = [stage for stage in self.stages if stage.kind == BLOCK]
@@ -280,6 +281,7 @@ def profile(
     keep: Any = (),
     inside: bool = True,
     outside: bool = True,
+    holds_output: bool = True,
     progress: ProgressCallback | Literal[False] | None = None,
 ) -> Profile:
     """Measures one plain training step of `model` on sample arguments, without changing the model.
@@ -295,6 +297,8 @@ def profile(
     keep: blocks (as in `blocks`) that must never be recomputed.
     inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
     outside: also find out whether a tied embedding and the model's own loss can do with less memory.
+    holds_output: whether the training loop still has the model's output while the backward runs, as after
+        ``output = model(x)``. False where it keeps the loss alone, as in ``model(**batch).loss.backward()``.
     progress: called with a cairn.Progress, block by block; a true result raises cairn.Cancelled. None shows a line on
         a terminal, False nothing.
 
@@ -303,12 +307,12 @@ def profile(
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     optimizer = unwrapped(optimizer)
-    check_profile_options({"passes": passes, "inside": inside, "outside": outside})
+    check_profile_options({"passes": passes, "inside": inside, "outside": outside, "holds_output": holds_output})
     _check_named(model, blocks=blocks, keep=keep)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     check_model(model)
     refuse_cache()
-    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, holds_output)
     _check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
@@ -350,6 +354,7 @@ def profile(
         excess=measured.excess,
         notes=(*notes, *replaced.notes()),
         outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
+        holds_output=holds_output,
     )
 
 

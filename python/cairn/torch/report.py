@@ -16,14 +16,20 @@ from .schedule.composition import grouped
 from .schedule.itinerary import traffic_of
 from .shapes import ShapePlan
 
+NOTEWORTHY_SHARE = 0.01  # of a peak
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measured step. Bytes of the peak include all that is resident; `gradients_existed` when it began."""
+    """A measured step. Bytes of the peak include all that is resident; `gradients_existed` when it began.
+
+    `dropped_bytes` of the model's output were gone when the backward ended.
+    """
 
     peak_bytes: int
     step_ns: int
     gradients_existed: bool
+    dropped_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +175,19 @@ class Report:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
             lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
+            lines += self._output_not_held(self.measured)
         return lines + [f"  otherwise   {note}" for note in _together(self.notes)]
+
+    def _output_not_held(self, measured: Measured) -> list[str]:
+        """What would let the plan do with less, where the loop lets go of an output that the plan counts."""
+        dropped, spared = measured.dropped_bytes, self.predicted_peak_bytes - measured.peak_bytes
+        is_noteworthy = dropped > NOTEWORTHY_SHARE * measured.peak_bytes and 2 * spared >= dropped
+        if not (self.plan.holds_output and is_noteworthy):
+            return []
+        return [
+            f"  not held    the loop lets go of the model's output, {format_bytes(dropped)}, which the plan counts: "
+            "plan with holds_output=False"
+        ]
 
     def _travelling(self) -> list[str]:
         found = self.offloading

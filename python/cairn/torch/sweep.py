@@ -198,7 +198,7 @@ def sweep(
     if model is not None:
         check_call(model, kwargs, loss_fn)
         arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
-        sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
+        sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
         made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
     if plot is not None:
         sweep_plot.draw(made, Path(plot))

@@ -34,8 +34,9 @@ class Sample:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         loss_fn: Callable[[Any], torch.Tensor] | None,
+        holds_output: bool = True,
     ) -> None:
-        self.model, self.loss_fn = model, loss_fn
+        self.model, self.loss_fn, self.holds_output = model, loss_fn, holds_output
         tree = Tree.of((args, kwargs))
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
         self.args, self.kwargs = tree.build(
@@ -48,12 +49,21 @@ class Sample:
         self._random: RandomState | None = None
 
     def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
-        """The model's output and its loss; None where the loss is computed elsewhere. `returned` is called between."""
+        """Runs the forward; its `results`. `returned` is called when the model has returned."""
         output = self.output()
         returned()
+        return self.results(output)
+
+    def results(self, output: Any) -> tuple[Any, torch.Tensor | None]:
+        """What the loop has while the backward runs, and the loss; None where that is computed elsewhere."""
         loss = self.loss(output)
         self.has_no_loss = loss is None
-        return output, loss
+        if loss is None and not self.holds_output:
+            raise ValueError(
+                "holds_output=False is for loops that keep the loss alone, and the model's output has no loss: give "
+                "loss_fn=, too"
+            )
+        return (output if self.holds_output else loss), loss
 
     def output(self) -> Any:
         """The model's output."""

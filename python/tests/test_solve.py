@@ -226,6 +226,15 @@ def test_infeasible_says_whose_least_it_is() -> None:
     assert cairn.solve(GPT2, 1000, solver="store-all").reason == f"every schedule needs at least {least} bytes"
 
 
+@pytest.mark.parametrize("stages", [8, 40])
+@pytest.mark.parametrize("objective", ["eq9", "eq6"])
+def test_auto_asks_those_that_minimize_the_objective(objective: str, stages: int) -> None:
+    """Of more than 16 layers the exhaustive solver is out, which takes both."""
+    chain = cairn.Chain([cairn.Stage(9, saved_bytes=9, forward_ns=1, backward_ns=1)] * stages, input_bytes=5)
+    found = cairn.solve(chain, minimize="memory", objective=objective)
+    assert found.optimal_in == objective
+
+
 def test_options_of_other_solvers() -> None:
     """What would change nothing is refused, or, of limits, told."""
     budget = in_between(GPT2)
@@ -234,7 +243,7 @@ def test_options_of_other_solvers() -> None:
     assert caught.value.path == "slots"
     with pytest.raises(cairn.Unsupported, match="a bound takes no option slots"):
         cairn.bound(GPT2, budget, slots=20)
-    with pytest.raises(cairn.Unsupported, match="auto asks no solver about this problem that takes option slots"):
+    with pytest.raises(cairn.Unsupported, match="none of the solvers that auto asks about this problem takes option slots"):
         cairn.compare(GRAPH, [None], slots=20)
     for call in (cairn.solve, lambda problem, limit, **options: cairn.solve_many(problem, [limit], **options)):
         with pytest.warns(UserWarning, match=r"^chain-dp has no use for seed; these have: .*graph-search") as told:

@@ -51,7 +51,7 @@ static bool is_candidate(const crn_solver *solver, const crn_task *task)
     const cairn_solver_info *info = &solver->info;
     return strcmp(info->name, "auto") != 0 && !solver->available &&
            info->minimizes_memory == task->settings->minimize_memory &&
-           crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
+           crn_solver_takes_objective(solver, task->settings) && crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
 }
 
 /* Where no solver takes the problem, the first one that is for such problems says why it does not. */

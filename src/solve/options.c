@@ -149,6 +149,12 @@ static bool has_value(const crn_solver *solver, option_id id, int64_t value)
     return has_option(solver, table[id].name) || has_option(solver, option_words(id, value, words));
 }
 
+bool crn_solver_takes_objective(const crn_solver *solver, const crn_settings *settings)
+{
+    return (!settings->objective_eq9 || has_value(solver, OBJECTIVE, 0)) &&
+           (!settings->objective_eq6 || has_value(solver, OBJECTIVE, 1));
+}
+
 static bool is_auto(const crn_solver *solver)
 {
     return strcmp(solver->info.name, "auto") == 0;
@@ -160,7 +166,7 @@ static bool takes(const crn_solver *solver, option_id id, int64_t value, const c
     if (!is_auto(solver))
         return has_value(solver, id, value);
     for (const crn_solver *const *other = crn_solvers; *other; other++)
-        if (!is_auto(*other) && has_option(*other, table[id].name) &&
+        if (!is_auto(*other) && has_value(*other, id, value) &&
             crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
             return true;
     return false;
@@ -178,7 +184,7 @@ static cairn_status refuse(const crn_solver *solver, option_id id, int64_t value
                                        (*other)->info.name);
     if (solver && is_auto(solver))
         return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path,
-                           "auto asks no solver about this problem that takes option %s; of all solvers these do: %s",
+                           "none of the solvers that auto asks about this problem takes option %s; these solvers do: %s",
                            name, others);
     return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path, "%s takes no option %s; these do: %s",
                        solver ? solver->info.name : "a bound", name, others);
@@ -389,6 +395,7 @@ cairn_status crn_options_resolve(const cairn_options *options, const cairn_probl
         .threads = values[THREADS],
         .memory_limit_bytes = values[MEMORY_LIMIT],
         .minimize_memory = values[MINIMIZE] == 1,
+        .objective_eq9 = values[OBJECTIVE] == 0,
         .objective_eq6 = values[OBJECTIVE] == 1,
     };
     memcpy(settings->solver, options->solver, sizeof(settings->solver));

@@ -8,6 +8,9 @@
 cairn_status crn_options_resolve(const cairn_options *options, const cairn_problem *problem, crn_settings *settings,
                                  cairn_error *error);
 
+/** Whether a solver minimizes the objective that was asked for, if one was. */
+bool crn_solver_takes_objective(const crn_solver *solver, const crn_settings *settings);
+
 /** Refuses what was set and the solver does not take: UNSUPPORTED, naming those that do. solver NULL = a bound. */
 cairn_status crn_options_check(const cairn_options *options, const crn_solver *solver, const crn_task *task,
                                cairn_error *error);

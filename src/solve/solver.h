@@ -32,8 +32,9 @@ typedef struct crn_settings {
     int64_t threads;            /* CAIRN_NONE = all processors */
     int64_t memory_limit_bytes; /* CAIRN_NONE = half of the machine's */
     bool minimize_memory;
-    bool objective_eq6; /* of brute-select */
-    bool has_machine;   /* machine overrides the problem's */
+    bool objective_eq9; /* asked for; where neither is, brute-select takes this one */
+    bool objective_eq6;
+    bool has_machine; /* machine overrides the problem's */
     cairn_machine machine;
 } crn_settings;
 

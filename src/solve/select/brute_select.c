@@ -79,6 +79,13 @@ static cairn_status brute_select_open(const crn_task *task, void **session, cair
     return crn_selection_open(task, choose, session, error);
 }
 
+static cairn_status brute_select_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
+                                       cairn_error *error)
+{
+    answer->optimal_in = task->settings->objective_eq6 ? "eq6" : "eq9";
+    return crn_selection_solve(task, session, budget_bytes, answer, error);
+}
+
 const crn_solver crn_brute_select_solver = {
     .info = {.name = "brute-select",
              .takes_chains = true,
@@ -94,5 +101,5 @@ const crn_solver crn_brute_select_solver = {
     .open = brute_select_open,
     .close = crn_selection_close,
     .least = crn_selection_least,
-    .solve = crn_selection_solve,
+    .solve = brute_select_solve,
 };

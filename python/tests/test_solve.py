@@ -243,7 +243,9 @@ def test_options_of_other_solvers() -> None:
     assert caught.value.path == "slots"
     with pytest.raises(cairn.Unsupported, match="a bound takes no option slots"):
         cairn.bound(GPT2, budget, slots=20)
-    with pytest.raises(cairn.Unsupported, match="none of the solvers that auto asks about this problem takes option slots"):
+    with pytest.raises(
+        cairn.Unsupported, match="none of the solvers that auto asks about this problem takes option slots"
+    ):
         cairn.compare(GRAPH, [None], slots=20)
     for call in (cairn.solve, lambda problem, limit, **options: cairn.solve_many(problem, [limit], **options)):
         with pytest.warns(UserWarning, match=r"^chain-dp has no use for seed; these have: .*graph-search") as told:

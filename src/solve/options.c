@@ -166,8 +166,7 @@ static bool takes(const crn_solver *solver, option_id id, int64_t value, const c
     if (!is_auto(solver))
         return has_value(solver, id, value);
     for (const crn_solver *const *other = crn_solvers; *other; other++)
-        if (!is_auto(*other) && has_value(*other, id, value) &&
-            crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
+        if (!is_auto(*other) && has_value(*other, id, value) && crn_solver_accepts(*other, task, NULL) == CAIRN_OK)
             return true;
     return false;
 }
@@ -183,9 +182,10 @@ static cairn_status refuse(const crn_solver *solver, option_id id, int64_t value
             length += (size_t)snprintf(others + length, sizeof(others) - length, "%s%s", length ? ", " : "",
                                        (*other)->info.name);
     if (solver && is_auto(solver))
-        return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path,
-                           "none of the solvers that auto asks about this problem takes option %s; these solvers do: %s",
-                           name, others);
+        return crn_fail_at(
+            error, CAIRN_UNSUPPORTED, CAIRN_NONE, path,
+            "none of the solvers that auto asks about this problem takes option %s; these solvers do: %s", name,
+            others);
     return crn_fail_at(error, CAIRN_UNSUPPORTED, CAIRN_NONE, path, "%s takes no option %s; these do: %s",
                        solver ? solver->info.name : "a bound", name, others);
 }

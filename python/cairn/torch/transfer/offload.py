@@ -1,10 +1,13 @@
 """Saved tensors in slower memory, for models without a plan: `with ct.offload(model): loss = ...`.
 
-A better `torch.autograd.graph.save_on_cpu`. Pack hooks send what autograd saves to a tier while the forward goes on;
+A better `torch.autograd.graph.save_on_cpu`. What autograd saves goes to a tier while the forward goes on;
 the backward fetches it back ahead of its use.
 
 * What is moved is storages, each once for every state of it that is saved; a saved tensor is remembered as a look at
   one. Sizes, strides and types stay, so the same kernels run, and results are bit for bit those of plain training.
+* A copy begins when the function that saved the tensor is through, which the next one's number tells: some, such as
+  RReLU, write to what they have saved. Tensors that are a part of their storage and no view, as `unsafe_chunk` makes
+  them, stay: each counts its own writes, so nobody knows what state the storage is in.
 * Parameters, buffers and other tensors that stay anyway are left alone, known by their storages. So are small tensors
   and those that are not plain bytes.
 * The newest storages stay resident, up to `resident_bytes`, for the backward begins with them; when a storage gets too
@@ -39,6 +42,7 @@ from .transfers import Look, Parcel, Transfers, is_movable
 MIN_BYTES = 1 << 20
 _LEAST_RESIDENT_BYTES = 64 << 20
 _GROWTH_BYTES = 16 << 20
+_THE_END = 1 << 64  # after all marks of autograd's history
 
 
 class Offload(contextlib.ContextDecorator):
@@ -89,6 +93,9 @@ class Offload(contextlib.ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._hooks.pop().__exit__()
+        with self._lock:
+            for store in self._stores.values():
+                store.send(before=_THE_END)
 
     @property
     def offloaded_bytes(self) -> int:
@@ -123,9 +130,10 @@ class Offload(contextlib.ContextDecorator):
         return _Kept(tensor) if entry is None else _Moved(tensor, entry)
 
     def _is_moved(self, tensor: torch.Tensor) -> bool:
-        if not is_movable(tensor) or tensor.untyped_storage().nbytes() < max(self._min_bytes, 1):
-            return False
+        whole = tensor.untyped_storage().nbytes() if is_movable(tensor) else 0
         base = tensor if tensor._base is None else tensor._base
+        if whole < max(self._min_bytes, 1) or base.numel() * base.element_size() < whole:
+            return False  # of a storage in parts, as `unsafe_chunk` makes them, each counts its own writes
         return not (base.is_leaf and base.requires_grad) and _compat.storage_id(tensor) not in self._static
 
     def _store(self, device: torch.device) -> _Store:
@@ -246,6 +254,7 @@ class _Entry:
         self.version = _compat.saved_version(tensor)
         self.whole: torch.Tensor | None = whole  # its bytes, while they are resident
         self.back: _compat.StorageRef | None = None  # the storage that it came back in
+        self.thread, self.made_by = threading.get_ident(), _compat.history_mark()  # the function has a lower number
         self.is_coming = self.was_used = False
 
     @property
@@ -257,6 +266,7 @@ class _Entry:
         """Lets go of the bytes in fast memory, when they are in slower memory."""
         if self.is_coming:
             self.arrive()
+        self.parcel.send()
         self.parcel.wait_out()
         self.whole = None
 
@@ -316,6 +326,7 @@ class _Store:
         self._resident_bytes = 0
         self._entries: list[weakref.ref[_Entry]] = []  # by number
         self._resident: dict[int, weakref.ref[_Entry]] = {}  # in the order in which they became it
+        self._unsent: list[weakref.ref[_Entry]] = []
         self._by_storage: weakref.WeakValueDictionary[int, _Entry] = weakref.WeakValueDictionary()
 
     def begin(self) -> None:
@@ -324,12 +335,13 @@ class _Store:
             self._entries.pop()
         if self.transfers.has_failed or not self._entries:
             self.transfers.begin_step()
-            self._entries, self._resident, self._resident_bytes = [], {}, 0
+            self._entries, self._resident, self._resident_bytes, self._unsent = [], {}, 0, []
             self._by_storage.clear()
             self.gone.clear()
 
     def entry(self, tensor: torch.Tensor) -> _Entry | None:
-        """What stands for a tensor's storage as it is now, on its way out; None if there is no room for it."""
+        """What stands for a tensor's storage as it is now; None if there is no room for it."""
+        self.send(before=_compat.history_mark())
         key = _compat.storage_id(tensor)
         known = self._by_storage.get(key)
         if known is not None and known.version == _compat.saved_version(tensor):
@@ -339,13 +351,26 @@ class _Store:
         if offset is None:
             return None
         number = len(self._entries)
-        parcel = self.transfers.offload(f"saved storage {number}", [whole], offset)
+        parcel = self.transfers.packed(f"saved storage {number}", [whole], offset)
         entry = self._by_storage[key] = _Entry(self, number, tensor, whole, parcel)
         self._entries.append(weakref.ref(entry))
+        self._unsent.append(weakref.ref(entry))
         self._admit(entry)
-        while self._is_over() and (oldest := self._oldest(lambda each: True)) is not None:
-            self._dismiss(oldest)
         return entry
+
+    def send(self, before: int) -> None:
+        """Sends what functions have saved that are through: one may still write to what it saves while it runs.
+
+        `before` is the mark of now, at which the function that saves next has begun. An entry that has the same mark
+        was saved by that one, too.
+        """
+        waiting, here = [entry for each in self._unsent if (entry := each()) is not None], threading.get_ident()
+        for entry in waiting:
+            if entry.thread == here and entry.made_by < before:  # marks are of one thread's history
+                entry.parcel.send()
+        self._unsent = [weakref.ref(entry) for entry in waiting if not entry.parcel.is_sent]
+        while self._is_over() and (oldest := self._oldest(lambda each: each.parcel.is_sent)) is not None:
+            self._dismiss(oldest)
 
     def fetch(self, entry: _Entry) -> torch.Tensor:
         """The bytes of a storage, with those that will be wanted next on their way."""

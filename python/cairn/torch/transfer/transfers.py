@@ -186,10 +186,21 @@ class Parcel:
         self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
         self._device = transfers.device
         self._versions = [_compat.VersionWitness(tensor) for tensor in tensors]
-        pieces = _pieces(place, [each.bytes() for each in layout.storages])
-        self._out = transfers._submit(OUT, key, pieces, place.span)
+        self._to_send = _pieces(place, [each.bytes() for each in layout.storages])
+        self._out: Copy | None = None
         self._in: Copy | None = None
         self._arriving: list[torch.Tensor] = []
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the copy out has begun, or is over."""
+        return self._out is not None
+
+    def send(self) -> None:
+        """Begins to copy out; `Transfers.offload` has done so."""
+        if self._out is None and self._place is not None:
+            pieces, self._to_send = self._to_send, []
+            self._out = self._transfers._submit(OUT, self.key, pieces, self._place.span)
 
     def wait_out(self) -> None:
         """Returns when the copy out has been made, and lets go of the tensors: they are freed with their other owners.
@@ -197,6 +208,7 @@ class Parcel:
         For a CUDA device it is the current stream that waits. Raises TransferFailed if the copy was not made.
         """
         self._require_current()
+        assert self._out is not None, "not sent"
         self._lanes.wait(self._out)
 
     @property
@@ -216,6 +228,7 @@ class Parcel:
             whole[room.lead : room.lead + room.count] for whole, room in zip(self._arriving, self._rooms, strict=True)
         ]
         pieces = _pieces(self._place, targets)
+        assert self._out is not None, "not sent"
         self._in = self._transfers._submit(IN, self.key, pieces, self._place.span, (self._out,))
 
     def tensors(self) -> list[torch.Tensor]:
@@ -234,8 +247,8 @@ class Parcel:
 
     def discard(self) -> None:
         """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
-        self._place = None
-        if self._in is None:
+        self._place, self._to_send = None, []
+        if self._in is None and self._out is not None:
             self._lanes.drop(self._out)
 
     def __del__(self) -> None:
@@ -296,6 +309,12 @@ class Transfers:
 
         Raises ValueError if the place is not free, or not in the slab.
         """
+        parcel = self.packed(parcel_key, tensors, offset)
+        parcel.send()
+        return parcel
+
+    def packed(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
+        """As `offload`, but the copy begins when the parcel is sent; until then the tensors may be written."""
         self._lanes.require_usable()
         listed = list(tensors)
         layout = Layout(listed)

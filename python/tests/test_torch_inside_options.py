@@ -270,6 +270,19 @@ def test_what_is_not_replayed_is_kept() -> None:
     assert (least.decisions, least.kept_bytes) == (KEEP + DROP, 8 * 8 * 4)
 
 
+@pytest.mark.parametrize("seen", [torch.view_as_real, lambda z: z.conj().imag], ids=["real", "negative"])
+def test_what_is_saved_as_another_type_is_kept(seen: Any) -> None:
+    def function(x: Tensor) -> Tensor:
+        return (seen(torch.complex(x.sin(), x.cos()).exp()).pow(2) + 1).tanh()
+
+    run = Recorded(function, leaf(8, 8))
+    as_real = [index for index, tensor in enumerate(run.saved) if run.graph.packs[index].use is None]
+    assert as_real
+    for choice in choices(run.graph, 100):
+        assert {choice.decisions[index] for index in as_real} == {KEEP}
+        run.check(choice.decisions, list(reversed(range(len(run.saved)))))
+
+
 def test_copies_of_parameters_are_kept_at_no_cost() -> None:
     weight = torch.randn(8, 8)
     graph = Recorded(lambda x: (x.double() @ weight.double()).sin(), leaf(8, 8), parameters=[weight]).graph

@@ -282,6 +282,24 @@ def complex_numbers() -> Step:
     return Step(Complex().train(), (torch.randn(256, 64, dtype=torch.complex64),), {}, lambda y: y.abs().mean())
 
 
+class Rotation(nn.Module):
+    """Saves its argument as complex numbers, and complex numbers as real ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = (len(x), -1, 2)
+        turned = torch.view_as_complex(self.linear(x).view(pairs)) * torch.view_as_complex(x.view(pairs)).conj()
+        return torch.view_as_real(turned).pow(2).flatten(1).tanh() + (x * torch.fft.fft(x).imag).tanh()
+
+
+def rotated() -> Step:
+    model = nn.Sequential(*(Rotation(64) for _ in range(5)))
+    return Step(model.train(), (torch.randn(512, 64),), {}, lambda y: y.square().mean())
+
+
 class Around(nn.Module):
     """Sums lead around blocks: the gradients of these ways wait for each other."""
 
@@ -541,6 +559,7 @@ ODD = {
     "shared": shared,
     "joined": joined,
     "complex": complex_numbers,
+    "rotated": rotated,
     "encoding": encoding,
     "unet": unet,
     "unet-channels-last": functools.partial(unet, torch.channels_last),

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from . import _compat, memory
+from .operators import shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """How a tensor lies in some bytes: all that is needed to see it in a copy of them."""
+
+    first: int  # its first byte in them
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_conj: bool
+    is_neg: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
+        """That of a tensor in the bytes of its storage from byte `origin` on."""
+        first = int(tensor.storage_offset()) * tensor.element_size() - origin if tensor.numel() > 0 else 0
+        return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+
+    def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
+        """The tensor, in the bytes from byte `origin` on of this tensor's storage."""
+        offset = (origin + self.first) // self.dtype.itemsize
+        tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)
+        if self.is_conj:
+            tensor = tensor.conj()
+        return _compat.neg_view(tensor) if self.is_neg else tensor
 
 
 class Layout:

@@ -40,6 +40,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
+from ..base.layouts import Look
 from ..base.prints import fingerprint
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..context import parametrized
@@ -50,7 +51,7 @@ from ..context.sharded import gather
 from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
 from ..saved.block_options import SEED_BYTES
-from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
+from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, first_byte, geometry, hooks
 from ..saved.rebuild import Rebuild, sampled
 from ..schedule.program import (
     BACKWARD,
@@ -658,7 +659,7 @@ class Run:
             raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
         return block.found
 
-    def argument_of(self, stage: int, index: int, view: View | None) -> torch.Tensor:
+    def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
         block = self._blocks.get(stage)
         if block is None:
@@ -668,6 +669,8 @@ class Run:
         tensor = self.find(stage, block, index)
         if view is None or view == geometry(tensor):
             return tensor
+        if isinstance(view, Look):
+            return view.seen(tensor, first_byte(tensor))
         with torch.no_grad():
             return tensor.as_strided(*view)
 

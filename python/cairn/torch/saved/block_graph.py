@@ -103,7 +103,7 @@ class Pack:
     cyclic: it may come from the very node that saves it, so that the graph must not hold it with its history.
     """
 
-    use: Use | None  # None: not a plain tensor
+    use: Use | None  # None: not a plain tensor, or its value as another type, conjugate or negative
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -262,8 +262,8 @@ class _Notes:
     def pack(self, tensor: torch.Tensor) -> None:
         use: Use | None = None
         maker: Any = type(tensor.grad_fn)
-        if _is_plain(tensor):
-            value = self.root(tensor, (OUTSIDE, 0))
+        value = self.root(tensor, (OUTSIDE, 0)) if _is_plain(tensor) else None
+        if value is not None and tensor.dtype == value.dtype and not (tensor.is_conj() or tensor.is_neg()):
             use = Use(value.index, geometry(tensor))
             if value.root is not None or getattr(maker, "__name__", "") in _RESHAPES:
                 maker = None

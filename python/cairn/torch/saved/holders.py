@@ -20,6 +20,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
+from ..base.layouts import Look
 
 if TYPE_CHECKING:
     from ..context.state import Record
@@ -100,7 +101,7 @@ class ArgumentHolder(Holder):
 
     __slots__ = ("_index", "_view")
 
-    def __init__(self, lease: Lease, index: int, view: View | None) -> None:
+    def __init__(self, lease: Lease, index: int, view: View | Look | None) -> None:
         self.lease, self.tensor, self.version = lease, None, 0
         self._index, self._view = index, view
 
@@ -213,15 +214,9 @@ class FirstRun(Packed):
         if index is None:
             return None
         argument = self._leaves[index]
-        if (
-            tensor.dtype != argument.dtype
-            or tensor.is_conj() != argument.is_conj()
-            or tensor.is_neg() != argument.is_neg()
-            or _compat.version(tensor) != self.versions[index]
-        ):
+        if _compat.version(tensor) != self.versions[index]:
             return None
-        view = geometry(tensor)
-        return ArgumentHolder(self.lease, index, None if view == geometry(argument) else view)
+        return ArgumentHolder(self.lease, index, _view_of(argument, tensor))
 
 
 class LaterRun:
@@ -294,6 +289,24 @@ class _Passing:
 
     def unpack(self) -> torch.Tensor:
         return self.tensor
+
+
+def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | Look | None:
+    """How a tensor is seen in an argument whose storage it has; None if it is the same."""
+    if _kind(tensor) != _kind(argument):
+        return Look.of(tensor, first_byte(argument))
+    view = geometry(tensor)
+    return None if view == geometry(argument) else view
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+    """What its numbers are."""
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+def first_byte(tensor: torch.Tensor) -> int:
+    """Where it begins in its storage."""
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def geometry(tensor: torch.Tensor) -> View:

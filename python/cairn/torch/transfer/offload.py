@@ -36,8 +36,9 @@ import torch
 from ..._units import size_bytes
 from ..base import _compat, memory
 from ..base.errors import TierUnavailable, Unsupported
+from ..base.layouts import Look
 from .tiers import Tier, open_tier
-from .transfers import Look, Parcel, Transfers, is_movable
+from .transfers import Parcel, Transfers, is_movable
 
 MIN_BYTES = 1 << 20
 _LEAST_RESIDENT_BYTES = 64 << 20

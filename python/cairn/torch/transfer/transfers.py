@@ -29,7 +29,7 @@ from cairn import format_bytes
 
 from ..base import _compat
 from ..base.errors import Unsupported
-from ..base.operators import shown
+from ..base.layouts import Look
 from .lanes import IN, OUT, Copy, Piece, lanes_for
 from .tiers import Tier
 
@@ -65,32 +65,6 @@ class _Storage:
         """Those bytes, as a tensor that keeps the storage alive."""
         alias = torch.empty(0, dtype=torch.uint8, device=self.device)
         return alias.set_(self.storage, self.first, (self.end - self.first,), (1,))
-
-
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """How a tensor lies in some bytes: all that is needed to see it in a copy of them."""
-
-    first: int  # its first byte in them
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    is_conj: bool
-    is_neg: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
-        """That of a tensor in the bytes of its storage from byte `origin` on."""
-        first = int(tensor.storage_offset()) * tensor.element_size() - origin if tensor.numel() > 0 else 0
-        return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-
-    def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
-        """The tensor, in the bytes from byte `origin` on of this tensor's storage."""
-        offset = (origin + self.first) // self.dtype.itemsize
-        tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)
-        if self.is_conj:
-            tensor = tensor.conj()
-        return _compat.neg_view(tensor) if self.is_neg else tensor
 
 
 @dataclasses.dataclass(frozen=True)

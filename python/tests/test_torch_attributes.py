@@ -464,3 +464,55 @@ def test_what_hooks_on_all_modules_collect_is_put_back(kind: type) -> None:
         assert len(seen) == linears
     finally:
         handle.remove()
+
+
+class Warming(nn.Module):
+    """Does something else from its third run on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.runs = nn.Linear(32, 128), nn.Linear(128, 32), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        y = self.down(self.up(x).tanh().sin())
+        return y if self.runs > 3 else y * 0.1
+
+
+def test_blocks_run_again_find_the_counts_that_they_found_first() -> None:
+    plain, x = nn.Sequential(*(Warming() for _ in range(4)), nn.Linear(32, 4)), torch.randn(64, 32)
+    planned = copy.deepcopy(plain)
+    profile = ct.profile(planned, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert not plan.is_plain and planned[0].runs == 0
+    ct.apply(planned, plan)
+    for _ in range(6):
+        for model in (plain, planned):
+            model(x).sum().backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(planned.parameters(), plain.parameters(), strict=True))
+        assert [block.runs for block in planned[:4]] == [block.runs for block in plain[:4]]
+
+
+class Consuming(nn.Module):
+    """Takes what it needs out of the dict and the list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(torch_models.Residual(32) for _ in range(3)), nn.Linear(32, 4))
+
+    def forward(self, batch: dict[str, torch.Tensor], weights: list[torch.Tensor]) -> torch.Tensor:
+        target = batch.pop("target")
+        return nn.functional.cross_entropy(self.layers(batch.pop("x")) * weights.pop(), target)
+
+
+def test_forwards_may_take_things_out_of_their_arguments() -> None:
+    def batch() -> tuple[Any, ...]:
+        return {"x": torch.randn(64, 32), "target": torch.randint(4, (64,))}, [torch.ones(4)]
+
+    model, sample = Consuming(), batch()
+    plan = ct.plan(ct.profile(model, sample, passes=1), UNLIMITED)
+    assert ct.verify(model, plan, sample).ok
+    assert len(sample[0]) == 2 and len(sample[1]) == 1
+    ct.checkpoint(model, sample, budget=UNLIMITED, passes=1, progress=False)
+    model(*batch()).backward()
+    assert not model(*batch()).isnan()

@@ -7,6 +7,8 @@ values for the run, in copies that take their place, so that the model's own are
 kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
 first run was seen to change. A copy of a buffer that the run did not write is let go; but only the first run of all
 compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
+Numbers that a block changes whenever it runs, such as a count of steps that it warms up by, are for a later run what
+the first one found; what its first run alone changes, such as that it has been initialized, stays.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemg
 _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
+_NUMBERS = frozenset((int, float, complex))
+
 _Registry = dict[str, torch.Tensor | None]
 _Place = tuple[int, str]  # an attribute, with the index of its module among the parts
 _Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: the buffer, and its value before a run
@@ -52,6 +56,8 @@ class BlockState:
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
         self._filled: frozenset[_Place] | None = None  # attributes that a run made where there was nothing; the same
+        self._counted: Iterable[_Place] | None = None  # numbers that each run so far has changed; the same
+        self._is_settled = False  # whether two runs have told which these are
         for number, root in enumerate(self._roots):
             module = root()
             prefix = "" if len(self._roots) == 1 else str(number)
@@ -121,14 +127,15 @@ class BlockState:
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies, self._empty(attributes))
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies,
+                          self._empty(attributes), self._numbers(attributes))  # fmt: skip
         with torch.no_grad():
             for index, buffer in enumerate(buffers):
                 if buffer is not None and self._may_change(index, buffer):
                     copies[index] = buffer, buffer.clone()
         versions = _compat.versions(buffers)
-        empty = self._empty(attributes)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, empty)
+        empty, numbers = self._empty(attributes), self._numbers(attributes)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, empty, numbers)
 
     def _empty(self, attributes: Sequence[dict[str, Any]]) -> dict[_Place, bool]:
         """The names that stand for None, and those that are not there, True, that runs fill; before the first run all
@@ -148,6 +155,25 @@ class BlockState:
                 filled.update(((i, name), True) for name in names.keys() - known - {"forward"})
         return filled
 
+    def _numbers(self, attributes: Sequence[dict[str, Any]]) -> dict[_Place, Any]:
+        """The numbers that runs change, such as counts of steps; before the first run all that there are."""
+        if self._counted is None:
+            return {
+                (i, name): value
+                for i, names in enumerate(attributes)
+                for name, value in names.items()
+                if type(value) in _NUMBERS
+            }
+        return {
+            (i, name): attributes[i][name] for i, name in self._counted if type(attributes[i].get(name)) in _NUMBERS
+        }
+
+    def _note_numbers(self, before: Before) -> None:
+        """Leaves those that every run changes. What a first run alone changes was made once and for all."""
+        changed = {p: old for p, old in before.numbers.items() if before.attributes[p[0]].get(p[1]) is not old}
+        before.numbers = {} if self._counted is None else changed
+        self._is_settled, self._counted = self._counted is not None, tuple(changed)
+
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
             return True
@@ -158,6 +184,8 @@ class BlockState:
         if self._filled is None:
             before.empty = self._are_filled(before)
             self._filled = frozenset(before.empty)
+        if not self._is_settled:
+            self._note_numbers(before)
         if self._changing is None:
             self._changing = {index for index in before.copies if self._is_written(index, before)}
         if before.copies:
@@ -187,6 +215,7 @@ class Before:
     versions: list[int]
     copies: _Copies
     empty: dict[_Place, bool]  # attributes that it finds to be None, or not there, True, and fills
+    numbers: dict[_Place, Any]  # what it finds of those that every run changes
 
 
 class Record:
@@ -258,7 +287,8 @@ class Record:
     def in_force(self) -> Iterator[list[torch.Tensor]]:
         """The body finds the parameters and buffers that the run found, also where others were put in their places; of
         the buffers that the block writes the old values, in tensors of their own, which are given to the body. What
-        the run made where there was nothing is taken away, for the body to make it again.
+        the run made where there was nothing is taken away, for the body to make it again, and numbers that each run
+        changes are as it found them. Whoever runs the body puts attributes back after it.
         """
         before, state = self._before, self._state
         copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
@@ -277,6 +307,8 @@ class Record:
                 before.attributes[index][name] = None
                 if is_absent:
                     del before.attributes[index][name]
+            for (index, name), number in before.numbers.items():
+                before.attributes[index][name] = number
             yield list(shared.values())
         finally:
             for registry, key, tensor in replaced:

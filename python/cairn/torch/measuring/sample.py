@@ -37,16 +37,26 @@ class Sample:
         holds_output: bool = True,
     ) -> None:
         self.model, self.loss_fn, self.holds_output = model, loss_fn, holds_output
-        tree = Tree.of((args, kwargs))
+        self._call = Tree.of((args, kwargs))
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
-        self.args, self.kwargs = tree.build(
-            [t.detach().requires_grad_() if t.requires_grad else t for t in tree.leaves]
-        )
+        self._tensors = [t.detach().requires_grad_() if t.requires_grad else t for t in self._call.leaves]
         self.has_no_loss = False
         self.teller = Teller()  # of the pass that runs it
         self.attributes = Attributes(model.modules())
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What a forward is called with: its own lists and dicts each time, for a model may take things out of them."""
+        args: tuple[Any, ...] = self._call.build(self._tensors)[0]
+        return args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The same of what is passed by name."""
+        kwargs: dict[str, Any] = self._call.build(self._tensors)[1]
+        return kwargs
 
     def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
         """Runs the forward; its `results`. `returned` is called when the model has returned."""

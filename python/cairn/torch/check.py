@@ -23,7 +23,7 @@ from .base.stage_measure import LEFT_BESIDE
 from .base.tree import tensors_in
 from .context.attributes import Attributes, plain_tensors
 from .context.lasting import said_by
-from .context.untouched import Buffers, Parameters, RandomState, untouched
+from .context.untouched import Buffers, Parameters, RandomState
 from .handle import apply, set_aside
 from .measuring.optimizer import KeptStates
 from .measuring.sample import Sample, backward_of
@@ -139,7 +139,7 @@ def verify(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
-    with set_aside(model), untouched(model, device, sample.attributes) as parameters:
+    with set_aside(model), sample.untouched(device) as parameters:
         runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it

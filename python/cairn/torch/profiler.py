@@ -27,7 +27,7 @@ from .context.parametrized import refuse_cache
 from .context.sharded import refuse_sharded_parts
 from .context.state import SMALL_BUFFER_BYTES
 from .context.switches import refuse_chosen_kernels
-from .context.untouched import Parameters, untouched
+from .context.untouched import Parameters
 from .handle import set_aside
 from .measuring import discovery, isolate, measure, option_measure, timing
 from .measuring.cast_copies import CopyPass
@@ -316,7 +316,7 @@ def profile(
     _check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
-    as_found = untouched(model, device, sample.attributes)
+    as_found = sample.untouched(device)
     with tells as sample.teller, set_aside(model), as_found as parameters, sample.stateless():
         _refuse_planned_parts(model)
         sample.teller.begin("finding blocks")

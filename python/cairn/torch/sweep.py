@@ -19,7 +19,6 @@ from .base import memory
 from .base.errors import InfeasibleBudget
 from .comparison import Comparison, Steps, Turn
 from .context.attributes import left_as_found
-from .context.untouched import untouched
 from .handle import Recalled, set_aside
 from .measuring.sample import Sample
 from .offloading import destination
@@ -277,7 +276,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     roomy = task.plan(_UNLIMITED)
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    as_found = untouched(model, memory.device_of(model), sample.attributes)
+    as_found = sample.untouched(memory.device_of(model))
     with set_aside(model), as_found as parameters, left_as_found(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)

@@ -13,7 +13,6 @@ from torch import nn
 from .base import memory
 from .base.errors import PlanMismatch
 from .context.switches import Switches
-from .context.untouched import untouched
 from .handle import set_aside
 from .measuring.sample import Sample
 from .profiler import check_model, device_of, fingerprint_of
@@ -138,7 +137,7 @@ def trace(
     device = device_of(sample)
     check_model(model)
     surroundings = Surroundings(sample)
-    with set_aside(model), untouched(model, device):
+    with set_aside(model), sample.untouched(device):
         program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
         costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)

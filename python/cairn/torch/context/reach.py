@@ -55,7 +55,7 @@ def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """What a function, or something else that can be called, may fill; or the value itself, if it can be filled."""
     if isinstance(value, types.FunctionType):
         if depth > 0 and not is_of_library(value.__module__):
-            for name, inner in _variables(value):
+            for name, inner in variables(value):
                 yield from _behind(inner, name, depth - 1)
     elif isinstance(value, types.MethodType):
         yield from _behind(value.__self__, name, depth)
@@ -70,7 +70,7 @@ def _is_own_object(value: Any) -> bool:
     return has_attributes(value) and not is_of_library(type(value).__module__)
 
 
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """The values that a function has at hand, by their names: of its closure and defaults, and containers among the
     globals.
     """

@@ -7,7 +7,7 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -177,15 +177,21 @@ _alone = threading.RLock()
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module, device: torch.device, attributes: Attributes | None = None) -> Iterator[Parameters]:
+def untouched(
+    model: nn.Module,
+    device: torch.device,
+    attributes: Attributes | None = None,
+    others: Sequence[nn.Module] = (),
+) -> Iterator[Parameters]:
     """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
     parameters, what was written while the body had them watched.
 
-    `attributes` are those of the model as it is, if somebody looks at them before each forward.
+    `attributes` are those of the model as it is, if somebody looks at them before each forward. `others` are modules
+    that are put back with it.
 
     Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
-    with _alone, memory.not_collecting(), _as_found(model, device, attributes) as parameters:
+    with _alone, memory.not_collecting(), _as_found(nn.ModuleList([model, *others]), device, attributes) as parameters:
         yield parameters
 
 

@@ -16,7 +16,8 @@ from ..base.layouts import saving_nothing
 from ..base.progress import Teller
 from ..base.tree import Tree, tensors_in
 from ..context.attributes import Attributes, left_as_found
-from ..context.untouched import Parameters, RandomState
+from ..context.outsiders import Leaves, outsiders
+from ..context.untouched import Parameters, RandomState, untouched
 from ..outside.replaced import Outside, Replaced
 from . import isolate
 
@@ -42,7 +43,9 @@ class Sample:
         self._tensors = [t.detach().requires_grad_() if t.requires_grad else t for t in self._call.leaves]
         self.has_no_loss = False
         self.teller = Teller()  # of the pass that runs it
-        self.attributes = Attributes(model.modules())
+        self._others = outsiders(model, loss_fn, self._call.opaque)
+        self._leaves = Leaves(model, self._tensors)
+        self.attributes = Attributes([*model.modules(), *self._others])
         self.replaced = Replaced(model, Outside())
         self._random: RandomState | None = None
 
@@ -73,6 +76,7 @@ class Sample:
                 "holds_output=False is for loops that keep the loss alone, and the model's output has no loss: give "
                 "loss_fn=, too"
             )
+        self._leaves.note(tensors_in((output, loss)))
         return (output if self.holds_output else loss), loss
 
     def output(self) -> Any:
@@ -83,6 +87,15 @@ class Sample:
         self.random.restore()
         with self.replaced.during_forward():
             return self.model(*self.args, **self.kwargs)
+
+    @contextlib.contextmanager
+    def untouched(self, device: torch.device) -> Iterator[Parameters]:
+        """`untouched` of the model, and of all else that its step and its loss use."""
+        with untouched(self.model, device, self.attributes, self._others) as parameters:
+            try:
+                yield parameters
+            finally:
+                self._leaves.restore()
 
     @contextlib.contextmanager
     def stateless(self) -> Iterator[None]:

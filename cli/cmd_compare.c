@@ -223,7 +223,8 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     results out = {calloc((size_t)solver_count() * (size_t)at->count + 1, sizeof(cairn_info)), 0};
     cli_exit result = CLI_FOUND;
     if (!out.infos) {
-        const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
+        const cairn_error error = {
+            .status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .column = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
     for (int i = 0; cairn_solver_at(i); i++)
@@ -232,14 +233,22 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     for (int i = 0; result == CLI_FOUND && !cli_was_interrupted() && (solver = cairn_solver_at(i)); i++)
         if (!reason_against(call, solver))
             result = ask(call, solver, at, &out);
-    if (result == CLI_FOUND || result == CLI_INTERRUPTED) {
+    if (result == CLI_FOUND && cli_was_interrupted())
+        result = CLI_INTERRUPTED;
+    if (result == CLI_INTERRUPTED && out.count == 0) {
+        const cairn_error error = {.status = CAIRN_CANCELLED,
+                                   .line = CAIRN_NONE,
+                                   .column = CAIRN_NONE,
+                                   .message = "stopped before any answer"};
+        result = cli_fail(call, NULL, &error);
+    } else if (result == CLI_FOUND || result == CLI_INTERRUPTED) {
         cli_exit printed = print_results(call, &out);
         result = printed == CLI_FOUND ? result : printed;
     }
     for (int i = 0; i < out.count; i++)
         cairn_info_clear(&out.infos[i]);
     free(out.infos);
-    return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
+    return result;
 }
 
 /* An option goes to the solvers that take it; there has to be one. */

@@ -295,7 +295,8 @@ void cli_row(const char *label, const char *value, const char *note)
 cli_exit cli_print_json(const cli_call *call, json_t *value)
 {
     if (!value) {
-        const cairn_error error = {.status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .message = "out of memory"};
+        const cairn_error error = {
+            .status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .column = CAIRN_NONE, .message = "out of memory"};
         return cli_fail(call, NULL, &error);
     }
     bool written = was_written(json_dumpf(value, stdout, JSON_REAL_PRECISION(15)) == 0 && putchar('\n') != EOF &&

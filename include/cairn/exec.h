@@ -36,7 +36,8 @@ typedef struct cairn_exec_callbacks {
 
 /**
  * Runs a verified chain schedule: calls back for its operations, in order.
- * Errors: BAD_ARGUMENT (a graph's schedule, or a callback that it needs is NULL; nothing was called), CALLBACK, NO_MEMORY.
+ * Errors: BAD_ARGUMENT (a graph's schedule; verified, which cairn_verify leaves NULL where a schedule is not valid, or a
+ * callback that it needs is NULL; nothing was called), CALLBACK, NO_MEMORY.
  */
 CAIRN_API cairn_status cairn_exec_run(const cairn_env *env, const cairn_verified *verified,
                                       const cairn_exec_callbacks *callbacks, cairn_error *error);

@@ -235,6 +235,14 @@ def test_auto_asks_those_that_minimize_the_objective(objective: str, stages: int
     assert found.optimal_in == objective
 
 
+def test_the_least_memory_of_deep_chains_is_that_of_the_best_selection() -> None:
+    sizes = [100_000 + 100 * abs(i - 1650) + i * 37 % 100 for i in range(3300)]
+    chain = cairn.Chain([cairn.Stage(s, saved_bytes=2**30, forward_ns=1, backward_ns=1) for s in sizes], input_bytes=9)
+    found = cairn.solve(chain, minimize="memory")
+    others = [cairn.solve(chain, minimize="memory", solver=f"select-{name}") for name in ("linear", "cubic")]
+    assert found.least_bytes == found.peak_bytes == min(each.peak_bytes or 2**63 for each in others)
+
+
 def test_options_of_other_solvers() -> None:
     """What would change nothing is refused, or, of limits, told."""
     budget = in_between(GPT2)

@@ -152,6 +152,8 @@ static cairn_status run_all(run *r, const cairn_schedule *schedule, cairn_error 
 cairn_status cairn_exec_run(const cairn_env *env, const cairn_verified *verified, const cairn_exec_callbacks *callbacks,
                             cairn_error *error)
 {
+    if (!verified)
+        return crn_fail(error, CAIRN_BAD_ARGUMENT, "there is no verified schedule to run: is it valid?");
     const cairn_schedule *schedule = cairn_verified_schedule(verified);
     cairn_allocator allocator = crn_allocator(env);
     CRN_TRY(check(schedule, callbacks, error));

@@ -75,7 +75,7 @@ static const char *fault_text(const json_error_t *fault)
     case json_error_null_byte_in_key:
         return "a string with a NUL character";
     case json_error_numeric_overflow:
-        return "a number that does not fit into 64 bits";
+        return "a number that is too large";
     case json_error_stack_overflow:
         return "too deeply nested";
     case json_error_premature_end_of_input:

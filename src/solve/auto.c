@@ -187,21 +187,34 @@ static cairn_status least_of(const crn_task *task, const candidate *c, crn_least
     return status;
 }
 
+/*
+ * Whether a candidate is left out here, too: those that minimize memory have no other way to their least than to solve.
+ * `rank` is the highest of those that have answered.
+ */
+static bool is_left_out(const crn_task *task, const candidate *c, int rank, const crn_least *least)
+{
+    bool is_covered = c->solver->rank > 0 && c->solver->rank < rank;
+    bool is_dear = !c->is_open && c->work > WORK_MAX && least->bytes != CAIRN_NONE;
+    return task->settings->minimize_memory && (is_covered || is_dear);
+}
+
 static cairn_status auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
 {
     auto_session *session = state;
     cairn_status failed = CAIRN_OK;
+    int rank = 0;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
         const crn_task part = crn_task_part(task, session->count - i);
         candidate *c = &session->candidates[i];
         crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-        if (!c->solver->least)
+        if (!c->solver->least || is_left_out(task, c, rank, least))
             continue;
         cairn_status status = least_of(&part, c, &own, error);
-        if (status == CAIRN_OK)
+        if (status == CAIRN_OK) {
             merge_least(least, &own);
-        else
+            rank = c->solver->rank > rank ? c->solver->rank : rank;
+        } else
             failed = status;
         least->is_rough = least->is_rough || own.is_rough || status != CAIRN_OK || crn_task_is_past(&part);
     }

@@ -171,6 +171,16 @@ static bool takes(const crn_solver *solver, option_id id, int64_t value, const c
     return false;
 }
 
+/* What a solver that auto would ask says of the value itself: "6 segments of a chain of 5 stages". */
+static cairn_status refuse_value(option_id id, int64_t value, const crn_task *task, cairn_error *error)
+{
+    for (const crn_solver *const *other = crn_solvers; *other; other++)
+        if (!is_auto(*other) && has_value(*other, id, value) &&
+            crn_solver_accepts(*other, task, error) == CAIRN_BAD_INPUT)
+            return CAIRN_BAD_INPUT;
+    return CAIRN_OK;
+}
+
 static cairn_status refuse(const crn_solver *solver, option_id id, int64_t value, cairn_error *error)
 {
     char words[OPTION_WORDS_MAX];
@@ -195,8 +205,11 @@ cairn_status crn_options_check(const cairn_options *options, const crn_solver *s
 {
     for (int i = 0; options && i < REFUSABLE_COUNT; i++) {
         int64_t value = options->values[refusable[i]];
-        if (value != CAIRN_NONE && !(solver && takes(solver, refusable[i], value, task)))
-            return refuse(solver, refusable[i], value, error);
+        if (value == CAIRN_NONE || (solver && takes(solver, refusable[i], value, task)))
+            continue;
+        if (solver && is_auto(solver))
+            CRN_TRY(refuse_value(refusable[i], value, task, error));
+        return refuse(solver, refusable[i], value, error);
     }
     return CAIRN_OK;
 }

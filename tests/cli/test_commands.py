@@ -315,6 +315,7 @@ def test_options_of_other_solvers(cairn):
     )
     done = cairn("solve", cairn.file("g", GRAPH), "--budget", "1MB", "--slots", "20")
     assert "none of the solvers that auto asks" in done.err
+    assert "20 segments of a chain of 4 stages" in cairn("solve", *asked, "--segments", "20").err
     quiet = cairn("solve", "g", "--budget", "1MB", "--solver", "graph-search", "--iterations", "20", "--threads", "1")
     assert quiet.code == 0 and quiet.err == ""
     assert "takes no flag --slots" in cairn("bound", *asked, "--slots", "20").err
@@ -571,6 +572,33 @@ def test_a_terminal_sees_how_far_it_is_and_the_best_so_far(cairn):
     out, _ = process.communicate(timeout=60)
     os.close(terminal)
     assert process.returncode == 130 and json.loads(out)["makespan_ns"]
+
+
+def test_an_interrupt_before_the_first_of_all_solvers_has_answered_is_told(cairn):
+    """What solvers need at the least is asked before: seconds, for graphs with a link."""
+    forward = [
+        {"cost_ns": 100 + 37 * v % 91, "bytes": 1000 + 131 * v % 977, "deps": [v - 1] * (v > 0)} for v in range(300)
+    ]
+    backward = [
+        {"cost_ns": 200, "bytes": 1000 + 17 * v % 501, "deps": sorted({v - 1, 599 - v})} for v in range(300, 600)
+    ]
+    link = {"host_bytes": 10**9, "to_host_bytes_per_s": 10**10, "to_device_bytes_per_s": 10**10}
+    problem = {"format": "cairn-graph", "version": 1, "nodes": forward + backward, "machine": link}
+    cairn.file("p", json.dumps({**problem, "backward_begins_at": 300}))
+    process = subprocess.Popen(
+        [PROGRAM, "compare", "p", "--json"],
+        cwd=cairn.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=mind_interrupts,
+    )  # fmt: skip
+    while "left out" not in (line := process.stderr.readline()):  # which is told when it begins to ask
+        assert line
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    if '"error"' in out:
+        assert json.loads(out)["error"]["code"] == "cancelled" and "stopped before any answer" in told
+    else:
+        assert '"makespan_ns"' in out
 
 
 def test_an_interrupt_gives_the_best_answer_so_far(cairn):

@@ -239,6 +239,7 @@ static void transfers_are_waited_for_where_needed(void **state)
     assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, NULL), CAIRN_OK);
     assert_string_equal(spoken, "fA1 off A1 wait A1 fA2 drop A1 back A1 wait A1 bA2 discard A1 bA1 ");
     cairn_error error;
+    assert_int_equal(cairn_exec_run(NULL, NULL, &callbacks, &error), CAIRN_BAD_ARGUMENT);
     callbacks.wait = NULL;
     assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, &error), CAIRN_BAD_ARGUMENT);
     assert_int_equal(error.index, 1);

@@ -40,16 +40,23 @@ static int64_t default_rounds(const crn_task *task, int64_t work)
     return crn_max(16, work / (cairn_problem_graph(task->problem)->node_count + 100));
 }
 
+/* For one of several runs of graph-search. */
+static crn_settings with_fewer_rounds(const crn_task *task)
+{
+    crn_settings settings = *task->settings;
+    int64_t rounds = default_rounds(task, INT64_C(30000000)) / SHARE;
+    settings.iterations = settings.iterations >= 0 ? crn_min(settings.iterations, rounds) : rounds;
+    return settings;
+}
+
 /* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
 static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
     int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
     crn_task sub = crn_task_without_machine(search->task);
-    crn_settings settings = *sub.settings;
-    int64_t rounds = default_rounds(&sub, INT64_C(30000000)) / SHARE;
+    crn_settings settings = with_fewer_rounds(&sub);
     if (s->lists_bytes == INT64_MAX || span <= 0)
         return CAIRN_OK;
-    settings.iterations = settings.iterations >= 0 ? crn_min(settings.iterations, rounds) : rounds;
     sub.settings = &settings;
     sub.budget_max_bytes = CAIRN_NONE;
     for (int32_t i = 0; i < GRID; i++)
@@ -71,12 +78,14 @@ static cairn_status take_search(void *context, int64_t budget_bytes, const crn_a
     return crn_joint_offer(context, own->builder, "graph-search", error);
 }
 
-/* Where time is short: an answer without transfers, before lists are made to fit, which may take longer. */
+/* For whoever stops it: an answer without transfers, before lists are made to fit, which may take longer. */
 static cairn_status offer_first(crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
-    const crn_task sub = crn_task_without_machine(search->task), part = crn_task_part(&sub, FIRST_SHARE);
+    const crn_task sub = crn_task_without_machine(search->task);
+    crn_task part = crn_task_part(&sub, FIRST_SHARE);
+    const crn_settings settings = with_fewer_rounds(&sub);
     if (sub.deadline_ns == CAIRN_NONE)
-        return CAIRN_OK;
+        part.settings = &settings;
     return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, &search->cut_short, error);
 }
 
@@ -154,6 +163,13 @@ static int64_t joint_memory(const crn_task *task)
     return (CRN_JOINT_POOL + 2) * crn_travel_memory(task, 4 * nodes + 64) + search->memory(task) + (1 << 20);
 }
 
+/* Measured: ten seconds or more for graphs of some hundred nodes, of which the larger ones get fewer rounds. */
+static int64_t joint_work(const crn_task *task)
+{
+    const int64_t node_ns = 25000000, most_ns = INT64_C(10000000000);
+    return crn_min(node_ns * cairn_problem_graph(task->problem)->node_count, most_ns);
+}
+
 const crn_solver crn_joint_graph_solver = {
     .info = {.name = "joint-graph",
              .takes_graphs = true,
@@ -165,6 +181,7 @@ const crn_solver crn_joint_graph_solver = {
              .cost = "seconds at T = 400"},
     .options = "iterations seed",
     .memory = joint_memory,
+    .work = joint_work,
     .rank = CRN_RANK_ALL,
     .is_anytime = true,
     .open = joint_open,

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import gc
 import json
 import math
 import pickle
@@ -28,6 +29,7 @@ torch = pytest.importorskip("torch")
 import cairn
 import cairn.torch as ct
 import torch_models
+from cairn.torch import sequential
 from cairn.torch.base import budgets, memory
 from executor_support import no_collector
 from torch import nn
@@ -1120,6 +1122,61 @@ def test_checkpoint_sequential_saves_what_the_budget_says() -> None:
             leaf.grad = None
         peaks[budget] = meter.peak(first, last)
     assert peaks[2**21] <= 2**21 < peaks[2**30] / 2
+
+
+def _plans_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    made: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> ct.Profile:
+        made.append(1)
+        return ct.profile(*args, **options)
+
+    monkeypatch.setattr(sequential, "profile", counted)
+    return made
+
+
+def test_checkpoint_sequential_plans_each_chain_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains, x = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(12)], torch.randn(4, 8, requires_grad=True)
+    made = _plans_made(monkeypatch)
+    for _ in range(2):
+        y = x
+        for chain in chains:
+            y = ct.checkpoint_sequential(chain, input=y, budget="1MiB", passes=1)
+        y.sum().backward()
+    assert len(made) == 12
+
+
+def test_checkpoint_sequential_knows_methods_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, x = [nn.Linear(8, 8), nn.Tanh()], torch.randn(4, 8, requires_grad=True)
+    made = _plans_made(monkeypatch)
+    for _ in range(3):
+        ct.checkpoint_sequential([each.forward for each in layers], input=x, budget="1MiB", passes=1).sum().backward()
+    assert len(made) == 1
+
+
+def test_checkpoint_sequential_plans_anew_for_what_is_trained_or_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    made = _plans_made(monkeypatch)
+    chain[0].requires_grad_(False)
+    ct.checkpoint_sequential(chain, input=x, budget="1MiB", passes=1).sum().backward()
+    assert chain[0].weight.grad is None
+    chain[0].requires_grad_(True)
+    ct.checkpoint_sequential(chain, input=x, budget="1MiB", passes=1).sum().backward()
+    assert chain[0].weight.grad is not None and len(made) == 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ct.checkpoint_sequential(chain, input=x, budget="1MiB", passes=1).sum().backward()
+    assert len(made) == 3
+
+
+def test_checkpoint_sequential_keeps_no_model_alive() -> None:
+    chain = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    known = len(sequential._chains)
+    ct.checkpoint_sequential(chain, input=torch.randn(4, 8), budget="1MiB", passes=1).sum().backward()
+    gone, weight = weakref.ref(chain[0]), weakref.ref(chain[0].weight)
+    assert len(sequential._chains) == known + 1
+    del chain
+    gc.collect()
+    assert gone() is None and weight() is None and len(sequential._chains) <= known
 
 
 def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:

@@ -31,13 +31,14 @@ from .base.errors import (
 from .base.stages import StageRef
 from .callbacks import trainer_callback
 from .check import Verification, verify
-from .front import budget, checkpoint, checkpoint_sequential, report
+from .front import budget, checkpoint, report
 from .handle import Handle, apply, handle
 from .outside.head import linear_cross_entropy
 from .outside.loss import cross_entropy
 from .plan import Plan, plan
 from .profiler import Profile, profile
 from .report import Report, explain
+from .sequential import checkpoint_sequential
 from .sweep import Measurement, Point, Sweep, sweep
 from .trace import Traced, trace
 from .tracing.interpreter import Step

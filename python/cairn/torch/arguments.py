@@ -36,6 +36,14 @@ def solver_options() -> list[str]:
     return [option.name for option in cairn.options() if option.name not in _OF_THE_BUDGET]
 
 
+def sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Those of `profile`, of `plan`, and the rest."""
+    of_plan = (*PLAN_OPTIONS, *solver_options())
+    to_profile = {name: value for name, value in options.items() if name in PROFILE_OPTIONS}
+    to_plan = {name: value for name, value in options.items() if name in of_plan}
+    return to_profile, to_plan, {n: v for n, v in options.items() if n not in to_profile and n not in to_plan}
+
+
 def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
     """Raises TypeError for an option that there is not, with the nearest that there is."""
     known = list(known)

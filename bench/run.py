@@ -1,7 +1,8 @@
 """Runs the benchmarks one after the other and prints what they measured: bench/run.py [NAME...], `make bench`.
 
-Names are files of this folder without their ending; without any, all of them run. The C programs are built first. Times
-are of this machine, as it is while they run: read them as ratios.
+Names are files of this folder without their ending. Without any, the C programs run and the scripts that take minutes
+at most; the others are asked for by name. The C programs are built first. Times are of this machine, as it is while
+they run: read them as ratios.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "release"
 PROGRAMS = sorted(path.stem for path in HERE.glob("bench_*.c"))
-SCRIPTS = [
+SCRIPTS = sorted(path.stem for path in HERE.glob("*.py") if "__main__" in path.read_text() and path.stem != "run")
+BY_DEFAULT = [
     "select_networks",
     "joint_tradeoff",
     "checkmate",
@@ -37,7 +39,7 @@ def build() -> None:
 
 def main() -> int:
     """All that were asked for; exit 1 when one fails, 2 for a name that is none."""
-    names = sys.argv[1:] or [*PROGRAMS, *SCRIPTS]
+    names = sys.argv[1:] or [*PROGRAMS, *BY_DEFAULT]
     for name in names:
         if name not in PROGRAMS and name not in SCRIPTS:
             print(f"run.py: no benchmark {name!r}; there are {', '.join([*PROGRAMS, *SCRIPTS])}", file=sys.stderr)

@@ -31,6 +31,7 @@ import cairn.torch as ct
 import torch_models
 from cairn.torch import sequential
 from cairn.torch.base import budgets, memory
+from cairn.torch.measuring.optimizer import KeptStates
 from executor_support import no_collector
 from torch import nn
 from torch.optim import optimizer as optimizer_hooks
@@ -893,6 +894,50 @@ def test_a_state_that_no_profile_measures_is_told_with_what_leaves_room_for_it()
         for _ in range(2):
             optimizer.step(closure)
     ct.handle(model).remove()
+
+
+def test_a_history_that_grows_is_noted_as_it_grows() -> None:
+    model, x, known = nn.Linear(16, 16), torch.randn(8, 16), KeptStates()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, history_size=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    sizes = []
+    for _ in range(4):
+        optimizer.step(closure)
+        known.note(optimizer, model)
+        sizes.append(known.bytes)
+    assert sizes[1] < sizes[2] < sizes[3]
+
+
+def test_a_report_does_not_raise_and_the_next_step_does() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(512, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
+        ct.checkpoint(model, x, loss_fn=torch.sum, budget=top.peak_bytes + top.reserve_bytes, passes=1, strict=True)
+    model(x).sum().backward()
+    report = ct.report(model)
+    assert report.measured.peak_bytes > report.plan.budget_bytes
+    with pytest.raises(ct.BudgetExceeded, match="the step ran without autocast"):
+        model(x)
+    ct.handle(model).remove()
+
+
+def test_a_callback_takes_its_plan_away_where_the_last_step_was_over_the_budget() -> None:
+    step, hooks = torch_models.made("gpt2"), len(optimizer_hooks._global_optimizer_pre_hooks)
+    with torch.autocast("cpu", torch.bfloat16):
+        top = ct.plan(profiled(step), UNLIMITED)
+        callback = ct.trainer_callback(top.peak_bytes + top.reserve_bytes, passes=1, strict=True)
+        given = {"model": step.model, "train_dataloader": [step.kwargs], "optimizer": None}
+        callback.on_train_begin(_Arguments(), None, None, **given)
+    step.loss().backward()
+    callback.on_train_end(_Arguments(), None, None, **given)
+    assert ct.handle(step.model) is None and callback.report.measured is not None
+    assert len(optimizer_hooks._global_optimizer_pre_hooks) == hooks
 
 
 def test_state_of_optimizers_that_step_in_the_backward_is_told() -> None:

@@ -87,7 +87,7 @@ def test_the_result_is_data_with_units(resnet: tuple[torch_models.Step, ct.Sweep
         ({"loss_fn": torch.sum}, TypeError, "are for steps that are measured: give model="),
         ({"beside": SEQUENTIAL}, ValueError, f"beside= takes a list of .*, not '{SEQUENTIAL}'$"),
         ({"beside": iter(["nothing"])}, ValueError, "beside= takes a list of .*, not 'nothing'$"),
-        ({"rounds": 0}, ValueError, "at least one, not 0"),
+        ({"rounds": 0}, ValueError, "rounds is 0; at least 1"),
     ],
 )
 def test_what_is_to_be_measured_is_checked(given: dict[str, Any], error: type[Exception], message: str) -> None:

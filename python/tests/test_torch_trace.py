@@ -521,7 +521,7 @@ def test_a_step_without_a_loss() -> None:
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4))
     with pytest.raises(ValueError, match="without gradients"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4), lambda y: y.detach().sum())
-    with pytest.raises(TypeError, match="loss_fn must make"):
+    with pytest.raises(TypeError, match="loss_fn must be a function"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4), {"labels": 1})
     with pytest.raises(ValueError, match="'refuse' or 'check'"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4), torch.sum, numbers="ignore")
@@ -543,6 +543,22 @@ def test_schedules_of_other_graphs_are_refused(linear: tuple[nn.Module, ct.Trace
         traced.run(cairn.solve(traced.graph, None).schedule)
     renamed = traced.graph.replace(name="names do not count")
     assert traced.run(cairn.verify(renamed, cairn.solve(renamed, None).require())).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "told"),
+    [
+        ({"model": "x"}, TypeError, "must be an nn.Module, not a str"),
+        ({"kwargs": "abc"}, TypeError, "kwargs must map names"),
+        ({"args": {"input": torch.ones(2, 4)}}, TypeError, "give it as kwargs="),
+        ({"passes": 0}, ValueError, "passes is 0; at least 1"),
+        ({"passes": 1.5}, TypeError, "passes must be an integer"),
+        ({"loss_fn": 3}, TypeError, "loss_fn must be a function"),
+    ],
+)
+def test_what_is_no_step_is_refused(given: dict[str, Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        ct.trace(**{"model": nn.Linear(4, 4), "args": torch.ones(2, 4), **given})
 
 
 def test_another_step_is_refused(linear: tuple[nn.Module, ct.Traced]) -> None:

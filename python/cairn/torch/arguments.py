@@ -140,19 +140,25 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
 
 def check_profile_options(options: Mapping[str, Any]) -> None:
     """The same of `profile`."""
-    _check_count("passes", options.get("passes", 1), 1)
+    check_passes(options.get("passes", 1))
     for name in ("inside", "outside", "holds_output"):
         _check_flag(name, options.get(name, True))
 
 
 def check_watching(check_steps: Any, strict: Any) -> None:
     """The same of what measures the first steps."""
-    _check_count("check_steps", check_steps, 0)
+    check_count("check_steps", check_steps, 0)
     _check_flag("strict", strict)
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_passes(passes: Any) -> None:
+    """Raises unless times can be taken so often."""
+    check_count("passes", passes, 1)
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises TypeError or ValueError for what is no integer of at least so much; one of NumPy's is."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise ValueError(f"{name} is {value}; at least {least}")

@@ -63,7 +63,8 @@ def trainer_callback(
             self._handle = handle(given["model"])
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if self._handle is not None and self.report is not None:
+            if self._handle is not None and self._handle.is_applied:
+                self._report = self._handle.report()
                 self._handle.remove()
 
     return Budgeted()

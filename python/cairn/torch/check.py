@@ -369,6 +369,7 @@ class Watch:
         self._steps, self._strict = steps, strict
         self._on_miss = on_miss  # called with the plan and what was missed, in bytes, once no forward is running
         self._miss: tuple[Plan, int] | None = None
+        self._due: BudgetExceeded | None = None  # to be raised when a step begins, or the optimizer's
         self._found: dict[int, _Found] = {}  # by id of a plan
         self._lock = threading.RLock()
         self._meter: memory.Meter | None = None
@@ -412,9 +413,9 @@ class Watch:
             self._stop()
 
     def measured(self, plan: Plan) -> Measured | None:
-        """The worst step so far of those that followed this plan."""
+        """The worst step so far of those that followed this plan. What is to be raised waits for the next step."""
         if self._is_mine():
-            self._finish()
+            self._finish(raises=False)
         return self._of(plan).worst
 
     def _of(self, plan: Plan) -> _Found:
@@ -534,15 +535,18 @@ class Watch:
             memory.give_back()
         return meter
 
-    def _finish(self) -> None:
+    def _finish(self, raises: bool = True) -> None:
         """Judges the step that was measured, if its backward has ended."""
+        if raises and self._due is not None:
+            due, self._due = self._due, None
+            raise due
         meter, last = self._stop(), self._last
         if meter is None or last is None or meter.was_interrupted or self._disturbed:
             return
         plan = self._plan
         peak = self._resident - self._uncounted + meter.peak(self._first, last) - meter.level(self._first)
         self._of(plan).add(Measured(peak, self._took, self._existed, self._dropped), self._unforeseen)
-        self._judge(plan, peak, self._unforeseen)
+        self._judge(plan, peak, self._unforeseen, raises=raises)
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
         """Judges by what an optimizer has created in the step that it has just taken."""
@@ -580,7 +584,7 @@ class Watch:
         if miss is not None and self._on_miss is not None:
             self._on_miss(*miss)
 
-    def _judge(self, plan: Plan, peak: int, unforeseen: int, taken: str = "the step took") -> None:
+    def _judge(self, plan: Plan, peak: int, unforeseen: int, taken: str = "the step took", raises: bool = True) -> None:
         """Tells of a step over its budget. A plan that counts no state of optimizers promises nothing about it."""
         if peak <= plan.budget_bytes:
             return
@@ -593,7 +597,10 @@ class Watch:
             f"{self._supposed_cause(plan)}"
         )
         if self._strict and is_promised:
-            raise BudgetExceeded(text)
+            if raises:
+                raise BudgetExceeded(text)
+            self._due = BudgetExceeded(text)
+            return
         warn(text)
         if self._on_miss is not None and peak > predicted:
             self._miss = (plan, peak - predicted)

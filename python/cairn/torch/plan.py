@@ -177,7 +177,7 @@ class Plan:
         try:
             fields["stages"] = tuple(StageRef.from_json(ref) for ref in fields["stages"])
             plan = cls(**fields)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanMismatch(f"the plan has not the fields of version {PLAN_VERSION}: {error}") from None
         if plan.hash != data.get("hash"):
             raise PlanMismatch("the plan's content does not match its hash: it was changed after it was written")

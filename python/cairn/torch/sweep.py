@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -14,7 +15,7 @@ from torch import nn
 
 from . import sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
-from .arguments import ACCUMULATED, allowed, check_budget, check_call, host_budget_of
+from .arguments import ACCUMULATED, allowed, check_budget, check_call, check_count, host_budget_of
 from .base import memory
 from .base.errors import InfeasibleBudget
 from .comparison import Comparison, Steps, Turn
@@ -195,7 +196,7 @@ def sweep(
     whole_blocks = found[1].points if len(found) > 1 else ()
     made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
     if model is not None:
-        check_call(model, kwargs, loss_fn)
+        check_call(model, kwargs, loss_fn, args)
         arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
         made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
@@ -206,10 +207,10 @@ def sweep(
 
 def _wanted(budgets: Any) -> int | list[Any]:
     """The budgets, or how many there shall be. Raises TypeError or ValueError for what is neither."""
-    if isinstance(budgets, int) and not isinstance(budgets, bool):
+    if hasattr(type(budgets), "__index__") and not isinstance(budgets, bool):  # an integer, one of NumPy's too
         if budgets < 1:
             raise ValueError(f"a sweep has at least one point, not {budgets}")
-        return budgets
+        return operator.index(budgets)
     if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
         raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets!r}")
     wanted = list(budgets)
@@ -227,8 +228,7 @@ def _checked(beside: Any, rounds: Any) -> tuple[str, ...]:
     wrong = [beside] if isinstance(beside, str) else [name for name in others if name not in ALTERNATIVES]
     if wrong:
         raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}, not {wrong[0]!r}")
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-        raise ValueError(f"rounds= counts the steps to time, at least one, not {rounds!r}")
+    check_count("rounds", rounds, 1)
     return others
 
 

@@ -10,6 +10,7 @@ import cairn
 import torch
 from torch import nn
 
+from .arguments import check_call, check_passes
 from .base import memory
 from .base.errors import PlanMismatch
 from .context.switches import Switches
@@ -130,8 +131,8 @@ def trace(
     """
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
-    if loss_fn is not None and not callable(loss_fn):
-        raise TypeError(f"loss_fn must make the loss from the model's output; it is a {type(loss_fn).__name__}")
+    check_call(model, kwargs, loss_fn, args)
+    check_passes(passes)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)

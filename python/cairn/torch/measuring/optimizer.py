@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import weakref
 from collections import OrderedDict, defaultdict
@@ -41,7 +42,7 @@ class KeptStates:
     def note(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
         """Looks at an optimizer that has stepped; whether it keeps more or less than was known."""
         entries, size = self._found.get(optimizer, (0, 0))
-        if len(optimizer.state) == entries:
+        if len(optimizer.state) == entries and not needs_closure(optimizer):  # such keep more with every step
             return False
         kept = _state_of(optimizer, model)
         self._found[optimizer] = len(optimizer.state), kept
@@ -67,7 +68,13 @@ def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its step runs the model itself, as often as it wants, as that of LBFGS does."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    kind: Any = type(optimizer)
+    return _takes_closure(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _takes_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 

@@ -172,12 +172,12 @@ static const char *reason_against(const cli_call *call, const cairn_solver_info 
     bool is_chain = cairn_problem_chain(call->problem) != NULL, has_machine = false;
     cairn_machine machine;
     if (!(is_chain ? solver->takes_chains : solver->takes_graphs))
-        return is_chain ? "for the problem is a chain" : "for the problem is a graph";
+        return is_chain ? "because they take no chains" : "because they take no graphs";
     if (solver->minimizes_memory)
-        return "for they minimize memory, which knows no budget";
+        return "because they minimize memory, which takes no budget";
     if (solver->needs_machine &&
         cairn_options_machine(call->options, call->problem, &machine, &has_machine, NULL) == CAIRN_OK && !has_machine)
-        return "for there is no machine to offload to";
+        return "because there is no machine to offload to";
     return NULL;
 }
 
@@ -197,7 +197,7 @@ static void name_those_left_out(const cli_call *call, int first)
         length += (size_t)snprintf(names + length, sizeof(names) - length, "%s%s", length ? ", " : "", solver->name);
     }
     if (length > 0)
-        cli_note("left out, %s: %s", reason, names);
+        cli_note("left out %s: %s", reason, names);
 }
 
 /* A time limit is what `cairn solve` gives to the same solver at the same budget, so that what is compared is comparable. */

@@ -77,7 +77,7 @@ static cli_exit dispatch(int count, char **words)
 {
     cli_call call = {.json = asks_for_json(count, words)};
     if (count == 0)
-        return cli_misuse(&call, "what is to be done? `cairn help` lists the commands");
+        return cli_misuse(&call, "no command is given; `cairn help` lists them");
     if (strcmp(words[0], "--version") == 0) {
         if (count > 1)
             return cli_misuse(&call, "\"%s\" is one word too many; usage: cairn --version", words[1]);

@@ -2,7 +2,7 @@
  * What a long run needs: Ctrl-C asks the library to stop, and a terminal sees progress after the first second.
  *
  * The first Ctrl-C stops the solver, which answers with the best that it has; a second one ends the process, as it does
- * outside of a run. The flag is the one global variable of the program: a signal handler can reach nothing else.
+ * outside of a run. The flag is global, for a signal handler can reach nothing else; `current` is the run that it is of.
  */
 #define _XOPEN_SOURCE 700
 #include <signal.h>

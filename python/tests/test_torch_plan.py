@@ -590,7 +590,7 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
         del model[5]
         model(x).sum().backward()
         assert handle.report().notes == ("planned blocks did not run: 1, 5",)
-        assert "otherwise   planned blocks did not run: 1, 5" in str(handle.report())
+        assert "deviations  planned blocks did not run: 1, 5" in str(handle.report())
         assert handle.report().to_json()["notes"] == list(handle.report().notes)
         notes = (*(f"'{name}' ran more often" for name in "aabcd"), "'e' was recorded again", "another step has copies")
         lines = str(dataclasses.replace(handle.report(), notes=notes)).splitlines()

@@ -277,7 +277,7 @@ def test_compare(cairn):
     assert {json.loads(line)["budget_bytes"] for line in lines} == {at, 1 << 30, None}
     table = cairn("compare", "p", "--budgets", "2")
     assert table.out.startswith("solver") and " +0.0 % " in table.out
-    assert "left out, for the problem is a chain: " in table.err and "graph-search" in table.err
+    assert "left out because they take no chains: " in table.err and "graph-search" in table.err
     named = {solver["name"] for solver in cairn.json("solvers")["solvers"]}
     asked = {answer["solver"] for answer in answers}
     assert all(table.err.count(name) == 1 for name in ("graph-milp", "offload-dp", "select-cubic", "chain-alike"))

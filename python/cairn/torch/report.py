@@ -176,7 +176,7 @@ class Report:
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
             lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
             lines += self._output_not_held(self.measured)
-        return lines + [f"  otherwise   {note}" for note in _together(self.notes)]
+        return lines + [f"  deviations  {note}" for note in _together(self.notes)]
 
     def _output_not_held(self, measured: Measured) -> list[str]:
         """What would let the plan do with less, where the loop lets go of an output that the plan counts."""

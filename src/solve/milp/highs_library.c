@@ -46,8 +46,9 @@ typedef void (*highs_callback)(int type, const char *message, const highs_data_o
     X(int, getDoubleInfoValue, (const void *, const char *, double *))                                          \
     X(int, getSolution, (const void *, double *, double *, double *, double *))
 
-/* Constants of highs_c_api.h. */
+/* Of the time that is left, what is kept back: HiGHS looks at the clock only now and then. */
 enum { LATE_SHARE = 8 };
+/* Constants of highs_c_api.h. */
 enum { STATUS_ERROR = -1, FORMAT_BY_ROWS = 2, SENSE_MINIMIZE = 1, SOLUTION_FEASIBLE = 2 };
 enum { CALLBACK_SIMPLEX_INTERRUPT = 1, CALLBACK_MIP_INTERRUPT = 6 };
 enum {

@@ -10,7 +10,7 @@ SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two
 KEEP = "k"  # what is done with a saved tensor that stays
 LEFT_BESIDE = "left by blocks beside their results"  # among what is resident
 CHANGES_INPUT = "changes its input in place"
-READS_HISTORY = "saves other tensors when it is run again, for it reads what its last run left in an attribute"
+READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
 OVERWRITTEN = "is passed a tensor that is changed in place after it ran"
 
 
@@ -43,7 +43,7 @@ class StageMeasure:
     name: str
     kind: str  # "block" or "outside"
     class_name: str = ""
-    call: int = 0  # the how many-th call of this block
+    call: int = 0  # the number of this call of the block, from 0
     input_bytes: int = 0
     output_bytes: int = 0
     grad_bytes: int = 0

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import random
 import warnings
 from pathlib import Path
 
@@ -233,6 +234,28 @@ def test_auto_asks_those_that_minimize_the_objective(objective: str, stages: int
     chain = cairn.Chain([cairn.Stage(9, saved_bytes=9, forward_ns=1, backward_ns=1)] * stages, input_bytes=5)
     found = cairn.solve(chain, minimize="memory", objective=objective)
     assert found.optimal_in == objective
+
+
+def test_what_frees_most_for_its_time_runs_again() -> None:
+    times = [70, 90, 5, 80, 60, 75]
+    chain = cairn.Chain([cairn.Stage(10, saved_bytes=50, forward_ns=t, backward_ns=t) for t in times], input_bytes=10)
+    most = cairn.limits(chain, solver="store-all")
+    found = cairn.solve(chain, (most.store_all_bytes or 0) - 1, solver="keep-greedy")
+    assert found.makespan_ns == (most.store_all_ns or 0) + 5
+
+
+def test_long_chains_of_unlike_stages_use_their_budget() -> None:
+    choose = random.Random(1)
+    stages = []
+    for _ in range(1400):  # too many for solvers that take seconds
+        output = choose.randint(10**6, 10**8)
+        forward, saved = choose.randint(10**5, 10**7), output + choose.randint(0, 3 * 10**8)
+        stages.append(cairn.Stage(output, saved_bytes=saved, forward_ns=forward, backward_ns=2 * forward))
+    chain = cairn.Chain(stages, input_bytes=10**6)
+    most = cairn.limits(chain, solver="store-all")
+    for share, at_most in ((97, 1.005), (70, 1.06), (50, 1.14)):
+        found = cairn.solve(chain, (most.store_all_bytes or 0) * share // 100)
+        assert found.makespan_ns is not None and found.makespan_ns <= at_most * (most.store_all_ns or 0)
 
 
 def test_the_least_memory_of_deep_chains_is_that_of_the_best_selection() -> None:

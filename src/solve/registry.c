@@ -10,6 +10,7 @@
     X(crn_periodic_solver)         \
     X(crn_chen_sqrt_solver)        \
     X(crn_chen_greedy_solver)      \
+    X(crn_keep_greedy_solver)      \
     X(crn_revolve_solver)          \
     X(crn_revolve_hetero_solver)   \
     X(crn_chain_dp_solver)         \

@@ -1,5 +1,5 @@
 /*
- * periodic, chen-sqrt, chen-greedy: chains cut into segments.
+ * periodic, chen-sqrt, chen-greedy, keep-greedy: chains cut into segments.
  *
  * The forward keeps the input of every segment but the last, which is stored; the backward runs each segment once more,
  * storing it, right before its own backward. Who chooses the cuts:
@@ -8,32 +8,44 @@
  *                does; K from --segments, else the best K
  *   chen-sqrt    K = the nearest integer to sqrt(n) (T. Chen, B. Xu, C. Zhang, C. Guestrin 2016, section 3)
  *   chen-greedy  a segment ends where its outputs pass b bytes (same, algorithm 3), for the best b
+ *   keep-greedy  segments of 1, 2, 4, ... stages, of which others than the last are stored, too: those that free the
+ *                fewest bytes for the time of running them again; the best length and number
  *
  * A segment with a stage that must not be recomputed is stored, and so are stages with options: in their first one.
  *
  * Optimal      In nothing; baselines. Of the cuts tried, each solver returns the fastest within the budget.
  * Cost         O(n) per set of cuts, judged by the simulator. All K are tried up to CUTS_ALL stages, beyond that those
- *              of some hundred segment lengths; BOUNDS_MAX values of b.
+ *              of some hundred segment lengths; BOUNDS_MAX values of b; KEPT_MAX numbers for each of log n lengths.
  */
 #include <math.h>
+#include <stdlib.h>
 
 #include "problem/problem.h"
 #include "solve/solver.h"
 
-enum { CUTS_ALL = 1024, BOUNDS_MAX = 128 };
+enum { CUTS_ALL = 1024, BOUNDS_MAX = 128, KEPT_MAX = 256, KEPT_LEAST = 8 };
 
-/* A way of cutting: ends[i] is the last stage of segment i. */
+/* A way of cutting: ends[i] is the last stage of segment i. The last segment is stored, and those that kept says. */
 typedef struct cuts {
     int32_t *ends;
+    bool *kept;
     int32_t count;
 } cuts;
 
-typedef enum cut_rule { RULE_PERIODIC, RULE_SQRT, RULE_GREEDY } cut_rule;
+typedef enum cut_rule { RULE_PERIODIC, RULE_SQRT, RULE_GREEDY, RULE_KEEP } cut_rule;
+
+/* What running a segment again frees, and what it takes. */
+typedef struct exchange {
+    int64_t bytes, ns;
+    int32_t segment;
+} exchange;
 
 typedef struct attempt {
     const crn_task *task;
     const cairn_chain *chain;
     cuts cuts;
+    exchange *exchanges; /* of the segments but the last; the best ones first */
+    int32_t length;      /* stages of a segment, for which they are made */
     cairn_builder *builder;
     cairn_replay replay;
 } attempt;
@@ -60,7 +72,7 @@ static int32_t first_of(const cuts *c, int32_t i)
 
 static bool is_stored(const attempt *a, int32_t i)
 {
-    return i == a->cuts.count - 1 || !may_rerun(a->chain, first_of(&a->cuts, i), a->cuts.ends[i]);
+    return i == a->cuts.count - 1 || a->cuts.kept[i] || !may_rerun(a->chain, first_of(&a->cuts, i), a->cuts.ends[i]);
 }
 
 static cairn_status save_segment(attempt *a, int32_t i, cairn_error *error)
@@ -144,6 +156,69 @@ static int32_t next_count(int32_t n, int32_t segments)
     return segments + segments / 64 + 1;
 }
 
+/* The more bytes for its time comes first, of equal ones the earlier. */
+static int compare_exchanges(const void *first, const void *second)
+{
+    const exchange *a = first, *b = second;
+    crn_wide left = (crn_wide)a->bytes * (crn_wide)b->ns, right = (crn_wide)b->bytes * (crn_wide)a->ns;
+    if (left != right)
+        return left > right ? -1 : 1;
+    return a->segment < b->segment ? -1 : a->segment > b->segment;
+}
+
+/* Sums that would pass 2^63 - 1 stay there: they only say in which order to try. */
+static exchange exchange_of(const attempt *a, int32_t segment)
+{
+    int32_t first = first_of(&a->cuts, segment), last = a->cuts.ends[segment];
+    exchange sum = {0, 1, segment};
+    for (int32_t l = first; l <= last; l++) {
+        const cairn_stage_option *option = &a->chain->stages[l - 1].options[0];
+        sum.bytes = crn_add_saturating(sum.bytes, option->saved_bytes);
+        sum.ns = crn_add_saturating(sum.ns, option->forward_ns);
+    }
+    sum.bytes = crn_max(0, sum.bytes - a->chain->stages[last - 1].output_bytes);
+    return sum;
+}
+
+/* Segments of this length, in the order in which they are run again rather than stored. */
+static void cut_by_length(attempt *a, int32_t length)
+{
+    int32_t n = a->chain->stage_count;
+    cut_evenly(a, (n + length - 1) / length);
+    for (int32_t i = 0; i < a->cuts.count; i++)
+        a->cuts.ends[i] = (int32_t)crn_min((int64_t)(i + 1) * length, n);
+    for (int32_t i = 0; i < a->cuts.count - 1; i++)
+        a->exchanges[i] = exchange_of(a, i);
+    qsort(a->exchanges, (size_t)(a->cuts.count - 1), sizeof(*a->exchanges), compare_exchanges);
+    a->length = length;
+}
+
+/* So many numbers of segments to run again are tried of one length. */
+static int32_t tries_of(int32_t n, int32_t length)
+{
+    int32_t others = (n - 1) / length, most = n <= CUTS_ALL ? KEPT_MAX : KEPT_MAX * CUTS_ALL / n;
+    return (int32_t)crn_min(others, crn_max(most, KEPT_LEAST));
+}
+
+/* A step is a length, 2^power, and which of its tries; the lengths follow each other. */
+static bool cut_and_keep(attempt *a, int32_t *step)
+{
+    int32_t n = a->chain->stage_count, power = *step / (KEPT_MAX + 1), try = *step % (KEPT_MAX + 1) + 1;
+    if (try > tries_of(n, 1 << power)) {
+        power++;
+        try = 1;
+    }
+    if (power >= 30 || 1 << power >= n)
+        return false;
+    if (a->length != 1 << power)
+        cut_by_length(a, 1 << power);
+    int64_t others = a->cuts.count - 1, tries = tries_of(n, a->length), again = (others * try + tries - 1) / tries;
+    for (int32_t i = 0; i < others; i++)
+        a->cuts.kept[a->exchanges[i].segment] = i >= again;
+    *step = power * (KEPT_MAX + 1) + try;
+    return true;
+}
+
 /* Makes the step-th set of cuts of a rule; false past the last one. */
 static bool cut(attempt *a, cut_rule rule, int32_t *step)
 {
@@ -167,22 +242,33 @@ static bool cut(attempt *a, cut_rule rule, int32_t *step)
             return false;
         cut_by_bytes(a, *step - 1);
         return true;
+    case RULE_KEEP:
+        return cut_and_keep(a, step);
     }
     return false;
+}
+
+static void attempt_end(attempt *a)
+{
+    cairn_allocator allocator = crn_allocator(a->task->env);
+    size_t count = (size_t)a->chain->stage_count;
+    crn_free(&allocator, a->exchanges, count, sizeof(*a->exchanges));
+    crn_free(&allocator, a->cuts.kept, count, sizeof(*a->cuts.kept));
+    crn_free(&allocator, a->cuts.ends, count, sizeof(*a->cuts.ends));
 }
 
 static cairn_status attempt_begin(const crn_task *task, cairn_builder *builder, attempt *a, cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(task->env);
     *a = (attempt){.task = task, .chain = cairn_problem_chain(task->problem), .builder = builder};
-    a->cuts.ends = crn_alloc(&allocator, (size_t)a->chain->stage_count, sizeof(*a->cuts.ends));
-    return a->cuts.ends ? CAIRN_OK : crn_no_memory(error);
-}
-
-static void attempt_end(attempt *a)
-{
-    cairn_allocator allocator = crn_allocator(a->task->env);
-    crn_free(&allocator, a->cuts.ends, (size_t)a->chain->stage_count, sizeof(*a->cuts.ends));
+    size_t count = (size_t)a->chain->stage_count;
+    a->cuts.ends = crn_alloc(&allocator, count, sizeof(*a->cuts.ends));
+    a->cuts.kept = crn_alloc_zero(&allocator, count, sizeof(*a->cuts.kept));
+    a->exchanges = crn_alloc(&allocator, count, sizeof(*a->exchanges));
+    if (a->cuts.ends && a->cuts.kept && a->exchanges)
+        return CAIRN_OK;
+    attempt_end(a);
+    return crn_no_memory(error);
 }
 
 /* Tries all cuts; step_found is that of the fastest within the budget, 0 = none; peak_bytes the least of any. */
@@ -285,3 +371,6 @@ SEGMENT_SOLVER(chen_sqrt, "chen-sqrt", RULE_SQRT, NULL, NULL, "sqrt(n) segments 
                "Chen et al. 2016, section 3");
 SEGMENT_SOLVER(chen_greedy, "chen-greedy", RULE_GREEDY, NULL, NULL, "segments of b bytes of outputs, for the best b",
                "Chen et al. 2016, algorithm 3");
+SEGMENT_SOLVER(keep_greedy, "keep-greedy", RULE_KEEP, NULL, NULL,
+               "segments of equal count; those that free most for their time run again, the others are stored",
+               "Cairn");

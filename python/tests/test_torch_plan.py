@@ -583,7 +583,7 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
     least = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=model), UNLIMITED).least_budget_bytes
     with ct.budget(model, least + 2**15, x, loss_fn=torch.sum, passes=1, blocks=model) as handle:
         model(x).sum().backward()
-        assert handle.report().notes == () and "otherwise" not in str(handle.report())
+        assert handle.report().notes == () and "deviations" not in str(handle.report())
         model[1] = nn.Tanh()
         model(x).sum().backward()
         assert handle.report().notes == ("planned blocks did not run: 1",)
@@ -594,7 +594,7 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
         assert handle.report().to_json()["notes"] == list(handle.report().notes)
         notes = (*(f"'{name}' ran more often" for name in "aabcd"), "'e' was recorded again", "another step has copies")
         lines = str(dataclasses.replace(handle.report(), notes=notes)).splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines if "otherwise" in line] == [
+    assert [line.split(maxsplit=1)[1] for line in lines if "deviations" in line] == [
         "a, b and 2 more: each ran more often", "e was recorded again", "another step has copies"
     ]  # fmt: skip
 

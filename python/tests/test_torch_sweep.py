@@ -307,7 +307,7 @@ def test_the_picture_has_all_that_was_measured(tmp_path: Path) -> None:
         ({"beside": "every block"}, ValueError),
         ({"beside": ["every layer"]}, ValueError),
         ({"rounds": 0}, ValueError),
-        ({"rounds": True}, ValueError),
+        ({"rounds": True}, TypeError),
         ({"loss_fn": 3}, TypeError),
         ({"model": None}, TypeError),
         ({"plot": "."}, IsADirectoryError),

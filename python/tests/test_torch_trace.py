@@ -551,7 +551,7 @@ def test_schedules_of_other_graphs_are_refused(linear: tuple[nn.Module, ct.Trace
         ({"model": "x"}, TypeError, "must be an nn.Module, not a str"),
         ({"kwargs": "abc"}, TypeError, "kwargs must map names"),
         ({"args": {"input": torch.ones(2, 4)}}, TypeError, "give it as kwargs="),
-        ({"passes": 0}, ValueError, "passes is 0; at least 1"),
+        ({"passes": -1}, ValueError, "passes is -1; at least 0"),
         ({"passes": 1.5}, TypeError, "passes must be an integer"),
         ({"loss_fn": 3}, TypeError, "loss_fn must be a function"),
     ],

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "solve/options.h"
 #include "solve/solver.h"
 
 enum { SOLVERS_MAX = 64 };

@@ -140,7 +140,7 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
 
 def check_profile_options(options: Mapping[str, Any]) -> None:
     """The same of `profile`."""
-    check_passes(options.get("passes", 1))
+    check_count("passes", options.get("passes", 1), 1)
     for name in ("inside", "outside", "holds_output"):
         _check_flag(name, options.get(name, True))
 
@@ -149,11 +149,6 @@ def check_watching(check_steps: Any, strict: Any) -> None:
     """The same of what measures the first steps."""
     check_count("check_steps", check_steps, 0)
     _check_flag("strict", strict)
-
-
-def check_passes(passes: Any) -> None:
-    """Raises unless times can be taken so often."""
-    check_count("passes", passes, 1)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

@@ -10,7 +10,7 @@ import cairn
 import torch
 from torch import nn
 
-from .arguments import check_call, check_passes
+from .arguments import check_call, check_count
 from .base import memory
 from .base.errors import PlanMismatch
 from .context.switches import Switches
@@ -117,7 +117,7 @@ def trace(
     keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
     numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
         run that they are the same as when it was traced, so that it goes the same way.
-    passes: how often the times are taken (the median counts).
+    passes: how often the times are taken (the median counts). 0: not at all, where of schedules memory alone counts.
     times_of: a graph that was traced from the same step, in another process perhaps: its times are taken over, so that
         schedules of that graph are schedules of this one.
     name: of the graph; the model's class if not given.
@@ -132,7 +132,7 @@ def trace(
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
     check_call(model, kwargs, loss_fn, args)
-    check_passes(passes)
+    check_count("passes", passes, 0)
     arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)

@@ -47,8 +47,9 @@ class _Search:
             if name not in OF_EVERY_MODULE and name != "forward":
                 self.look_into(value, _DEPTH)
         for kind in type(module).__mro__:
-            for method in () if is_of_library(kind.__module__) else vars(kind).values():
-                if isinstance(method, types.FunctionType):
+            if id(kind) not in self._seen and not is_of_library(kind.__module__):
+                self._seen.add(id(kind))
+                for method in [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]:
                     self._look_at_globals(method)
 
     def look_into(self, value: Any, depth: int) -> None:

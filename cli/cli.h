@@ -97,6 +97,8 @@ cli_exit cli_load_schedule(cli_call *call);
 
 /** Reports a failure of the library, in a file or NULL, on standard error and under --json on standard output. */
 cli_exit cli_fail(const cli_call *call, const char *file, const cairn_error *error);
+/** The same of what the program itself finds, which has no place in any file. */
+cli_exit cli_fail_plainly(const cli_call *call, cairn_status status, const char *message);
 /** Reports that a result, of -o or --trace, could not be written. */
 cli_exit cli_fail_to_write(const cli_call *call, const char *path, const cairn_error *error);
 /** Reports wrong usage. */

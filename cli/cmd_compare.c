@@ -222,11 +222,8 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     const cairn_solver_info *solver;
     results out = {calloc((size_t)solver_count() * (size_t)at->count + 1, sizeof(cairn_info)), 0};
     cli_exit result = CLI_FOUND;
-    if (!out.infos) {
-        const cairn_error error = {
-            .status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .column = CAIRN_NONE, .message = "out of memory"};
-        return cli_fail(call, NULL, &error);
-    }
+    if (!out.infos)
+        return cli_fail_plainly(call, CAIRN_NO_MEMORY, "out of memory");
     for (int i = 0; cairn_solver_at(i); i++)
         name_those_left_out(call, i);
     tell_the_time(call, at);
@@ -236,11 +233,7 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     if (result == CLI_FOUND && cli_was_interrupted())
         result = CLI_INTERRUPTED;
     if (result == CLI_INTERRUPTED && out.count == 0) {
-        const cairn_error error = {.status = CAIRN_CANCELLED,
-                                   .line = CAIRN_NONE,
-                                   .column = CAIRN_NONE,
-                                   .message = "stopped before any answer"};
-        result = cli_fail(call, NULL, &error);
+        result = cli_fail_plainly(call, CAIRN_CANCELLED, "stopped before any answer");
     } else if (result == CLI_FOUND || result == CLI_INTERRUPTED) {
         cli_exit printed = print_results(call, &out);
         result = printed == CLI_FOUND ? result : printed;

@@ -87,6 +87,13 @@ cli_exit cli_fail(const cli_call *call, const char *file, const cairn_error *err
     return exit_of(error->status);
 }
 
+cli_exit cli_fail_plainly(const cli_call *call, cairn_status status, const char *message)
+{
+    cairn_error error = {.status = status, .line = CAIRN_NONE, .column = CAIRN_NONE};
+    snprintf(error.message, sizeof(error.message), "%s", message);
+    return cli_fail(call, NULL, &error);
+}
+
 cli_exit cli_misuse(const cli_call *call, const char *format, ...)
 {
     char message[1024];
@@ -294,11 +301,8 @@ void cli_row(const char *label, const char *value, const char *note)
 
 cli_exit cli_print_json(const cli_call *call, json_t *value)
 {
-    if (!value) {
-        const cairn_error error = {
-            .status = CAIRN_NO_MEMORY, .line = CAIRN_NONE, .column = CAIRN_NONE, .message = "out of memory"};
-        return cli_fail(call, NULL, &error);
-    }
+    if (!value)
+        return cli_fail_plainly(call, CAIRN_NO_MEMORY, "out of memory");
     bool written = was_written(json_dumpf(value, stdout, JSON_REAL_PRECISION(15)) == 0 && putchar('\n') != EOF &&
                                fflush(stdout) == 0);
     json_decref(value);

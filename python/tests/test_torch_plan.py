@@ -851,12 +851,18 @@ def test_forwards_before_one_backward_are_measured_together() -> None:
     ct.handle(model).remove()
 
 
-def test_a_step_in_another_autocast_region_than_the_profile_is_told_as_the_cause() -> None:
+def _over_its_budget() -> tuple[nn.Module, torch.Tensor]:
+    """A model under a strict plan for autocast, and its input, after a step without."""
     model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(512, 64)
     with torch.autocast("cpu", torch.bfloat16):
         top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
         ct.checkpoint(model, x, loss_fn=torch.sum, budget=top.peak_bytes + top.reserve_bytes, passes=1, strict=True)
     model(x).sum().backward()
+    return model, x
+
+
+def test_a_step_in_another_autocast_region_than_the_profile_is_told_as_the_cause() -> None:
+    model, x = _over_its_budget()
     with pytest.raises(ct.BudgetExceeded, match="made with autocast to bfloat16, and the step ran without autocast"):
         model(x)
     ct.handle(model).remove()
@@ -915,11 +921,7 @@ def test_a_history_that_grows_is_noted_as_it_grows() -> None:
 
 
 def test_a_report_does_not_raise_and_the_next_step_does() -> None:
-    model, x = nn.Sequential(*(torch_models.Residual(64) for _ in range(4))), torch.randn(512, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        top = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
-        ct.checkpoint(model, x, loss_fn=torch.sum, budget=top.peak_bytes + top.reserve_bytes, passes=1, strict=True)
-    model(x).sum().backward()
+    model, x = _over_its_budget()
     report = ct.report(model)
     assert report.measured.peak_bytes > report.plan.budget_bytes
     with pytest.raises(ct.BudgetExceeded, match="the step ran without autocast"):

@@ -164,6 +164,12 @@ static bool fits_memory(const crn_task *task, const candidate *c)
     return !c->solver->memory || c->solver->memory(task) <= crn_memory_limit(task->settings);
 }
 
+/* Whether a candidate cannot beat what has answered; `rank` is the highest of those that did so completely. */
+static bool is_covered(const candidate *c, int rank)
+{
+    return rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < rank);
+}
+
 /* ---- least memory ---- */
 
 static void merge_least(crn_least *best, const crn_least *own)
@@ -194,9 +200,8 @@ static cairn_status least_of(const crn_task *task, const candidate *c, crn_least
  */
 static bool is_left_out(const crn_task *task, const candidate *c, int rank, const crn_least *least)
 {
-    bool is_covered = c->solver->rank > 0 && c->solver->rank < rank;
     bool is_dear = !c->is_open && c->work > WORK_MAX && least->bytes != CAIRN_NONE;
-    return task->settings->minimize_memory && (is_covered || is_dear);
+    return task->settings->minimize_memory && (is_covered(c, rank) || is_dear);
 }
 
 static cairn_status auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
@@ -359,7 +364,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
             s->best->stopped_early = true;
             return CAIRN_OK;
         }
-        if (s->rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < s->rank))
+        if (is_covered(c, s->rank))
             continue;
         bool fits = fits_memory(s->task, c);
         s->best->cut_short = s->best->cut_short || (!fits && s->task->settings->memory_limit_bytes != CAIRN_NONE);

@@ -11,7 +11,8 @@
  * Deviations: d[n] is a checkpoint (the printed answer would let it be part of a segment). Not all s are tried. c(n)
  * does not increase with s; so if the checkpoints found under s have no segment larger than s' <= s, nothing between
  * s' and s is better, and s' - 1 comes next; and once c(n) alone is not below the best answer, no smaller s can be.
- * O(n^3) time in the worst case, about n^2 where sizes are not made for it, O(n) memory. Optimal in eq. 6; of several best answers the one with the largest segment.
+ * O(n^3) time in the worst case, about n^2 where sizes are not made for it, O(n) memory. Optimal in eq. 6; of several
+ * best answers the one with the largest segment.
  */
 #include "solve/select/selection.h"
 

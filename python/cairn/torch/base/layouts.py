@@ -28,7 +28,7 @@ class Look:
     @classmethod
     def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
         """That of a tensor in the bytes of its storage from byte `origin` on."""
-        first = int(tensor.storage_offset()) * tensor.element_size() - origin if tensor.numel() > 0 else 0
+        first = first_byte(tensor) - origin if tensor.numel() > 0 else 0
         return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
@@ -38,6 +38,11 @@ class Look:
         if self.is_conj:
             tensor = tensor.conj()
         return _compat.neg_view(tensor) if self.is_neg else tensor
+
+
+def first_byte(tensor: torch.Tensor) -> int:
+    """Where a tensor begins in its storage."""
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 class Layout:

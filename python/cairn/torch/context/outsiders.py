@@ -6,7 +6,6 @@ a learned temperature. So they are looked for, and put back with the model.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from .attributes import OF_EVERY_MODULE
-from .reach import CONTAINERS, has_attributes, is_of_library, names_in, variables
+from .reach import CALLABLES, CONTAINERS, at_hand, is_of_library, is_own_object, names_in
 
 _DEPTH = 5  # so many containers, functions and objects may lie around a module
 _MANY = 1000  # items of a container that are looked at
@@ -89,14 +88,9 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, (*CONTAINERS, tuple)):
         yield from value
-    elif isinstance(value, types.FunctionType):
-        if not is_of_library(value.__module__):
-            yield from (inner for _, inner in variables(value))
-    elif isinstance(value, types.MethodType):
-        yield value.__self__
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif has_attributes(value) and not is_of_library(type(value).__module__):
+    elif isinstance(value, CALLABLES):
+        yield from (inner for _, inner in at_hand(value))
+    elif is_own_object(value):
         yield from object.__getattribute__(value, "__dict__").values()
 
 

@@ -23,6 +23,7 @@ _PLUG_IN = __package__.rpartition(".")[0] + "."
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
 _FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
 CONTAINERS = (list, dict, set, collections.deque)
+CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 _HOOKS_OF_ALL = (
     all_modules._global_forward_pre_hooks,
     all_modules._global_forward_hooks,
@@ -53,24 +54,31 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
 
 def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """What a function, or something else that can be called, may fill; or the value itself, if it can be filled."""
-    if isinstance(value, types.FunctionType):
-        if depth > 0 and not is_of_library(value.__module__):
-            for name, inner in variables(value):
-                yield from _behind(inner, name, depth - 1)
-    elif isinstance(value, types.MethodType):
-        yield from _behind(value.__self__, name, depth)
-    elif isinstance(value, functools.partial):
-        for inner in (value.func, *value.args, *value.keywords.values()):
-            yield from _behind(inner, name, depth)
-    elif isinstance(value, (nn.Module, *CONTAINERS)) or _is_own_object(value):
+    if isinstance(value, CALLABLES):
+        left = depth - isinstance(value, types.FunctionType)
+        for own, inner in at_hand(value) if left >= 0 else ():
+            yield from _behind(inner, own or name, left)
+    elif isinstance(value, (nn.Module, *CONTAINERS)) or is_own_object(value):
         yield name, value
 
 
-def _is_own_object(value: Any) -> bool:
+def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function of the user's, a bound method or a partial function has at hand, by name if there is one."""
+    if isinstance(value, types.FunctionType):
+        if not is_of_library(value.__module__):
+            yield from _variables(value)
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+    else:
+        yield from (("", inner) for inner in (value.func, *value.args, *value.keywords.values()))
+
+
+def is_own_object(value: Any) -> bool:
+    """Whether it is an object with attributes whose class is the user's."""
     return has_attributes(value) and not is_of_library(type(value).__module__)
 
 
-def variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """The values that a function has at hand, by their names: of its closure and defaults, and containers among the
     globals.
     """

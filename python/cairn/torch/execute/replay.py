@@ -40,7 +40,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
-from ..base.layouts import Look
+from ..base.layouts import Look, first_byte
 from ..base.prints import fingerprint
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..context import parametrized
@@ -51,7 +51,7 @@ from ..context.sharded import gather
 from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
 from ..saved.block_options import SEED_BYTES
-from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, first_byte, geometry, hooks
+from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from ..saved.rebuild import Rebuild, sampled
 from ..schedule.program import (
     BACKWARD,

@@ -20,7 +20,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
-from ..base.layouts import Look
+from ..base.layouts import Look, first_byte
 
 if TYPE_CHECKING:
     from ..context.state import Record
@@ -302,11 +302,6 @@ def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | Look | None
 def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
     """What its numbers are."""
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-def first_byte(tensor: torch.Tensor) -> int:
-    """Where it begins in its storage."""
-    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def geometry(tensor: torch.Tensor) -> View:

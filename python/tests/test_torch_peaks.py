@@ -27,7 +27,7 @@ import cairn
 import cairn.torch as ct
 import executor_support
 import torch_models
-from cairn.torch import check, front
+from cairn.torch import front, step_memory
 from cairn.torch.base import memory
 from cairn.torch.base.prints import _sum, fingerprint
 from cairn.torch.base.stages import StageRef
@@ -106,7 +106,7 @@ def measured(
             with untouched(model, torch.device("cpu")):
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
-                there = check.resident_of(plan, check.gradient_bytes_of(model))
+                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model))
                 begin = meter.mark()
                 with region():
                     output = model(*made.args, **made.kwargs)

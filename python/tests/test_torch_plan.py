@@ -135,15 +135,15 @@ def test_verify_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 64)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
     plan = ct.plan(profile, UNLIMITED)
-    from cairn.torch import check
+    from cairn.torch import verification
 
-    apply = check.apply
+    apply = verification.apply
 
     def disturbed(*args: Any, **kwargs: Any) -> Any:
         model[1].offset = 0.5
         return apply(*args, **kwargs)
 
-    monkeypatch.setattr(check, "apply", disturbed)
+    monkeypatch.setattr(verification, "apply", disturbed)
     with pytest.raises(ct.VerificationFailed, match="loss differs.*gradient of 2.weight"):
         ct.verify(model, plan, x, loss_fn=torch.sum)
     result = ct.verify(model, plan, x, loss_fn=torch.sum, compare=False)
@@ -178,7 +178,7 @@ def test_verify_names_what_plain_steps_do_not_repeat(monkeypatch: pytest.MonkeyP
     assert set(result.unsteady) == {f"the gradient of {i}.{name}" for i in "01" for name in ("weight", "bias")}
     assert "but for what plain steps do not repeat" in str(result)
 
-    from cairn.torch import check
+    from cairn.torch import verification
 
     @contextlib.contextmanager
     def disturbed(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -186,7 +186,7 @@ def test_verify_names_what_plain_steps_do_not_repeat(monkeypatch: pytest.MonkeyP
         yield
         monkeypatch.setattr(Unordered, "scale", 1.0)
 
-    monkeypatch.setattr(check, "apply", disturbed)
+    monkeypatch.setattr(verification, "apply", disturbed)
     with pytest.raises(ct.VerificationFailed, match="the gradient of 0.weight"):
         ct.verify(model, plan, x, loss_fn=torch.sum)
 

@@ -30,7 +30,6 @@ from .base.errors import (
 )
 from .base.stages import StageRef
 from .callbacks import trainer_callback
-from .check import Verification, verify
 from .front import budget, checkpoint, report
 from .handle import Handle, apply, handle
 from .outside.head import linear_cross_entropy
@@ -44,6 +43,7 @@ from .trace import Traced, trace
 from .tracing.interpreter import Step
 from .transfer.link import Link, measure_link
 from .transfer.offload import Offload, offload
+from .verification import Verification, verify
 
 __all__ = [
     "Budget",

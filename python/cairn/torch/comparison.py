@@ -19,11 +19,11 @@ import torch
 
 from .arguments import ACCUMULATED
 from .base import clock, memory
-from .check import gradient_bytes_of, resident_of, uncounted_bytes
 from .context.attributes import Attributes
 from .context.untouched import Buffers, RandomState
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
+from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
 
 #: Within it a step is run in some way; gives what is called instead of the model.
 Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]

@@ -28,12 +28,12 @@ from .arguments import (
     sorted_options,
 )
 from .base.errors import InfeasibleBudget, warn
-from .check import Watch
 from .handle import Handle, apply_by_shape, handle
 from .plan import Plan, plan
 from .profiler import Profile, profile
 from .report import Report, explain
 from .shapes import Source
+from .watch import Watch
 
 
 def checkpoint(

@@ -42,10 +42,10 @@ from .base.stages import StageRef
 from .base.tree import tensors_in
 
 if TYPE_CHECKING:
-    from .check import Watch
     from .execute.executor import Executor, Prepared
     from .plan import Plan
     from .profiler import Profile
+    from .watch import Watch
 
 POLICIES = ("replan", "error", "nearest")
 KEPT = 8  # plans, and profiles

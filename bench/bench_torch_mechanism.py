@@ -121,7 +121,7 @@ def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> f
     executor.attach()
     step()
     entries = [e for s in executor.first.sites.values() if s.opened is not None for e in s.opened._entries.values()]
-    codes = [program.code for entry in entries for program in entry.programs.values()]
+    codes = [recipe.code for entry in entries for recipe in entry.recipes.values()]
     before = [code.begin for code in codes]
     for code in codes:
         code.begin = lambda *args, begin=code.begin: Timed(begin(*args))

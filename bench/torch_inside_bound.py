@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from cairn.torch.base.tree import Tree
 from cairn.torch.profiler import Profile
-from cairn.torch.saved.block_graph import BlockGraph, Recorder
+from cairn.torch.saved.block_graph import BlockGraph, BlockRecorder
 from cairn.torch.saved.block_options import Choice, ideal_choices
 from torch import nn
 
@@ -95,7 +95,7 @@ def _run(block: nn.Module, args: Any, kwargs: Any) -> BlockGraph:
     tree = Tree.of((args, kwargs))
     leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in tree.leaves]
     args, kwargs = tree.build(leaves)
-    recorder = Recorder(leaves, list(block.parameters()), list(block.buffers()), timed=True)
+    recorder = BlockRecorder(leaves, list(block.parameters()), list(block.buffers()), timed=True)
 
     def pack(tensor: torch.Tensor) -> None:
         with recorder.paused():

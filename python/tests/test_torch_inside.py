@@ -28,7 +28,7 @@ from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.opened import Inside
 from cairn.torch.execute.parts import Part
 from cairn.torch.profiler import Profile
-from cairn.torch.saved.block_graph import Recorder
+from cairn.torch.saved.block_graph import BlockRecorder
 from cairn.torch.saved.rebuild import Rebuild, Sample
 from executor_support import (
     Op,
@@ -1003,8 +1003,8 @@ def _recorded(monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module] = 
     """Grows by one with each recording; the layer was profiled before."""
     profile_of(layer)
     count: list[int] = []
-    original = Recorder.graph
-    monkeypatch.setattr(Recorder, "graph", lambda self, output: count.append(1) or original(self, output))
+    original = BlockRecorder.graph
+    monkeypatch.setattr(BlockRecorder, "graph", lambda self, output: count.append(1) or original(self, output))
     return count
 
 

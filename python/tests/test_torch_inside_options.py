@@ -1,4 +1,4 @@
-"""Recorded operations, the choices found on them, and the programs that rebuild: each by itself."""
+"""Recorded operations, the choices found on them, and the recipes that rebuild: each by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cairn.torch.context.ambient import RandomState
 from cairn.torch.measuring import option_measure
 from cairn.torch.measuring.option_measure import _pareto
 from cairn.torch.saved import bits
-from cairn.torch.saved.block_graph import BlockGraph, Pack, Recorder, Use, _may_meet
+from cairn.torch.saved.block_graph import BlockGraph, BlockRecorder, Pack, Use, _may_meet
 from cairn.torch.saved.block_options import (
     DROP,
     KEEP,
@@ -35,7 +35,7 @@ from cairn.torch.saved.block_options import (
     ideal_choices,
     masks,
 )
-from cairn.torch.saved.rebuild import Rebuild, compile_program, mask_of, sample_of
+from cairn.torch.saved.rebuild import Rebuild, compile_recipe, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -47,7 +47,7 @@ class Recorded:
         self.arguments = arguments
         self.saved: list[Tensor] = []
         self.states = {0: RandomState(())}
-        recorder = Recorder(arguments, parameters, buffers)
+        recorder = BlockRecorder(arguments, parameters, buffers)
 
         def pack(tensor: Tensor) -> int:
             with recorder.paused():
@@ -69,10 +69,10 @@ class Recorded:
     buffer = parameter
 
     def rebuild(self, decisions: str, order: list[int]) -> Rebuild:
-        rebuild = Rebuild(compile_program(self.graph, decisions, order))
+        rebuild = Rebuild(compile_recipe(self.graph, decisions, order))
         for index, tensor in enumerate(self.saved):
             assert rebuild.saved(index, tensor) == (decisions[index] == KEEP)
-        for count in rebuild.program.states:
+        for count in rebuild.recipe.states:
             rebuild.take_state(count, self.states[count])
         return rebuild
 
@@ -330,7 +330,7 @@ def test_the_options_that_peak_lowest_and_save_least_are_never_left_out() -> Non
     assert len(few) == 4 and few[0] is curve[0] and few[-1] is curve[-1] and lowest in few
 
 
-# -- programs -------------------------------------------------------------------------------------------------
+# -- recipes --------------------------------------------------------------------------------------------------
 
 
 def test_every_choice_in_any_order() -> None:
@@ -357,7 +357,7 @@ def test_another_order_than_compiled_for() -> None:
     backwards = list(reversed(range(len(run.saved))))
     rebuild = run.rebuild(decisions, backwards)
     absent = [i for i in range(len(decisions)) if decisions[i] != KEEP]
-    for index in absent:  # forwards, where the program goes backwards
+    for index in absent:  # forwards, where the recipe goes backwards
         tensor = rebuild.tensor(index, run)
         assert tensor is not None and torch.equal(tensor, run.saved[index])
 
@@ -384,7 +384,7 @@ def test_nothing_is_left_over() -> None:
 def test_a_traceback_shows_the_code_and_names_the_block() -> None:
     run = Recorded(gelu, leaf(16, 16))
     decisions, order = run.least(), list(reversed(range(len(run.saved))))
-    rebuild = Rebuild(compile_program(run.graph, decisions, order, "layers.7"))
+    rebuild = Rebuild(compile_recipe(run.graph, decisions, order, "layers.7"))
 
     class Failing(Recorded):
         def __init__(self) -> None:
@@ -395,7 +395,7 @@ def test_a_traceback_shows_the_code_and_names_the_block() -> None:
 
     for index, tensor in enumerate(run.saved):
         rebuild.saved(index, tensor)
-    for count in rebuild.program.states:
+    for count in rebuild.recipe.states:
         rebuild.take_state(count, run.states[count])
     with pytest.raises(RuntimeError) as caught:
         for index in order:
@@ -486,11 +486,11 @@ def test_decisions_that_cannot_be_carried_out() -> None:
     drawn = next(i for i, t in enumerate(run.saved) if run.graph.packs[i].maker is type(None))
     decisions = "".join(DROP if i == drawn else KEEP for i in range(len(run.saved)))
     with pytest.raises(ValueError, match="neither be kept nor rebuilt"):
-        compile_program(run.graph, decisions, [])
+        compile_recipe(run.graph, decisions, [])
     with pytest.raises(ValueError, match="decisions for"):
-        compile_program(run.graph, KEEP, [])
+        compile_recipe(run.graph, KEEP, [])
     with pytest.raises(ValueError, match="no dropout mask"):
-        compile_program(run.graph, "".join(MASK if i == drawn else KEEP for i in range(len(run.saved))), [])
+        compile_recipe(run.graph, "".join(MASK if i == drawn else KEEP for i in range(len(run.saved))), [])
 
 
 def test_masks() -> None:
@@ -561,7 +561,7 @@ def test_a_scaled_noise_is_filled_in(dtype: torch.dtype, scale: str, is_packed: 
     found = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions]
     assert found
     run.check(found[0].decisions, list(reversed(range(len(run.saved)))))
-    code = compile_program(run.graph, found[0].decisions, []).code.source
+    code = compile_recipe(run.graph, found[0].decisions, []).code.source
     assert "noise(held" in code and "div_" not in code and "mul_" not in code
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from .base.errors import Unsupported
-from .context.untouched import RandomState
+from .context.untouched import Randomness
 from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
 from .measuring.optimizer import unwrapped
@@ -124,7 +124,7 @@ def _first_of(batches: Any, device: torch.device) -> Any:
             f"{type(data).__name__} can be iterated only once, so the batch that a plan is made for would be missing "
             "in training: call cairn.torch.checkpoint with a sample of your own before training"
         )
-    state = RandomState(device)
+    state = Randomness(device)
     first = next(iter(batches))
     for loader in (batches, getattr(batches, "base_dataloader", None)):
         if loader is not None and getattr(loader, "_iterator", None) is not None:

@@ -20,7 +20,7 @@ import torch
 from .arguments import ACCUMULATED
 from .base import clock, memory
 from .context.attributes import Attributes
-from .context.untouched import Buffers, RandomState
+from .context.untouched import Buffers, Randomness
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
 from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
@@ -51,7 +51,7 @@ class Comparison:
     def __init__(self, sample: Sample, plan: Plan) -> None:
         self._sample, self._plan = sample, plan
         self._device = memory.device_of(sample.model)
-        self._start, self._buffers = RandomState(self._device), Buffers(sample.model)
+        self._start, self._buffers = Randomness(self._device), Buffers(sample.model)
         self._attributes = Attributes(sample.model.modules(), with_large=True)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:

@@ -17,7 +17,7 @@ from .base import clock, memory
 from .base.errors import VerificationFailed
 from .context.attributes import Attributes
 from .context.lasting import said_by
-from .context.untouched import Buffers, Parameters, RandomState
+from .context.untouched import Buffers, Parameters, Randomness
 from .handle import apply, set_aside
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
@@ -131,7 +131,7 @@ class _Outcome:
     grads: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     attributes: dict[str, Any]  # what they say
-    random: RandomState | None
+    random: Randomness | None
     resident_bytes: int
     first: int
     last: int
@@ -144,7 +144,7 @@ class _Runs:
 
     def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
         self._sample, self._plan, self._device, self._parameters = sample, plan, device, parameters
-        self._start, self._buffers = RandomState(device), Buffers(sample.model)
+        self._start, self._buffers = Randomness(device), Buffers(sample.model)
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device, taken=True)
 
@@ -171,7 +171,7 @@ class _Runs:
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             said_by(model) if keeps else {},
-            RandomState(self._device),
+            Randomness(self._device),
             resident_of(self._plan, gradient_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
             first,
             last,

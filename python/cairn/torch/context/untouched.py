@@ -19,7 +19,7 @@ from ..base.tree import tensors_in
 from .attributes import Attributes, plain_tensors
 
 
-class RandomState:
+class Randomness:
     """The state of every generator that a step may draw from: torch's own, Python's and NumPy's."""
 
     def __init__(self, device: torch.device) -> None:
@@ -47,12 +47,12 @@ class RandomState:
         states = [self.cpu] if self.cuda is None else [self.cpu, self.cuda]
         return hash(tuple(map(fingerprint, states)))
 
-    def torch_differs(self, other: RandomState) -> bool:
+    def torch_differs(self, other: Randomness) -> bool:
         if not torch.equal(self.cpu, other.cpu):
             return True
         return self.cuda is not None and other.cuda is not None and not torch.equal(self.cuda, other.cuda)
 
-    def foreign_differs(self, other: RandomState) -> list[str]:
+    def foreign_differs(self, other: Randomness) -> list[str]:
         """Generators outside torch that were drawn from."""
         found = ["Python's random"] if self.python != other.python else []
         if self.numpy is not None and other.numpy is not None:
@@ -197,7 +197,7 @@ def untouched(
 
 @contextlib.contextmanager
 def _as_found(model: nn.Module, device: torch.device, attributes: Attributes | None) -> Iterator[Parameters]:
-    state, buffers = RandomState(device), Buffers(model)
+    state, buffers = Randomness(device), Buffers(model)
     attributes = Attributes(model.modules()) if attributes is None else attributes
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]

@@ -31,10 +31,10 @@ from ..context.ambient import Modes, RandomState
 from ..context.constants import Constants
 from ..context.frozen import frozen
 from ..context.state import Before, BlockState
-from ..saved.block_graph import BlockGraph, Recorder
+from ..saved.block_graph import BlockGraph, BlockRecorder
 from ..saved.block_options import MASK
 from ..saved.holders import FirstRun, LaterRun
-from ..saved.rebuild import Program, Rebuild, compile_program, mask_of
+from ..saved.rebuild import Rebuild, Recipe, compile_recipe, mask_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Entry:
     graph: BlockGraph | None
     reason: str
     constants: Constants
-    programs: dict[int, Program] = dataclasses.field(default_factory=dict)
+    recipes: dict[int, Recipe] = dataclasses.field(default_factory=dict)
 
 
 class _Key:
@@ -120,15 +120,15 @@ class OpenedBlock:
             last = self._places = places, _shared(tensors)
         return last[1]
 
-    def following(self, option: int, key: Any, before: Before) -> tuple[Program | None, list[bool]]:
+    def following(self, option: int, key: Any, before: Before) -> tuple[Recipe | None, list[bool]]:
         """What a run that keeps a part can follow, and its training flags. None: it has to be recorded first, or the
         block cannot be opened.
         """
         entry = self._entries.get(key)
         if entry is None or not entry.constants.hold(before.modules, before.attributes, before.children):
             return None, []
-        program = entry.programs.get(option)
-        return self._program(entry, option) if program is None else program, entry.constants.flags
+        recipe = entry.recipes.get(option)
+        return self._recipe(entry, option) if recipe is None else recipe, entry.constants.flags
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
         """Prepares a run of the block that saves by an option."""
@@ -138,21 +138,21 @@ class OpenedBlock:
         modules, attributes = self.state.modules(), self.state.attributes()
         if not entry.constants.hold(modules, attributes):
             return _Recording(self, option, key, devices, entry.constants.difference(modules))
-        program = self._program(entry, option)
-        return _Following(self, option, devices, program, entry.reason)
+        recipe = self._recipe(entry, option)
+        return _Following(self, option, devices, recipe, entry.reason)
 
-    def _program(self, entry: _Entry, option: int) -> Program | None:
-        """The program of an option; None: there is none, for a reason that the entry says."""
+    def _recipe(self, entry: _Entry, option: int) -> Recipe | None:
+        """The recipe of an option; None: there is none, for a reason that the entry says."""
         if entry.graph is None:
             return None
-        if option not in entry.programs:
+        if option not in entry.recipes:
             decisions, asked = self.inside.options[option], self.inside.asked
             try:
-                entry.programs[option] = compile_program(entry.graph, decisions, asked, self._name)
+                entry.recipes[option] = compile_recipe(entry.graph, decisions, asked, self._name)
             except ValueError as error:
                 entry.graph, entry.reason = None, str(error)
                 return None
-        return entry.programs[option]
+        return entry.recipes[option]
 
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
         """Takes in a recorded run."""
@@ -165,10 +165,10 @@ class OpenedBlock:
         while len(self._entries) > _ENTRIES_KEPT:
             del self._entries[next(iter(self._entries))]
 
-    def program(self, key: Any, option: int) -> tuple[Program | None, str]:
-        """The program of an option, or why there is none."""
+    def recipe(self, key: Any, option: int) -> tuple[Recipe | None, str]:
+        """The recipe of an option, or why there is none."""
         entry = self._entries[key]
-        return self._program(entry, option), entry.reason
+        return self._recipe(entry, option), entry.reason
 
     def distrust(self, key: Any, reason: str) -> None:
         """From now on, the block is run again instead."""
@@ -220,12 +220,12 @@ class _Following(Saving):
         block: OpenedBlock,
         option: int,
         devices: Sequence[torch.device],
-        program: Program | None,
+        recipe: Recipe | None,
         reason: str,
     ) -> None:
         super().__init__(block, option, devices)
         self.reason = reason
-        self._rebuild = Rebuild(program) if program is not None else None
+        self._rebuild = Rebuild(recipe) if recipe is not None else None
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         index = self._count
@@ -233,12 +233,12 @@ class _Following(Saving):
         rebuild = self._rebuild
         if rebuild is None:
             return index >= len(self._decisions) or self._decisions[index] == KEEP
-        program = rebuild.program
-        if index >= len(program.graph.packs) or not program.graph.packs[index].matches(tensor):
+        recipe = rebuild.recipe
+        if index >= len(recipe.graph.packs) or not recipe.graph.packs[index].matches(tensor):
             self._rebuild, self.reason = None, "did something else than before"
             return True
         keep = rebuild.saved(index, tensor)
-        if index + 1 in program.states:
+        if index + 1 in recipe.states:
             rebuild.take_state(index + 1, RandomState(self._devices))
         return keep
 
@@ -249,13 +249,13 @@ class _Following(Saving):
         if self._count != len(self._decisions):
             self.reason = "saved another number of tensors than before"
             return None
-        if state is not None and 0 in rebuild.program.states:
+        if state is not None and 0 in rebuild.recipe.states:
             rebuild.take_state(0, state)
         return rebuild
 
 
 class _Recording(Saving):
-    """The first run of its kind: it is recorded, and its program is on trial."""
+    """The first run of its kind: it is recorded, and its recipe is on trial."""
 
     def __init__(
         self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""
@@ -264,7 +264,7 @@ class _Recording(Saving):
         self.difference = difference
         self._key = key
         self._constants = Constants(block.state.modules())
-        self._recorder: Recorder | None = None
+        self._recorder: BlockRecorder | None = None
         self._kept: dict[int, torch.Tensor] = {}  # and masks
         self._states: dict[int, RandomState] = {}
         self._prints: dict[int, Any] = {}
@@ -272,7 +272,7 @@ class _Recording(Saving):
     @contextlib.contextmanager
     def running(self, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
         state = self.block.state
-        self._recorder = Recorder(arguments, state.parameters(), [r[k] for r, k in state.buffers()])
+        self._recorder = BlockRecorder(arguments, state.parameters(), [r[k] for r, k in state.buffers()])
         with self._recorder:
             yield
 
@@ -306,14 +306,14 @@ class _Recording(Saving):
             self.block.learn(self._key, self._recorder.graph(output), self._constants)
         kept, states, self._recorder = self._kept, self._states, None
         self._kept, self._states = {}, {}  # autograd's graph keeps the hooks, and so this
-        program, self.reason = self.block.program(self._key, self.option)
-        if program is None:
+        recipe, self.reason = self.block.recipe(self._key, self.option)
+        if recipe is None:
             return None
-        rebuild = Rebuild(program)
+        rebuild = Rebuild(recipe)
         rebuild.prints = self._prints
-        for index in program.held:
+        for index in recipe.held:
             rebuild.hold(index, kept[index])
-        for count in program.states:
+        for count in recipe.states:
             known = states.get(count) if count else state
             if known is not None:
                 rebuild.take_state(count, known)

@@ -29,7 +29,7 @@ from ..base.errors import RecomputationError, Unsupported
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
 from ..saved.holders import Holder, Lease, Packed, written
-from ..saved.rebuild import Item, Program, Rebuild, mask_of
+from ..saved.rebuild import Item, Rebuild, Recipe, mask_of
 from ..schedule.program import FORWARD_SAVE, Op
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ class Absent(Holder):
 class Part(Lease):
     """One run of a block."""
 
-    __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_is_running", "_name", "_program",
+    __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_is_running", "_name", "_recipe",
                  "_rebuild", "flags", "versions")  # fmt: skip
 
-    def __init__(self, run: Run, name: str, stage: int, block: BlockRun, program: Program, flags: list[bool]) -> None:
+    def __init__(self, run: Run, name: str, stage: int, block: BlockRun, recipe: Recipe, flags: list[bool]) -> None:
         self.run, self._name, self.stage = run, name, stage
-        self._block, self._program, self.flags = block, program, flags
+        self._block, self._recipe, self.flags = block, recipe, flags
         self.versions = [argument.version for argument in block.arguments]
-        self._rebuild: Rebuild | None = Rebuild(program)
-        self._coming = iter(program.items)
+        self._rebuild: Rebuild | None = Rebuild(recipe)
+        self._coming = iter(recipe.items)
         self._extra = 0  # tensors that it saved beside those
         self._absent: dict[int, weakref.ref[Absent]] = {}
         self._is_running = True
@@ -131,7 +131,7 @@ class Part(Lease):
             self._rebuild = None
             return "saved another number of tensors than before"
         state = self._block.random_state
-        if state is not None and 0 in self._program.states:
+        if state is not None and 0 in self._recipe.states:
             self._rebuild.take_state(0, state)
         return ""
 
@@ -176,9 +176,9 @@ class Part(Lease):
 
     def _run_again(self) -> None:
         """Runs the block again as a whole, which brings every tensor that somebody still waits for."""
-        count = len(self._program.items) - operator.length_hint(self._coming) + self._extra
+        count = len(self._recipe.items) - operator.length_hint(self._coming) + self._extra
         holders = [self._absent.get(index, _nobody) for index in range(count)]
-        metas = [self._program.metas[index] if index in self._absent else None for index in range(count)]
+        metas = [self._recipe.metas[index] if index in self._absent else None for index in range(count)]
         self._block.first = Packed(holders, metas)
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
 

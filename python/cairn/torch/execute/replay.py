@@ -216,8 +216,8 @@ class Run:
         if site.opened is not None:
             key = site.opened.key(tree, before, self._modes, self._switches.key)
             if op.option and self._program.lasting[stage] and self._settings.determinism_check != "values":
-                program, flags = site.opened.following(op.option, key, before)
-                part = None if program is None else Part(self, site.name, stage, block, program, flags)
+                recipe, flags = site.opened.following(op.option, key, before)
+                part = None if recipe is None else Part(self, site.name, stage, block, recipe, flags)
         if part is None:
             output = self._run_recorded(op, block, key, before, args, kwargs)
         else:

@@ -21,7 +21,7 @@ from ..base.stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, Stag
 from ..base.tree import tensors_in
 from ..context.attributes import Attributes
 from ..context.lasting import Lasting
-from ..context.untouched import Buffers, RandomState
+from ..context.untouched import Buffers, Randomness
 from . import isolate
 from .beside import Arrivals, Beside, collecting_apart
 
@@ -298,12 +298,12 @@ class Rewinding:
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self._device = device
-        self._before = RandomState(device)
+        self._before = Randomness(device)
         self._buffers = [Buffers(module) for module in block.modules]
         self._borrowed = [Buffers(module) for module in block.borrowed]
 
     def note_first_run(self, stage: StageMeasure) -> None:
-        self._after = RandomState(self._device)
+        self._after = Randomness(self._device)
         stage.random = self._before.torch_differs(self._after)
         stage.writes_buffers = [name for buffers in self._buffers for name in buffers.written()]
         foreign = self._before.foreign_differs(self._after)

@@ -25,7 +25,7 @@ from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
 from ..context.attributes import OF_EVERY_MODULE
 from ..context.caches import refuse_learned_caches
-from ..context.untouched import RandomState
+from ..context.untouched import Randomness
 from . import isolate, waiting
 from .beside import Beside
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
@@ -205,7 +205,7 @@ class MemoryPass:
         arguments = isolate.Arguments(args, kwargs)
         arguments.refuse_iterators(block.name)
         stage = StageMeasure(block.name, "block", block.class_name, call)
-        state = RandomState(self._device).torch_fingerprint()
+        state = Randomness(self._device).torch_fingerprint()
         stage.random_state_is_new, self._random_state = state != self._random_state, state
         run = _Run(
             stage,

@@ -28,9 +28,9 @@ from ..base.tree import Tree
 from ..context.ambient import RandomState
 from ..execute.executor import Executor
 from ..execute.opened import Inside
-from ..saved.block_graph import BlockGraph, Recorder
+from ..saved.block_graph import BlockGraph, BlockRecorder
 from ..saved.block_options import choices
-from ..saved.rebuild import Program, Rebuild, compile_program
+from ..saved.rebuild import Rebuild, Recipe, compile_recipe
 
 BLOCKS = 4
 ROUNDS = 15  # the median counts
@@ -175,7 +175,7 @@ class _Alone:
         self._saved: list[torch.Tensor] = []
         self._states = [RandomState(())]
         self._x, self._parameters = x, list(layer.parameters())
-        recorder = Recorder(Tree.of(((x,), {})).leaves, self._parameters, [])
+        recorder = BlockRecorder(Tree.of(((x,), {})).leaves, self._parameters, [])
 
         def pack(tensor: torch.Tensor) -> int:
             with recorder.paused():
@@ -195,16 +195,16 @@ class _Alone:
 
     def rebuilding_ns(self, decisions: str) -> float:
         """As options are timed while a model is profiled."""
-        program = compile_program(self.graph, decisions, self.asked)
-        return statistics.median(_time(lambda: self._rebuild(program)) for _ in range(ROUNDS))
+        recipe = compile_recipe(self.graph, decisions, self.asked)
+        return statistics.median(_time(lambda: self._rebuild(recipe)) for _ in range(ROUNDS))
 
-    def _rebuild(self, program: Program) -> None:
-        rebuild = Rebuild(program)
+    def _rebuild(self, recipe: Recipe) -> None:
+        rebuild = Rebuild(recipe)
         for index, tensor in enumerate(self._saved):
             rebuild.saved(index, tensor)
-        for count in program.states:
+        for count in recipe.states:
             rebuild.take_state(count, self._states[count])
-        for index in program.order:
+        for index in recipe.order:
             rebuild.tensor(index, self)
 
     def argument(self, index: int) -> torch.Tensor:

@@ -31,9 +31,9 @@ from ..context.ambient import RandomState, no_autocast, with_generator
 from ..context.attributes import Attributes
 from ..context.constants import Constants
 from ..context.noted import is_noted
-from ..saved.block_graph import BlockGraph, Recorder
-from ..saved.block_options import Choice, candidates, thinned
-from ..saved.rebuild import Program, Rebuild, compile_program
+from ..saved.block_graph import BlockGraph, BlockRecorder
+from ..saved.block_options import candidates, thinned
+from ..saved.rebuild import Rebuild, Recipe, compile_recipe
 from . import isolate, mechanism
 from .beside import Beside, collecting_apart
 from .block_meter import BlockMeter, Created, Rewinding, parameters_of
@@ -144,7 +144,7 @@ class _BlockRuns:
         self.rewind()
         constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
         args, kwargs = self.arguments.source(isolate.Hooks())
-        recorder = Recorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
+        recorder = BlockRecorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
         count = 0
 
         def pack(tensor: torch.Tensor) -> Any:
@@ -216,10 +216,10 @@ class _Opening:
         proved = _Proofs(self._run, graph, self.asked).choices()
         if len(proved) < 2:
             return "has no saved tensor that could be rebuilt"
-        for program, took in proved[1:] if self._run.device.type == "cpu" else ():
-            took.saving_ns += mechanism.cost().of_part(len(program.decisions))
-            took.rebuilding_ns += mechanism.cost().of_rebuilding(len(program.order))
-        measured = [(_Metered(self._run, self._waiting, program, self.asked).stage, took) for program, took in proved]
+        for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
+            took.saving_ns += mechanism.cost().of_part(len(recipe.decisions))
+            took.rebuilding_ns += mechanism.cost().of_rebuilding(len(recipe.order))
+        measured = [(_Metered(self._run, self._waiting, recipe, self.asked).stage, took) for recipe, took in proved]
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
         self.options = _thinned(_pareto(options))
@@ -229,7 +229,7 @@ class _Opening:
 def _option(
     stage: StageMeasure,
     everything: tuple[StageMeasure, _Took],
-    proved: tuple[Program, _Took],
+    proved: tuple[Recipe, _Took],
     measured: tuple[StageMeasure, _Took],
     copied_bytes: int,
 ) -> OptionMeasure:
@@ -238,9 +238,9 @@ def _option(
     Buffers, `copied_bytes`, are copied before the block first runs.
     """
     base, found = everything[0], measured[0]
-    program, took = proved
+    recipe, took = proved
     return OptionMeasure(
-        decisions=program.decisions,
+        decisions=recipe.decisions,
         saved_bytes=max(stage.saved_bytes + found.saved_bytes - base.saved_bytes, stage.output_bytes),
         forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes + copied_bytes,
         backward_rise_bytes=stage.backward_rise_bytes + found.backward_rise_bytes - base.backward_rise_bytes,
@@ -252,7 +252,7 @@ def _option(
         travel_bytes=stage.travel_bytes + found.travel_bytes - base.travel_bytes
         if min(stage.travel_bytes, found.travel_bytes, base.travel_bytes) > 0
         else 0,
-        rebuilds=_described(program),
+        rebuilds=_described(recipe),
     )
 
 
@@ -270,10 +270,10 @@ def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -
     )
 
 
-def _described(program: Program) -> str:
+def _described(recipe: Recipe) -> str:
     """What an option runs again, for people: the operations, most frequent first."""
     names: dict[str, int] = {}
-    for function in program.code.operations:
+    for function in recipe.code.operations:
         name = getattr(function, "__name__", str(function)).lstrip("_")
         name = str(function).removeprefix("aten.").partition(".")[0] if "." in str(function) else name
         names[name] = names.get(name, 0) + 1
@@ -340,7 +340,7 @@ class _Proofs:
     def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int]) -> None:
         self._run, self._graph, self._asked = run, graph, asked
 
-    def choices(self) -> list[tuple[Program, _Took]]:
+    def choices(self) -> list[tuple[Recipe, _Took]]:
         """The choices with their times; the first keeps everything."""
         for _ in range(ATTEMPTS):
             try:
@@ -356,7 +356,7 @@ class _Proofs:
         operation = self._graph.operations[self._graph.values[use.value].operation]
         operation.reason = operation.reason or "does not give the same result again"
 
-    def _try(self) -> list[tuple[Program, _Took]]:
+    def _try(self) -> list[tuple[Recipe, _Took]]:
         self._run.rewind()
         saved: list[torch.Tensor] = []
         states = [RandomState(self._run.devices)]
@@ -373,26 +373,24 @@ class _Proofs:
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
             return []
-        return [(p, self._proved(p, saved, states, where)) for p in self._programs(candidates(self._graph))]
-
-    def _programs(self, found: Sequence[Choice]) -> list[Program]:
-        return [compile_program(self._graph, choice.decisions, self._asked) for choice in found]
+        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in candidates(self._graph)]
+        return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
 
     def _proved(
-        self, program: Program, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: _Where
+        self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: _Where
     ) -> _Took:
         took: list[_Took] = []
-        if set(program.decisions) == {KEEP}:
+        if set(recipe.decisions) == {KEEP}:
             return _Took()
         for _ in range(PROOFS):
-            rebuild, now = Rebuild(program), _Took()
+            rebuild, now = Rebuild(recipe), _Took()
             for index, tensor in enumerate(saved):
                 began = self._now()
                 rebuild.saved(index, tensor)
-                if index + 1 in program.states:
+                if index + 1 in recipe.states:
                     RandomState(self._run.devices)
                 now.saving_ns += self._now() - began
-            for count in program.states:
+            for count in recipe.states:
                 rebuild.take_state(count, states[count])
             # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
             with no_autocast((self._run.device.type,)), torch.no_grad():
@@ -403,7 +401,7 @@ class _Proofs:
         )
 
     def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: _Where, took: _Took) -> None:
-        for index in rebuild.program.order:
+        for index in rebuild.recipe.order:
             began = self._now()
             again = rebuild.tensor(index, where)
             took.rebuilding_ns += self._now() - began
@@ -452,7 +450,7 @@ class _Metered:
     """One option's forward and backward, alone, under a meter."""
 
     def __init__(
-        self, run: _BlockRuns, waiting: Sequence[torch.nn.Parameter], program: Program, asked: Sequence[int]
+        self, run: _BlockRuns, waiting: Sequence[torch.nn.Parameter], recipe: Recipe, asked: Sequence[int]
     ) -> None:
         run.rewind()
         self.stage = StageMeasure(run.block.name, "block")
@@ -467,7 +465,7 @@ class _Metered:
         alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
-                alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, program))
+                alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, recipe))
         finally:
             for handle in handles:
                 handle.remove()
@@ -477,14 +475,14 @@ class _Metered:
 class _Saved:
     """Pack hooks that keep and rebuild as the executor does."""
 
-    def __init__(self, run: _BlockRuns, program: Program) -> None:
+    def __init__(self, run: _BlockRuns, recipe: Recipe) -> None:
         self.count = 0
         self.storages: set[int] = set()
         self.sizes: dict[int, int] = {}
         self.stays = False
-        self._run, self._program, self._rebuild = run, program, Rebuild(program)
+        self._run, self._recipe, self._rebuild = run, recipe, Rebuild(recipe)
         self._leaves: list[torch.Tensor] = []
-        if 0 in program.states:
+        if 0 in recipe.states:
             self._rebuild.take_state(0, RandomState(run.devices))
 
     def recording(self) -> Any:
@@ -498,7 +496,7 @@ class _Saved:
         index = self.count
         self.count += 1
         keep = self._rebuild.saved(index, tensor)
-        if self.count in self._program.states:
+        if self.count in self._recipe.states:
             self._rebuild.take_state(self.count, RandomState(self._run.devices))
         held = tensor if keep else self._rebuild.held().get(index)
         if held is not None and held.device == self._run.device:

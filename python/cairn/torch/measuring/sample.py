@@ -17,7 +17,7 @@ from ..base.progress import Teller
 from ..base.tree import Tree, tensors_in
 from ..context.attributes import Attributes, left_as_found
 from ..context.outsiders import Leaves, outsiders
-from ..context.untouched import Parameters, RandomState, untouched
+from ..context.untouched import Parameters, Randomness, untouched
 from ..outside.replaced import Outside, Replaced
 from . import isolate
 
@@ -47,7 +47,7 @@ class Sample:
         self._leaves = Leaves(model, self._tensors)
         self.attributes = Attributes([*model.modules(), *self._others])
         self.replaced = Replaced(model, Outside())
-        self._random: RandomState | None = None
+        self._random: Randomness | None = None
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -111,13 +111,13 @@ class Sample:
             self.output()
 
     @property
-    def random(self) -> RandomState:
+    def random(self) -> Randomness:
         """The random state with which a forward begins."""
         if self._random is None:
             self._random = self._random_now()
         return self._random
 
-    def begin_with(self, state: RandomState) -> None:
+    def begin_with(self, state: Randomness) -> None:
         """Makes it the random state with which a forward begins."""
         self._random = state
 
@@ -134,8 +134,8 @@ class Sample:
         now = self._random_now()
         return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
 
-    def _random_now(self) -> RandomState:
-        return RandomState(memory.device_of(self.model))
+    def _random_now(self) -> Randomness:
+        return Randomness(memory.device_of(self.model))
 
     def loss(self, output: Any) -> torch.Tensor | None:
         if self.loss_fn is not None:

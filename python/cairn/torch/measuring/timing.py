@@ -19,7 +19,7 @@ from ..base.blocks import Block, intercepted, resolve
 from ..base.layouts import saving_nothing
 from ..base.stage_measure import StageMeasure
 from ..context.attributes import Attributes
-from ..context.untouched import RandomState
+from ..context.untouched import Randomness
 from . import isolate, mechanism
 from .beside import Beside, collecting_apart
 from .measure import StepMeasure
@@ -93,7 +93,7 @@ class TimePasses:
         arguments = isolate.Arguments(args, kwargs)
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
-            state = RandomState(self._device)
+            state = Randomness(self._device)
             attributes = Attributes(block.parts())
             with collecting_apart():
                 self._time_saving(stage, block, function, arguments)

@@ -159,7 +159,7 @@ class BlockGraph:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-class Recorder:
+class BlockRecorder:
     """Records one run of a block: `with recorder: output = forward(...)`, its pack hooks calling `pack`.
 
     timed: the device that operations are waited for on, where their times count.
@@ -181,7 +181,7 @@ class Recorder:
             self._notes.close("gets a tensor of a class of its own")
         self._modes = (_Operations(self._notes), _Reads(self._notes))
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> BlockRecorder:
         for mode in self._modes:
             mode.__enter__()
         return self

@@ -66,11 +66,11 @@ class Item:
     takes_state: bool
 
 
-# -- programs ------------------------------------------------------------------------------------------------
+# -- recipes --------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class Program:
+class Recipe:
     """A choice, ready to be carried out.
 
     Attributes:
@@ -110,7 +110,7 @@ class Program:
         return self._alone[pack]
 
 
-def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int], name: str = "a block") -> Program:
+def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name: str = "a block") -> Recipe:
     """Prepares a choice; `asked` is the order in which a backward asked for the saved tensors, `name` for people.
 
     Raises ValueError where a tensor that is not kept cannot be rebuilt from what is.
@@ -125,7 +125,7 @@ def compile_program(graph: BlockGraph, decisions: str, asked: Sequence[int], nam
     code = compiler.code(order)
     items = [_item(graph, i, decisions[i], samples[i], code) for i in range(len(decisions))]
     metas = [_meta(item.pack) if isinstance(item, Item) else None for item in items]
-    return Program(graph, decisions, order, code, samples, items, metas, compiler)
+    return Recipe(graph, decisions, order, code, samples, items, metas, compiler)
 
 
 def _item(graph: BlockGraph, index: int, decision: str, sample: Sample | None, code: Code) -> Item | bool:
@@ -203,18 +203,18 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
 class Rebuild:
     """What one run of a block keeps for rebuilding what it did not keep."""
 
-    __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "program", "was_wrong")
+    __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "recipe", "was_wrong")
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
         self._samples: dict[int, tuple[bytes, bytes]] = {}
         self._made: Made = []  # what the code has just rebuilt
         self._running: Running | None = None
-        self._position = 0  # in the program's order: the tensor that the code rebuilds next
+        self._position = 0  # in the recipe's order: the tensor that the code rebuilds next
         self.was_wrong = False  # a tensor came out otherwise than it was saved
-        self.prints: dict[int, Any] | None = None  # fingerprints of what was not kept, where a program is on trial
+        self.prints: dict[int, Any] | None = None  # fingerprints of what was not kept, where a recipe is on trial
 
     def take_state(self, packs: int, state: RandomState) -> None:
         """The state of the generators after so many tensors were saved."""
@@ -222,13 +222,13 @@ class Rebuild:
 
     def saved(self, index: int, tensor: torch.Tensor) -> bool:
         """Takes note of a tensor that autograd saves; says whether it is to be kept."""
-        program = self.program
-        letter = program.decisions[index]
+        recipe = self.recipe
+        letter = recipe.decisions[index]
         if letter != KEEP:
-            sample = program.samples[index]
+            sample = recipe.samples[index]
             if sample is not None:
                 self.note(index, sample.of(tensor))
-        if index in program.code.held:
+        if index in recipe.code.held:
             self.hold(index, tensor.detach() if letter == KEEP else mask_of(tensor))
         return letter == KEEP
 
@@ -251,7 +251,7 @@ class Rebuild:
 
     def is_as_noted(self, index: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor that was not kept has the bytes that were noted of it."""
-        sample = self.program.samples[index]
+        sample = self.recipe.samples[index]
         return sample is None or index not in self._samples or sample.of(tensor) == self._samples[index]
 
     def let_go(self, indices: Iterable[int]) -> None:
@@ -261,8 +261,8 @@ class Rebuild:
 
     def tensor(self, index: int, where: Sources) -> torch.Tensor | None:
         """A tensor that was not kept; None if it cannot be had. Autocast must be off."""
-        program, position, running = self.program, self._position, self._running
-        if running is None or position >= len(program.order) or program.order[position] != index:
+        recipe, position, running = self.recipe, self._position, self._running
+        if running is None or position >= len(recipe.order) or recipe.order[position] != index:
             running = self._begin(index)
         else:
             self._position = position + 1
@@ -280,21 +280,21 @@ class Rebuild:
         elif self.prints is not None:
             self.was_wrong = self.prints.get(index) != fingerprint(tensor)
         else:
-            sample = program.samples[index]
+            sample = recipe.samples[index]
             self.was_wrong = sample is not None and sample.of(tensor) != self._samples.get(index)
         return None if self.was_wrong else tensor
 
     def _begin(self, index: int) -> Running:
         """Begins the code for all tensors if the first is asked for first, else that for one alone."""
-        program = self.program
-        in_order = self._position == 0 and program.order[:1] == [index]
-        code, self._position = (program.code, 1) if in_order else (program.alone(index), len(program.order))
+        recipe = self.recipe
+        in_order = self._position == 0 and recipe.order[:1] == [index]
+        code, self._position = (recipe.code, 1) if in_order else (recipe.alone(index), len(recipe.order))
         self._running = code.begin(self._kept, self._states, self._made)
         next(self._running)
         return self._running
 
     def _stop(self) -> None:
-        self._running, self._position = None, len(self.program.order)
+        self._running, self._position = None, len(self.recipe.order)
 
 
 # -- comparing -----------------------------------------------------------------------------------------------
@@ -347,4 +347,4 @@ def sampled(tensor: torch.Tensor) -> tuple[bytes, bytes] | None:
     return _sample_at(tuple(tensor.shape), tensor.stride(), tensor.element_size()).of(tensor)
 
 
-__all__ = ["DROP", "Missing", "Program", "Rebuild", "Sources", "compile_program", "mask_of", "sampled"]
+__all__ = ["DROP", "Missing", "Recipe", "Rebuild", "Sources", "compile_recipe", "mask_of", "sampled"]

@@ -11,7 +11,7 @@ from ..base import _compat
 from ..base.errors import Unsupported
 from ..base.prints import fingerprint
 from ..base.tree import unique_tensors_in
-from ..context.untouched import Buffers, RandomState
+from ..context.untouched import Buffers, Randomness
 from ..measuring.sample import Sample, backward_of
 from . import interpreter
 from .assembly import Results, assembled
@@ -40,7 +40,7 @@ def recorded(
     To be called inside `untouched`, which puts back what the step changes in the model.
     """
     recorder = Recorder(sample.model, surroundings.outside, [device], checks_numbers)
-    random, buffers = RandomState(device), Buffers(sample.model)
+    random, buffers = Randomness(device), Buffers(sample.model)
     known = dict(sample.model.named_buffers())
     outside = [(each.name, each.tensor, each.tensor.detach()) for each in surroundings.outside]
     try:
@@ -50,7 +50,7 @@ def recorded(
     finally:
         moved = _put_data_back(outside)
         recorder.restore()
-    after = RandomState(device)
+    after = Randomness(device)
     _put_back(sample, known)
     _check_untold(random, after, buffers, moved)
     del left
@@ -124,7 +124,7 @@ def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> lis
     return moved
 
 
-def _check_untold(before: RandomState, after: RandomState, buffers: Buffers, moved: list[str]) -> None:
+def _check_untold(before: Randomness, after: Randomness, buffers: Buffers, moved: list[str]) -> None:
     """Refuses a step that did what operators do not tell."""
     if moved:
         raise Unsupported(f"the step sets the data of {moved[0]}, which no operator shows")
@@ -136,7 +136,7 @@ def _check_untold(before: RandomState, after: RandomState, buffers: Buffers, mov
         raise Unsupported(f"the step writes into the buffer {changed[0]!r} in a way that no operator shows")
 
 
-def _prove(program: Program, prints: dict[str, int], after: RandomState, device: torch.device) -> None:
+def _prove(program: Program, prints: dict[str, int], after: Randomness, device: torch.device) -> None:
     """Runs the program and compares."""
     externals = [outside.tensor for outside in program.externals]
     outcome = interpreter.run(program, program.store_all(), externals, device, None).outcome
@@ -147,5 +147,5 @@ def _prove(program: Program, prints: dict[str, int], after: RandomState, device:
                 "something that its operators do not show, such as calling foreign code or setting the random state, "
                 "as torch.utils.checkpoint does"
             )
-    if after.torch_differs(RandomState(device)):
+    if after.torch_differs(Randomness(device)):
         raise Unsupported("the recorded operations draw other random numbers than the step did")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
 from cairn.torch.schedule import counted
 from cairn.torch.schedule.counted import Counted, Lingering, first_runs, lets_go, supposed_by
 from cairn.torch.schedule.performed import as_performed, excess_bytes
+from cairn.torch.schedule.program import FORWARDS
 from executor_support import Op, backward, drop, drop_input, keep, save
 
 #: Three stages: all is kept; the first two run again, from the input; the input of the second stays.
@@ -71,8 +73,10 @@ def test_outputs_that_stay_to_the_end_are_counted_with_stages_that_always_keep_t
     ops: list[Op], apart: set[int], again: set[int]
 ) -> None:
     pinned = {"pinned_bytes": 5, "pinned_saved_bytes": 5}
-    assert supposed_by(ops, stages(a=pinned, b=pinned)) == Counted(frozenset(apart), frozenset(again))
-    assert supposed_by(ops, stages(a={"pinned_bytes": 5}, b={"pinned_bytes": 5})) == Counted(again=frozenset(again))
+    runs = collections.Counter(op[1] for op in ops if op[0] in FORWARDS)
+    unsaved = Counted(repeated=frozenset(stage for stage in (1, 2) if runs[stage] > 1), again=frozenset(again))
+    assert supposed_by(ops, stages(a=pinned, b=pinned)) == unsaved | Counted(frozenset(apart))
+    assert supposed_by(ops, stages(a={"pinned_bytes": 5}, b={"pinned_bytes": 5})) == unsaved
 
 
 @pytest.mark.parametrize(
@@ -119,9 +123,10 @@ def test_schedules_matter_where_something_is_held() -> None:
 
 
 def test_what_is_supposed_adds_up() -> None:
-    one = Counted(frozenset({1}), frozenset({2}), frozenset({(1, "w")}), frozenset({3}), 4)
-    other = Counted(frozenset({5}), frozenset({6}), frozenset({(2, "w")}), frozenset({7}), 9)
-    both = Counted(frozenset({1, 5}), frozenset({2, 6}), frozenset({(1, "w"), (2, "w")}), frozenset({3, 7}), 9)
+    one = Counted(frozenset({1}), frozenset({2}), frozenset({3}), frozenset({(1, "w")}), frozenset({4}), 4)
+    other = Counted(frozenset({5}), frozenset({6}), frozenset({7}), frozenset({(2, "w")}), frozenset({8}), 9)
+    gone = frozenset({(1, "w"), (2, "w")})
+    both = Counted(frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7}), gone, frozenset({4, 8}), 9)
     assert one | other == other | one == both
     assert one | counted.AS_PLAIN == one
 

@@ -369,6 +369,32 @@ def holding(is_read: bool) -> Step:
     return Step(Holding(is_read).train(), (torch.randn(512, 128),), {}, lambda output: output[0].square().mean())
 
 
+class Widening(nn.Module):
+    """The peak lies in the last block's own forward, which makes what the caller holds."""
+
+    class Last(nn.Module):
+        def __init__(self, width: int, saves: bool) -> None:
+            super().__init__()
+            self.linear, self.saves = nn.Linear(width, 16 * width), saves
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.linear(x)
+            lower, higher = wide + 1, wide * 3
+            return (lower + higher).relu() if self.saves else lower + higher
+
+    def __init__(self, saves: bool, width: int = 64) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)]
+        self.blocks = nn.Sequential(*blocks, Widening.Last(width, saves))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+def widening(saves: bool) -> Step:
+    return Step(Widening(saves).train(), (torch.randn(512, 64),), {}, torch.mean)
+
+
 class Perceptron(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -565,6 +591,8 @@ ODD = {
     "unet-channels-last": functools.partial(unet, torch.channels_last),
     "listing": functools.partial(listing, False),
     "listing-chain": functools.partial(listing, True),
+    "widening": functools.partial(widening, False),
+    "widening-saving": functools.partial(widening, True),
     **{name: functools.partial(around, name) for name in AROUND},
 }
 

@@ -13,7 +13,8 @@ every answer keeps to its peak. The number of outputs apart only grows, so this 
 without an answer, within a budget for which there is one, the schedule of the least budget is taken.
 
 In the same way, outputs that are resident to the end of the step, for other blocks read them or the caller holds them,
-and that the block saves itself are counted once, as long as the schedule keeps what the first run left.
+and that the block saves itself are counted once, as long as the schedule keeps what the first run left. They count from
+the beginning of the step, so a block that runs only once takes as much less while it makes them.
 
 What is held outside of blocks while the forward lasts, autocast's copies of parameters and outputs of blocks in a list,
 is counted in the same way: with the stages that save it, until a schedule is found to let go of it (`counted.py`).

@@ -174,6 +174,7 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
     """The stages; what others hold of the outputs of some is counted with these, too."""
     numbered = enumerate(map(copy.copy, stages), 1)
     changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
+    changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]
     for number in counted.again:
         stage = changed[number - 1]
         stage.output_bytes += stage.pinned_bytes
@@ -203,6 +204,21 @@ def _once(stage: StageMeasure) -> StageMeasure:
         return stage
     options = [dataclasses.replace(option, **without(option)) for option in stage.options]
     return dataclasses.replace(stage, **without(stage), options=options)
+
+
+def _made_once(stage: StageMeasure) -> StageMeasure:
+    """The stage whose only forward makes what of its output is resident, and so counted before it is there."""
+    if not stage.pinned_bytes:
+        return stage
+    rise_bytes = stage.forward_rise_bytes - stage.pinned_bytes
+    only_bytes = stage.forward_only_rise_bytes - stage.pinned_bytes
+    options = [
+        dataclasses.replace(option, forward_rise_bytes=option.forward_rise_bytes - stage.pinned_bytes)
+        for option in stage.options
+    ]
+    return dataclasses.replace(
+        stage, forward_rise_bytes=rise_bytes, forward_only_rise_bytes=only_bytes, options=options
+    )
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:

@@ -32,15 +32,21 @@ class Counted:
     """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
 
     apart: frozenset[int] = frozenset()  # stages whose output is counted with those who hold it, too
-    again: frozenset[int] = frozenset()  # stages that make their resident outputs again, a second time
+    repeated: frozenset[int] = frozenset()  # stages that make their resident outputs more than once
+    again: frozenset[int] = frozenset()  # those of them that then hand on what they have made
     let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
     early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
     late_bytes: int = 0  # what more is taken elsewhere than by the last stage; counted there
 
     def __or__(self, other: Counted) -> Counted:
-        late_bytes = max(self.late_bytes, other.late_bytes)
-        let_go, early = self.let_go | other.let_go, self.early | other.early
-        return Counted(self.apart | other.apart, self.again | other.again, let_go, early, late_bytes)
+        return Counted(
+            self.apart | other.apart,
+            self.repeated | other.repeated,
+            self.again | other.again,
+            self.let_go | other.let_go,
+            self.early | other.early,
+            max(self.late_bytes, other.late_bytes),
+        )
 
 
 AS_PLAIN = Counted()  # all that stages save stays
@@ -54,8 +60,9 @@ def depends(stage: StageMeasure) -> bool:
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
     """What is true of every schedule, but for outputs that are held by what runs behind, or are made again."""
     apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
+    repeated = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_bytes)
     early = frozenset(range(1, len(stages) + 1))
-    return Counted(apart, let_go=_let_go({}, stages) | _listed(stages), early=early)
+    return Counted(apart, repeated, let_go=_let_go({}, stages) | _listed(stages), early=early)
 
 
 def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
@@ -68,19 +75,24 @@ def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
         if (stage.also_held_bytes and lets_go(ops, number)) or (stage.resident_saved_bytes and number not in always)
     )
     listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
-    again = (number for number in _made_again(ops) if stages[number - 1].pinned_bytes)
-    return Counted(frozenset(held), frozenset(again), _let_go(kept, stages) | frozenset(listed))
+    pinned = {number for number, stage in enumerate(stages, 1) if stage.pinned_bytes}
+    repeated, again = (pinned & numbers for numbers in _repeated(ops))
+    return Counted(frozenset(held), frozenset(repeated), frozenset(again), _let_go(kept, stages) | frozenset(listed))
 
 
-def _made_again(ops: Sequence[Op]) -> set[int]:
-    """The stages that run again without saving."""
-    again: set[int] = set()
+def _repeated(ops: Sequence[Op]) -> tuple[set[int], set[int]]:
+    """The stages that run more than once, and those that run again without saving."""
     run: set[int] = set()
+    repeated: set[int] = set()
+    again: set[int] = set()
     for op in ops:
-        if op[0] in FORWARDS:
-            again |= {op[1]} & run if op[0] != FORWARD_SAVE else set()
-            run.add(op[1])
-    return again
+        if op[0] not in FORWARDS:
+            continue
+        if op[1] in run:
+            repeated.add(op[1])
+            again |= {op[1]} if op[0] != FORWARD_SAVE else set()
+        run.add(op[1])
+    return repeated, again
 
 
 def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:

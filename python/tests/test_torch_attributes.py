@@ -54,7 +54,14 @@ class Writing(nn.Module):
         self.nested, self.lists = {"rows": [0]}, ([], [[]])
         self.last, self.counter, self.sums = deque(maxlen=3), Counter(), defaultdict(int)
         self.order, self.keeping = OrderedDict(runs=0), Keeping()
+        self.lists_by_name, self.counts = defaultdict(list), defaultdict(lambda: defaultdict(int))
+        self.late: list[int] | None = None
         self.small, self.replaced, self.large = torch.zeros(16), torch.zeros(16), torch.zeros(2048)
+
+    def write_late(self) -> None:
+        if self.late is None:
+            self.late = []
+        self.late.append(1)
 
     def note(self, y: torch.Tensor) -> None:
         rows = (y > 0).float().mean(0)
@@ -69,6 +76,12 @@ class Writing(nn.Module):
             "a counter": lambda: self.counter.update(runs=1),
             "a defaultdict": lambda: self.sums.__setitem__("runs", self.sums["runs"] + 1),
             "an ordered dict": lambda: self.order.__setitem__("runs", self.order["runs"] + 1),
+            "a list in a defaultdict": lambda: self.lists_by_name["runs"].append(float(rows[0])),
+            "a list of tensors in a defaultdict": lambda: self.lists_by_name["runs"].append(rows[0]),
+            "a number in nested defaultdicts": lambda: self.counts["runs"].__setitem__(
+                "forward", self.counts["runs"]["forward"] + 1
+            ),
+            "a list in the place of None": self.write_late,
             "a number of an object": lambda: setattr(self.keeping, "number", self.keeping.number + 1),
             "a list of an object": lambda: self.keeping.seen.append(1),
             "a dict of an object": lambda: self.keeping.table.__setitem__("runs", self.keeping.table["runs"] + 1),
@@ -85,7 +98,9 @@ class Writing(nn.Module):
         objects = [(k.number, k.seen, k.table) for k in (self.keeping, self.keeping.next)]
         tensors = [t.tolist() for t in (self.small, self.replaced, self.large)]
         own = [self.number, self.rows, self.names, self.kinds, self.nested, self.lists, list(self.last), self.counter]
-        return copy.deepcopy([*own, self.sums, self.order, objects, tensors, WRITTEN])
+        written = {name: list(map(float, items)) for name, items in self.lists_by_name.items()}
+        written |= {name: dict(counts) for name, counts in self.counts.items()}
+        return copy.deepcopy([*own, self.sums, self.order, objects, tensors, written, self.late, WRITTEN])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(self.linear(x))
@@ -110,6 +125,10 @@ PUT_BACK = [
     "a counter",
     "a defaultdict",
     "an ordered dict",
+    "a list in a defaultdict",
+    "a list of tensors in a defaultdict",
+    "a number in nested defaultdicts",
+    "a list in the place of None",
     "a number of an object",
     "a list of an object",
     "a dict of an object",

@@ -75,8 +75,8 @@ class Attributes:
     (`with_large`, and then hooks of the modules, too): to hold those that a run replaces takes memory.
     """
 
-    __slots__ = ("_copies", "_first", "_found", "_generators", "_hooks", "_of_steps", "_replaced", "_room", "_seen",
-                 "_since", "_with_large")  # fmt: skip
+    __slots__ = ("_copies", "_extents", "_first", "_found", "_generators", "_hooks", "_of_steps", "_replaced", "_room",
+                 "_seen", "_since", "_with_large", "_written")  # fmt: skip
 
     def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
         self._with_large, self._room = with_large, MANY
@@ -89,6 +89,8 @@ class Attributes:
         self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
         self._replaced: set[tuple[int, Any]] = set()
         self._of_steps: set[tuple[int, Any]] = set()  # what had tensors that gradients could go through
+        self._extents: dict[tuple[int, Any], Any] = {}  # of containers with a new name, as they were first seen
+        self._written: set[tuple[int, Any]] = set()  # those of them in which every forward writes something down
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
         modules = list(modules)
         for module in modules:
@@ -285,7 +287,17 @@ class Attributes:
             ):
                 container.clear()
                 container.update(before)
+        self._forget_written()
         self._restore_inside(but_of=stays)
+
+    def _forget_written(self) -> None:
+        """Takes away containers in which every forward has written something down."""
+        for key, name in self._written:
+            found = self._found[key]
+            if name in found.names:
+                found.container[name] = None  # as it was
+            else:
+                found.container.pop(name, None)
 
     def made_something(self) -> set[int]:
         """The identities of the modules that have something under a name with nothing before: what is made once, and so
@@ -297,7 +309,8 @@ class Attributes:
     def _is_made_once(self, new: tuple[int, Any, Any]) -> bool:
         key, name, value = new
         place = key, name
-        return place not in self._of_steps and place not in self._replaced and not _has_history(value)
+        is_anew = place in self._of_steps or place in self._replaced or place in self._written
+        return not is_anew and not _has_history(value)
 
     def forget_losses(self) -> None:
         """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only
@@ -314,8 +327,8 @@ class Attributes:
                 _refill(container, [*kept, *added])
 
     def look(self) -> None:
-        """Before each forward of several: notes which names hold other tensors than at the look before, and which hold
-        what the forward before has left for its backward.
+        """Before each forward of several: notes which names hold other tensors than at the look before, which hold what
+        the forward before has left for its backward, and in which new containers forwards write.
         """
         first: dict[tuple[int, Any], Any] = {}
         for key, found in self._found.items():
@@ -326,6 +339,9 @@ class Attributes:
                     self._see((key, name), tensor)
                     if tensor.grad_fn is not None:
                         self._of_steps.add((key, name))
+            for place, extent in _new_extents(found):
+                if self._extents.setdefault(place, extent) != extent:
+                    self._written.add(place)
         if self._first is None:
             self._first = first
 
@@ -421,6 +437,23 @@ def _new_in(found: _Found) -> Iterator[tuple[int, Any, Any]]:
             is_new = value is not None and found.before.get(name, found) is None
         if is_new:
             yield id(found.container), name, value
+
+
+def _new_extents(found: _Found) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """The containers with a new name, by place, each with its extent."""
+    for key, name, value in list(_new_in(found)) if isinstance(found.container, dict) else ():
+        if type(value) in _CONTAINERS:
+            yield (key, name), _extent(value)
+
+
+def _extent(value: Any, depth: int = NESTED) -> Any:
+    """What changes when something is written down: numbers, and how many items containers have."""
+    kind = type(value)
+    if kind not in _CONTAINERS:
+        return value if kind in _NUMBERS else None
+    if kind is set or depth == 0 or len(value) > MANY:
+        return len(value)
+    return tuple(_extent(item, depth - 1) for item in (value.values() if kind in _DICTS else value))
 
 
 def _has_history(value: Any) -> bool:

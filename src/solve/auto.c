@@ -4,10 +4,10 @@
  * It asks every solver that takes the problem (brute force takes tiny ones only), but for those that need a library
  * found at run time (an answer does not depend on what else is installed), and keeps the schedule with the least
  * makespan (the least peak for minimize=memory), so it is never worse than any of them. It leaves out only what cannot
- * change the answer, what cannot be afforded, and says so:
+ * change the answer, and what cannot be afforded, which it names:
  *   - once a schedule meets the lower bound, nothing can beat it;
  *   - a solver whose class of schedules lies in that of one that has answered cannot beat it (crn_solver.rank);
- *   - a solver whose memory would pass the limit, or whose work would pass WORK_MAX while another has an answer.
+ *   - a solver whose memory would pass the limit, or whose work would pass CRN_WORK_MAX while another has an answer.
  * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. Where
  * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
  * a time limit exhaustive search comes next, where it needs a small part of it; then those that improve their answer until
@@ -30,8 +30,7 @@ enum { BOUND_SHARE = 4, EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
-/* Half a minute of one core, or so; and what nobody will stop. */
-#define WORK_MAX ((int64_t)30000000000)
+/* What nobody will stop. */
 #define WORK_SHORT ((int64_t)1000000000)
 
 typedef struct candidate {
@@ -78,7 +77,7 @@ static int64_t longest_work(const auto_session *session)
 {
     int64_t longest = 0;
     for (int i = 0; i < session->count; i++)
-        if (session->candidates[i].work <= WORK_MAX)
+        if (session->candidates[i].work <= CRN_WORK_MAX)
             longest = crn_max(longest, session->candidates[i].work);
     return longest;
 }
@@ -200,7 +199,7 @@ static cairn_status least_of(const crn_task *task, const candidate *c, crn_least
  */
 static bool is_left_out(const crn_task *task, const candidate *c, int rank, const crn_least *least)
 {
-    bool is_dear = !c->is_open && c->work > WORK_MAX && least->bytes != CAIRN_NONE;
+    bool is_dear = !c->is_open && c->work > CRN_WORK_MAX && least->bytes != CAIRN_NONE;
     return task->settings->minimize_memory && (is_covered(c, rank) || is_dear);
 }
 
@@ -284,29 +283,21 @@ static cairn_status consider(search *s, const candidate *c, crn_answer *own, cai
     return CAIRN_OK;
 }
 
-static void free_answer(const crn_task *task, crn_answer *answer)
-{
-    cairn_allocator allocator = crn_allocator(task->env);
-    cairn_builder_free(answer->builder);
-    if (answer->checkpoints)
-        crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
-}
-
 static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_error *error)
 {
-    crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
-    CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &own.builder, error));
+    crn_answer own;
+    CRN_TRY(crn_answer_init(&own, s->task, error));
     cairn_status status = open_candidate(part, c, error);
     if (status == CAIRN_OK)
         status = c->solver->solve(part, c->state, s->budget_bytes, &own, error);
-    if (status == CAIRN_OK && !own.stopped_early)
+    if (status == CAIRN_OK && !own.stopped_early && !own.cut_short)
         s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
     bool stopped = s->best->stopped_early || own.stopped_early, cut = s->best->cut_short || own.cut_short;
     if (status == CAIRN_OK)
         status = consider(s, c, &own, error);
     s->best->stopped_early = stopped;
     s->best->cut_short = cut;
-    free_answer(s->task, &own);
+    crn_answer_clear(&own, s->task);
     return status;
 }
 
@@ -358,7 +349,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
         candidate *c = &session->candidates[i];
-        if ((c->work > WORK_MAX) != dear)
+        if ((c->work > CRN_WORK_MAX) != dear)
             continue;
         if (should_stop(s, i, session->count)) {
             s->best->stopped_early = true;

@@ -100,12 +100,13 @@ static bool takes_kind(const cairn_solver_info *info, const crn_task *task)
 
 enum { NAMES_MAX = CAIRN_ERROR_MESSAGE_MAX / 4 * 3 };
 
-/* Whether the other minimizes what is wanted; for time, it also has to be for a machine where the one that was asked is. */
+/* Whether the other minimizes what is wanted; for time, it also has to be for a machine if, and only if, the first is. */
 static bool serves(const cairn_solver_info *other, const cairn_solver_info *asked, const crn_task *task)
 {
-    bool for_memory = task->settings->minimize_memory, takes_either = strcmp(other->name, "auto") == 0;
-    return (other->minimizes_memory == for_memory || takes_either) &&
-           (other->needs_machine == asked->needs_machine || for_memory);
+    bool for_memory = task->settings->minimize_memory;
+    if (strcmp(other->name, "auto") == 0)
+        return true;
+    return other->minimizes_memory == for_memory && (other->needs_machine == asked->needs_machine || for_memory);
 }
 
 /* The solvers that can be asked in its place about this kind of problem, but for those that try everything. */
@@ -114,8 +115,8 @@ static const char *in_its_place(const cairn_solver_info *info, const crn_task *t
     size_t length = 0;
     names[0] = '\0';
     for (int i = 0; i < SOLVER_COUNT && length < NAMES_MAX; i++) {
-        const cairn_solver_info *other = &crn_solvers[i]->info;
-        if (takes_kind(other, task) && serves(other, info, task) && !other->exhaustive)
+        const cairn_solver_info *other = cairn_solver_at(i);
+        if (other->available && takes_kind(other, task) && serves(other, info, task) && !other->exhaustive)
             length += (size_t)snprintf(names + length, NAMES_MAX - length, "%s%s", length ? ", " : "", other->name);
     }
     return names;

@@ -245,6 +245,20 @@ cairn_status crn_session_least(crn_session *session, cairn_error *error)
 
 /* ---- one budget ---- */
 
+cairn_status crn_answer_init(crn_answer *answer, const crn_task *task, cairn_error *error)
+{
+    *answer = (crn_answer){.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
+    return cairn_builder_new(task->env, task->problem, &answer->builder, error);
+}
+
+void crn_answer_clear(crn_answer *answer, const crn_task *task)
+{
+    cairn_allocator allocator = crn_allocator(task->env);
+    cairn_builder_free(answer->builder);
+    if (answer->checkpoints)
+        crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
+}
+
 void crn_info_reset(cairn_info *info)
 {
     *info = (cairn_info){.outcome = CAIRN_OUTCOME_UNKNOWN,
@@ -409,14 +423,14 @@ static cairn_status fill_least(crn_session *session, const crn_answer *answer, c
     cairn_status status = crn_session_least(session, error);
     if (status != CAIRN_OK && status != CAIRN_CANCELLED)
         return status;
-    crn_least least = session->least;
-    if (answer->found && info->budget_bytes != CAIRN_NONE && info->budget_bytes < least.bytes) {
-        least.bytes = info->budget_bytes;
-        least.is_exact = least.bytes == least.lower_bytes;
+    crn_least *least = &session->least;
+    if (answer->found && info->budget_bytes != CAIRN_NONE && info->budget_bytes < least->bytes) {
+        least->bytes = info->budget_bytes;
+        least->is_exact = least->bytes == least->lower_bytes;
     }
-    info->least_bytes = least.bytes;
-    info->least_is_exact = least.is_exact;
-    info->least_lower_bytes = least.lower_bytes;
+    info->least_bytes = least->bytes;
+    info->least_is_exact = least->is_exact;
+    info->least_lower_bytes = least->lower_bytes;
     return CAIRN_OK;
 }
 
@@ -473,20 +487,17 @@ cairn_status crn_session_answer(crn_session *session, int64_t budget_bytes, cair
                                 cairn_error *error)
 {
     int64_t started_ns = session->answered ? crn_clock_ns() : session->begun_ns;
-    crn_answer answer = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
+    crn_answer answer;
     crn_info_reset(info);
     info->budget_bytes = budget_bytes;
-    cairn_status status = cairn_builder_new(&session->env, session->task.problem, &answer.builder, error);
+    cairn_status status = crn_answer_init(&answer, &session->task, error);
     if (status == CAIRN_OK) {
         if (session->answered) /* what came before the first answer counts as part of it */
             set_deadline(session);
         session->answered = true;
         status = answer_with(session, &answer, schedule, info, error);
-        cairn_builder_free(answer.builder);
+        crn_answer_clear(&answer, &session->task);
     }
-    if (answer.checkpoints)
-        crn_free(&session->env.allocator, answer.checkpoints, (size_t)answer.checkpoint_count,
-                 sizeof(*answer.checkpoints));
     if (status != CAIRN_OK) {
         cairn_info_clear(info);
         return crn_session_explain(session, status, error);

@@ -66,7 +66,7 @@ typedef struct crn_least {
     bool is_rough;       /* cut short while looking for it: less may do */
 } crn_least;
 
-/** What a solver found for one budget. Initialised by the caller to "infeasible, nothing proved". */
+/** What a solver found for one budget; it begins as crn_answer_init makes it. */
 typedef struct crn_answer {
     cairn_builder *builder; /* the operations; left empty when nothing was found */
     bool found;
@@ -83,7 +83,13 @@ typedef struct crn_answer {
     char reason[CAIRN_REASON_MAX];
 } crn_answer;
 
+/** "Infeasible, nothing proved", without operations. Errors: NO_MEMORY. Free with crn_answer_clear, unless it failed. */
+cairn_status crn_answer_init(crn_answer *answer, const crn_task *task, cairn_error *error);
+void crn_answer_clear(crn_answer *answer, const crn_task *task);
+
 enum { CRN_RANK_ALL = 1000 };
+/** Half a minute of one core, or so: whose work takes longer is asked with others only while nobody has an answer. */
+#define CRN_WORK_MAX ((int64_t)30000000000)
 
 typedef struct crn_solver {
     cairn_solver_info info; /* available: true; where that is known at run time only, `available` below says it */

@@ -75,7 +75,7 @@ typedef struct crn_travel {
     int32_t copy_count;
     crn_alias *aliases;
     int32_t alias_count;
-    crn_wait *waits; /* by copy, then by time */
+    crn_wait *waits; /* by the event `to`; those until the end are last, by copy */
     int32_t wait_count;
     int64_t *out_ns, *back_ns; /* of a wait: its transfers */
     int32_t *next_wait;        /* of the same copy; CRN_NO_COPY after the last */

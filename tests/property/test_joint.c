@@ -292,6 +292,22 @@ static void a_short_time_is_for_an_answer(void **state)
     }
 }
 
+/* A time limit is work without end; that is no reason to leave out those who use it. */
+static void auto_gives_a_time_limit_to_it(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        cairn_problem *problem = with_machine(seed, 40);
+        cairn_limits ends = test_limits(problem, test_options("store-all", -1, ""));
+        int64_t budget = (ends.least_lower_bytes + ends.store_all_bytes) / 2;
+        cairn_info info = test_solve(problem, test_options("auto", budget, "time-limit=1s threads=1"), NULL);
+        assert_true(info.outcome <= CAIRN_OUTCOME_FEASIBLE);
+        assert_non_null(strstr(info.reason, seed == 0 ? "joint-chain" : "joint-graph"));
+        assert_null(strstr(info.reason, "too costly"));
+        cairn_problem_free(problem);
+    }
+}
+
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
@@ -319,6 +335,7 @@ int main(void)
         cmocka_unit_test(without_use_it_is_recomputation),
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
         cmocka_unit_test(a_short_time_is_for_an_answer),
+        cmocka_unit_test(auto_gives_a_time_limit_to_it),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -203,7 +203,9 @@ static bool is_told_to_stop(const run *r)
 {
     int64_t total_ns = r->session->model->total_cost;
     int64_t best_ns = r->below_ns < INT64_MAX ? total_ns + r->below_ns : CAIRN_NONE;
-    const cairn_progress progress = {"exact search", r->moves, r->moves_max, best_ns, total_ns + r->bound_ns};
+    int64_t limit = crn_work_limit(r->task, r->moves_max);
+    const cairn_progress progress = {"exact search", r->moves, limit > 0 ? limit : CAIRN_NONE, best_ns,
+                                     total_ns + r->bound_ns};
     return crn_should_stop(r->task, &progress);
 }
 

@@ -363,12 +363,12 @@ static const crn_sequence *improve(const crn_task *task, search *s, int64_t budg
                                    crn_answer *answer)
 {
     islands all = {.search = s, .budget_bytes = budget_bytes, .stop.task = task};
-    int64_t left = rounds_of(task, s), cost;
+    int64_t rounds = rounds_of(task, s), left = rounds, limit = crn_work_limit(task, rounds), cost;
     int64_t chunk = crn_max(1, CHUNK_EVENTS / (s->model->node_count + 1));
     crn_team_run(task->team, ISLANDS, begin_island, &all);
     const crn_sequence *best = best_of_islands(&all, &cost);
     while (left > 0 && cost > bound_ns) {
-        cairn_progress progress = {"search", rounds_of(task, s) - left, rounds_of(task, s), cost, bound_ns};
+        cairn_progress progress = {"search", rounds - left, limit > 0 ? limit : CAIRN_NONE, cost, bound_ns};
         if (crn_should_stop(task, &progress)) {
             answer->stopped_early = true;
             break;

@@ -11,7 +11,8 @@
  * Never     worse than any solver without transfers that auto asks, nor than one without recomputation: their answers are
  *           among the starting points.
  * Optimal   When it meets the bound (joint_bound.c).
- * Cost      The other solvers', and rounds of O(operations) each: seconds at n = 100. Limited by work, not by the clock.
+ * Cost      The other solvers', and rounds of O(operations) each: seconds at n = 100. Without a time limit, by work and
+ *           not by the clock.
  */
 #include <string.h>
 
@@ -74,17 +75,19 @@ static cairn_status list_twice(const cairn_chain *chain, cairn_builder *builder,
     return CAIRN_OK;
 }
 
-/* Every stage saved once: with its fastest option, its smallest, its first. */
-static cairn_status list_once(const cairn_chain *chain, int profile, cairn_builder *builder, cairn_error *error)
+typedef enum choice { FASTEST, SMALLEST, FIRST, CHOICES } choice;
+
+/* Every stage saved once, with an option of a kind. */
+static cairn_status list_once(const cairn_chain *chain, choice kind, cairn_builder *builder, cairn_error *error)
 {
     int32_t n = chain->stage_count;
     for (int32_t l = 1; l <= n; l++) {
         const cairn_stage *stage = &chain->stages[l - 1];
         int32_t chosen = 0;
-        for (int32_t k = 1; k < stage->option_count && profile < 2; k++) {
+        for (int32_t k = 1; k < stage->option_count && kind != FIRST; k++) {
             const cairn_stage_option *a = &stage->options[k], *b = &stage->options[chosen];
             bool faster = a->forward_ns + a->backward_ns < b->forward_ns + b->backward_ns;
-            if (profile == 0 ? faster : a->saved_bytes < b->saved_bytes)
+            if (kind == FASTEST ? faster : a->saved_bytes < b->saved_bytes)
                 chosen = k;
         }
         CRN_TRY(add(builder, CAIRN_OP_FORWARD_SAVE, l, chosen, error));
@@ -102,9 +105,9 @@ static cairn_status offer_own_lists(crn_joint_search *search, cairn_error *error
     cairn_status status = list_twice(chain, builder, error);
     if (status == CAIRN_OK)
         status = crn_joint_offer_list(search, builder, NULL, error);
-    for (int profile = 0; status == CAIRN_OK && profile < 3; profile++) {
+    for (int kind = 0; status == CAIRN_OK && kind < CHOICES; kind++) {
         cairn_builder_truncate(builder, 0);
-        status = list_once(chain, profile, builder, error);
+        status = list_once(chain, (choice)kind, builder, error);
         if (status == CAIRN_OK)
             status = crn_joint_offer_list(search, builder, NULL, error);
     }
@@ -114,7 +117,7 @@ static cairn_status offer_own_lists(crn_joint_search *search, cairn_error *error
 
 /* ---- lists of solvers that know no link ---- */
 
-/* Budgets evenly spaced from the least to that of storing everything. */
+/* Budgets evenly spaced above some bytes, the last that of storing everything. */
 static int32_t make_grid(const crn_joint *s, int64_t from_bytes, int32_t count, int64_t *budgets)
 {
     int64_t span = s->store_all_bytes - from_bytes;
@@ -347,10 +350,14 @@ static cairn_status joint_open(const crn_task *task, void **session, cairn_error
     return crn_joint_open(task, lower_least, session, error);
 }
 
+static int64_t usual_rounds(const crn_task *task)
+{
+    return INT64_C(600000) / (4 * (int64_t)cairn_problem_chain(task->problem)->stage_count + 60);
+}
+
 static int64_t rounds_of(const crn_task *task)
 {
-    return crn_joint_rounds(task,
-                            INT64_C(600000) / (4 * (int64_t)cairn_problem_chain(task->problem)->stage_count + 60));
+    return crn_joint_rounds(task, usual_rounds(task));
 }
 
 static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
@@ -379,10 +386,11 @@ static int64_t joint_memory(const crn_task *task)
     return (CRN_JOINT_POOL + 2) * crn_travel_memory(task, 8 * n + 64) + (1 << 20);
 }
 
+/* Of the usual rounds: more of them, or a time limit, are asked for by somebody who wants to wait. */
 static int64_t joint_work(const crn_task *task)
 {
     int64_t round_ns = 400 * (int64_t)cairn_problem_chain(task->problem)->stage_count;
-    return crn_mul_saturating(crn_max(16, rounds_of(task)), round_ns);
+    return crn_max(16, usual_rounds(task)) * round_ns;
 }
 
 const crn_solver crn_joint_chain_solver = {
@@ -398,6 +406,7 @@ const crn_solver crn_joint_chain_solver = {
     .memory = joint_memory,
     .work = joint_work,
     .rank = CRN_RANK_ALL,
+    .is_anytime = true,
     .open = joint_open,
     .close = crn_joint_close,
     .least = crn_joint_least,

@@ -216,7 +216,7 @@ static bool fit_all(crn_fit *f, int noise)
     }
 }
 
-/* In random order where noise is wanted, else those that take longest on the link first. */
+/* Brings back what may stay after all: in random order where noise is wanted, else as the waits are listed. */
 static void prune(crn_fit *f, bool shuffled)
 {
     int32_t count = 0;

@@ -10,7 +10,8 @@
  *           (joint_search.h, joint_fit.h), their transfers placed by travel.h.
  * Never     worse than any solver without transfers that auto asks: their answers are among the starting points.
  * Optimal   When it meets the bound (joint_bound.c).
- * Cost      graph-search's, and half as much again: seconds at T = 400. Limited by work, not by the clock.
+ * Cost      graph-search's, and half as much again: seconds at T = 400. Without a time limit, by work and
+ *           not by the clock.
  */
 #include "solve/joint/joint_session.h"
 
@@ -89,21 +90,26 @@ static cairn_status offer_first(crn_joint_search *search, int64_t budget_bytes, 
     return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, &search->cut_short, error);
 }
 
-/* With what storing everything fits when all that waits travels. */
+/* With what a list fits when all that waits travels. */
+typedef struct need {
+    const crn_task *task;
+    int64_t bytes;
+} need;
+
 static cairn_status take_need(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
-    const crn_task *task = ((crn_joint_search *)context)->task;
+    need *n = context;
     crn_travel *travel;
     crn_fit *fit;
     (void)budget_bytes;
     cairn_status status =
-        crn_travel_new(task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
+        crn_travel_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
     if (status == CAIRN_UNSUPPORTED)
         return CAIRN_OK;
     if (status != CAIRN_OK)
         return crn_no_memory(error);
     CRN_TRY(crn_fit_new(travel, 1, &fit, error));
-    ((crn_joint_search *)context)->best_ns = crn_fit_need(fit);
+    n->bytes = crn_fit_need(fit);
     crn_fit_free(fit);
     return CAIRN_OK;
 }
@@ -112,14 +118,14 @@ static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error 
 {
     static const int64_t none = CAIRN_NONE;
     crn_task sub = crn_task_without_machine(task);
-    crn_joint_search needs = {.task = task, .best_ns = INT64_MAX};
+    need storing = {task, INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
     CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, &s->is_rough, error));
     s->least_bytes = s->lists_bytes;
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
-    CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &needs, NULL, &s->is_rough, error));
-    s->least_bytes = crn_min(s->least_bytes, needs.best_ns);
+    CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &storing, NULL, &s->is_rough, error));
+    s->least_bytes = crn_min(s->least_bytes, storing.bytes);
     return CAIRN_OK;
 }
 

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "schedule/schedule.h"
+
 enum { CHUNK_WORK = 1000000, TRIES = 4, POLISH = 4, POLL_EVERY = 64 };
 
 cairn_status crn_joint_begin(crn_joint_search *search, const crn_task *task, int64_t budget_bytes, cairn_error *error)
@@ -39,11 +41,8 @@ void crn_joint_end(crn_joint_search *search)
 
 static cairn_status copy_ops(const cairn_builder *from, cairn_builder *to, cairn_error *error)
 {
-    const cairn_op *ops = cairn_builder_ops(from);
     cairn_builder_truncate(to, 0);
-    for (int64_t i = 0; i < cairn_builder_count(from); i++)
-        CRN_TRY(cairn_builder_add(to, ops[i], error));
-    return CAIRN_OK;
+    return crn_builder_add_all(to, cairn_builder_ops(from), cairn_builder_count(from), error);
 }
 
 cairn_status crn_joint_offer(crn_joint_search *search, const cairn_builder *builder, const char *from,
@@ -348,24 +347,16 @@ static bool is_passed_over(cairn_status status)
     return is_cut_short(status) || status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE;
 }
 
-static void free_answer(const crn_task *task, crn_answer *answer)
-{
-    cairn_allocator allocator = crn_allocator(task->env);
-    cairn_builder_free(answer->builder);
-    if (answer->checkpoints)
-        crn_free(&allocator, answer->checkpoints, (size_t)answer->checkpoint_count, sizeof(*answer->checkpoints));
-}
-
 static cairn_status ask_once(const crn_task *task, const crn_solver *solver, void *state, int64_t budget_bytes,
                              crn_joint_take take, void *context, bool *cut_short, cairn_error *error)
 {
-    crn_answer own = {.lower_bound_ns = CAIRN_NONE, .objective_bytes = CAIRN_NONE, .checkpoint_count = -1};
-    CRN_TRY(cairn_builder_new(task->env, task->problem, &own.builder, error));
+    crn_answer own;
+    CRN_TRY(crn_answer_init(&own, task, error));
     cairn_status status = solver->solve(task, state, budget_bytes, &own, error);
     *cut_short = *cut_short || own.stopped_early || own.cut_short;
     if (status == CAIRN_OK && own.found)
         status = take(context, budget_bytes, &own, error);
-    free_answer(task, &own);
+    crn_answer_clear(&own, task);
     return status;
 }
 
@@ -406,9 +397,6 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
 
 /* ---- all solvers without transfers ---- */
 
-/* Half a minute of one core, or so: what takes longer is asked only while there is no answer. As auto does. */
-#define WORK_MAX ((int64_t)30000000000)
-
 /* Of the time that is left, one of so many parts is for them. */
 enum { ALONE_SHARE = 2 };
 
@@ -423,7 +411,7 @@ static cairn_status take_answer(void *context, int64_t budget_bytes, const crn_a
 {
     asking *a = context;
     if (budget_bytes == a->budget_bytes) {
-        if (!own->stopped_early && a->solver->rank > a->rank)
+        if (!own->stopped_early && !own->cut_short && a->solver->rank > a->rank)
             a->rank = a->solver->rank;
         CRN_TRY(crn_joint_offer(a->search, own->builder, a->solver->info.name, error));
     }
@@ -438,10 +426,10 @@ static bool is_alone(const crn_task *sub, const crn_solver *solver, bool dear)
     if (strcmp(info->name, "auto") == 0 || info->needs_machine || info->minimizes_memory || solver->available ||
         crn_solver_accepts(solver, sub, NULL) != CAIRN_OK)
         return false;
-    return ((solver->work ? solver->work(sub) : 0) > WORK_MAX) == dear;
+    return ((solver->work ? solver->work(sub) : 0) > CRN_WORK_MAX) == dear;
 }
 
-/* The strongest first, in the order of the registry among equals; then those weaker than `below` are left. */
+/* The strongest first, in the order of the registry among equals. last: the one before; NULL at the beginning. */
 static const crn_solver *next_solver(const crn_task *sub, bool dear, const crn_solver *last)
 {
     const crn_solver *next = NULL;

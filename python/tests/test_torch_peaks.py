@@ -122,6 +122,27 @@ def measured(
         yield peak, plan.accumulated_peak_bytes if gradients == "accumulated" else plan.created_peak_bytes
 
 
+def test_a_loss_of_one_number_is_counted_with_the_storage_of_its_terms() -> None:
+    sample = torch_models.quantized()
+    profile = ct.profile(sample.model, **sample.sample, passes=1, inside=False)
+    top = ct.plan(profile, UNLIMITED)
+    for share in (0, 0.5, 1):
+        budget = top.least_budget_bytes + int(share * (top.plain_peak_bytes - top.least_budget_bytes))
+        assert ct.verify(sample.model, ct.plan(profile, budget), sample.args, loss_fn=sample.loss_fn).ok
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("make", [torch_models.quantized, torch_models.featured])
+def test_what_blocks_leave_for_the_loss_is_its_own_in_schedules_that_run_them_again_before(
+    make: Callable[[], torch_models.Step], seed: int
+) -> None:
+    sample = make()
+    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    prints: dict[str, list[int]] = {}
+    list(measured(sample, ct.plan(profile, UNLIMITED), prints))  # plain
+    list(measured(sample, chosen_by_nobody(profile, seed), prints))
+
+
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_every_plan_keeps_to_its_peak(name: str) -> None:
     sample = torch_models.made(name)

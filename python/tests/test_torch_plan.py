@@ -2020,3 +2020,75 @@ def test_modules_of_torch_jit_are_refused_by_name() -> None:
         ct.checkpoint(nn.Sequential(nn.Linear(4, 4), traced), x)
     with pytest.raises(ct.Unsupported, match="the model is a module of torch.jit"):
         ct.checkpoint(traced, x)
+
+
+# -- several models, and losses with a state -----------------------------------------------------------------
+
+
+def test_a_generator_is_planned_while_a_plan_is_at_work_on_its_discriminator() -> None:
+    generator, discriminator = (nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))) for _ in range(2))
+    z = torch.randn(64, 32)
+    ct.checkpoint(discriminator, z, loss_fn=torch.sum, budget="1GiB", passes=1)
+    ct.checkpoint(generator, z, loss_fn=lambda made: discriminator(made).sum(), budget="1GiB", passes=1)
+    assert ct.handle(discriminator) is not None and ct.handle(generator) is not None
+
+
+def test_verify_puts_the_state_of_a_loss_back_before_every_step() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(32))
+
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            loss = (y - self.centre).square().mean()
+            self.centre.mul_(0.5).add_(y.detach().mean(0))
+            return loss
+
+    model, x, loss = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), torch.randn(64, 32), Centred()
+    plan = ct.plan(ct.profile(model, x, loss_fn=loss, passes=1), UNLIMITED)
+    result = ct.verify(model, plan, x, loss_fn=loss)
+    assert result.ok and not result.unsteady and not loss.centre.any()
+
+
+def test_verify_tells_bits_from_values() -> None:
+    from cairn.torch import verification
+
+    nan, zero = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0])
+    assert verification._same(nan, nan.clone()) and not verification._same(nan, zero)
+    assert not verification._same(zero, -zero) and verification._same(zero, zero.clone())
+    assert not verification._same(torch.tensor([float("inf")]), torch.tensor([torch.finfo(torch.float32).max]))
+
+
+def test_a_budget_for_a_while_leaves_the_plan_that_was_there() -> None:
+    model, x = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))), torch.randn(64, 32)
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget="1GiB", passes=1)
+    before = ct.handle(model)
+    with ct.budget(model, "2GiB", x, loss_fn=torch.sum, passes=1) as meanwhile:
+        assert ct.handle(model) is meanwhile and meanwhile is not before
+    assert ct.handle(model) is before and before is not None and before.is_applied
+    model(x).sum().backward()
+
+
+def test_several_optimizers_are_told_what_to_do() -> None:
+    model, x = nn.Sequential(nn.Embedding(100, 8, sparse=True), nn.Flatten(), nn.Linear(32, 4)), torch.ones(8, 4).long()
+    sparse, rest = torch.optim.SparseAdam(model[0].parameters()), torch.optim.Adam(model[2].parameters())
+    with pytest.raises(TypeError, match="Of several, pass the one that keeps most"):
+        ct.profile(model, x, loss_fn=torch.sum, optimizer=[sparse, rest])
+    profile = ct.profile(model, x, loss_fn=torch.sum, optimizer=sparse, passes=1)
+    assert profile.resident["optimizer state"] >= 2 * 100 * 8 * 4
+
+
+def test_steps_larger_than_the_nearest_plan_do_not_change_it() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8))), torch.randn(1024, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    budget = ct.plan(profile, UNLIMITED).plain_peak_bytes * 11 // 10
+    ct.checkpoint(model, x, loss_fn=torch.sum, budget=budget, passes=1, on_shape_change="nearest", check_steps=5)
+    plan = ct.handle(model).plan
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with pytest.warns(UserWarning, match="over its budget"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(1536, 64)).sum().backward()
+            optimizer.step()
+    model(x).sum().backward()
+    assert ct.handle(model).plan is plan

@@ -395,6 +395,69 @@ def widening(saves: bool) -> Step:
     return Step(Widening(saves).train(), (torch.randn(512, 64),), {}, torch.mean)
 
 
+class Quantized(nn.Module):
+    """Blocks that leave a loss of one number, in the storage of all its terms on a CPU, in the place of None."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+            self.codes = nn.Embedding(16, width)
+            self.commitment: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.inner(x)
+            q = self.codes(torch.cdist(z, self.codes.weight).argmin(-1))
+            self.commitment = F.mse_loss(z, q.detach())
+            return x + torch.tanh(self.outer(z + (q - z).detach()))
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Quantized.Block(width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def loss(self, y: Tensor) -> Tensor:
+        return y.square().mean() + sum(block.commitment for block in self.blocks)
+
+
+class Featured(nn.Module):
+    """Blocks that leave a large tensor for the loss."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+            self.feature: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.feature = torch.tanh(self.inner(x))
+            return x + torch.tanh(self.outer(self.feature))
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Featured.Block(width) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.blocks(x)
+
+    def loss(self, y: Tensor) -> Tensor:
+        return y.square().mean() + sum(block.feature.square().mean() for block in self.blocks)
+
+
+def featured() -> Step:
+    model = Featured().train()
+    return Step(model, (torch.randn(1024, 32),), {}, model.loss)
+
+
+def quantized() -> Step:
+    model = Quantized().train()
+    return Step(model, (torch.randn(1024, 32),), {}, model.loss)
+
+
 class Perceptron(nn.Module):
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -226,7 +226,12 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}")
+        several = (
+            ". Of several, pass the one that keeps most, and leave room for the others by cairn.Budget(reserve=)"
+            if isinstance(optimizer, (list, tuple))
+            else ""
+        )
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {_kind(optimizer)}{several}")
     optimizer = unwrapped(optimizer)
     if "param_groups" not in vars(optimizer):
         raise Unsupported(f"the {type(optimizer).__name__} has its parameters in another optimizer: pass that one")

@@ -28,7 +28,7 @@ from .arguments import (
     sorted_options,
 )
 from .base.errors import InfeasibleBudget, warn
-from .handle import Handle, apply_by_shape, handle
+from .handle import Handle, apply_by_shape, handle, replacing, set_aside
 from .plan import Plan, plan
 from .profiler import Profile, profile
 from .report import Report, explain
@@ -78,9 +78,6 @@ def _applied(
     to_profile, to_plan, left = sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
-    old = handle(model)
-    if old is not None:
-        old.remove()
     left = {"on_shape_change": "replan", **left}
     loss_fn, holds_output = to_profile.get("loss_fn"), to_profile.get("holds_output", True)
     progress: Any = to_profile.get("progress") or False  # no line among what a training loop prints
@@ -92,7 +89,8 @@ def _applied(
 
     limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
     source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)
-    applied = apply_by_shape(model, made, source, **left)
+    with replacing(model):
+        applied = apply_by_shape(model, made, source, **left)
     shapes = weakref.ref(applied.shapes)
 
     def plan_again(missed: Plan, by_bytes: int) -> None:
@@ -134,10 +132,15 @@ def report(model: nn.Module) -> Report:
 def budget(
     model: nn.Module, total: Any, sample_args: Any = (), sample_kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Handle]:
-    """`checkpoint` for the body of a with statement; the model is as it was afterwards."""
+    """`checkpoint` for the body of a with statement; afterwards the model is as it was, with the plan that it had.
+
+    No steps are checked unless check_steps= says so.
+    """
+    check_call(model, sample_kwargs, options.get("loss_fn"), sample_args)
     check_steps, strict = options.pop("check_steps", 0), options.pop("strict", False)
-    applied = _applied(model, sample_args, sample_kwargs, total, check_steps, strict, options)
-    try:
-        yield applied
-    finally:
-        applied.remove()
+    with set_aside(model):
+        applied = _applied(model, sample_args, sample_kwargs, total, check_steps, strict, options)
+        try:
+            yield applied
+        finally:
+            applied.remove()

@@ -158,17 +158,34 @@ def handle(model: nn.Module) -> Handle | None:
 
 
 @contextlib.contextmanager
-def set_aside(model: nn.Module) -> Iterator[None]:
-    """Without the plan that is at work on a model, if there is one, for the body of a with statement."""
-    applied = handle(model)
-    if applied is None or not applied.is_applied:
-        yield
-        return
-    _stop(model, applied)
+def set_aside(*models: nn.Module) -> Iterator[None]:
+    """Without the plans that are at work on some models, for the body of a with statement."""
+    found = [(model, handle(model)) for model in models]
+    applied = [(model, each) for model, each in found if each is not None and each.is_applied]
+    for model, each in applied:
+        _stop(model, each)
     try:
         yield
     finally:
-        _start(model, applied)
+        for model, each in applied:
+            if handle(model) is None:  # else the body has put another one to work
+                _start(model, each)
+
+
+@contextlib.contextmanager
+def replacing(model: nn.Module) -> Iterator[None]:
+    """The plan that is at work on a model makes room for another one; it comes back if the body fails."""
+    old = handle(model)
+    if old is None or not old.is_applied:
+        yield
+        return
+    _stop(model, old)
+    try:
+        yield
+    except BaseException:
+        _start(model, old)
+        raise
+    old.shapes.watch(None)
 
 
 class Recalled:

@@ -302,7 +302,7 @@ def profile(
 ) -> Profile:
     """Measures one plain training step of `model` on sample arguments, without changing the model.
 
-    A plan that is at work on the model is set aside meanwhile.
+    Plans that are at work on the model, or on others that its loss runs, are set aside meanwhile.
 
     args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
     loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
@@ -333,7 +333,7 @@ def profile(
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     tells = telling(progress, f"profiling {type(model).__name__}")
     as_found = sample.untouched(device)
-    with tells as sample.teller, set_aside(model), as_found as parameters, sample.stateless():
+    with tells as sample.teller, set_aside(model, *sample.others), as_found as parameters, sample.stateless():
         _refuse_planned_parts(model)
         sample.teller.begin("finding blocks")
         workspaces = memory.library_bytes(device)

@@ -302,6 +302,8 @@ class ShapePlans:
     def correct(self, missed: Plan, by_bytes: int) -> None:
         """Puts a better plan in the place of one that took so much more than was predicted, where there is one."""
         with self._lock:
+            if any(chosen.made == "nearest" and chosen.plan is missed for chosen, _ in self._chosen.values()):
+                return  # it was not made for all steps that follow it
             for entry in self._plans.values():
                 if entry.plan is missed and entry.profile is not None and self._source is not None:
                     entry.profile = entry.profile.corrected(by_bytes)
@@ -456,7 +458,13 @@ _LINEAR = (
     "grad_bytes",
     "held_bytes",
 )
-_CONSTANT = ("parameters", "buffers", "optimizer state", "random states and buffers to replay")
+_CONSTANT = (
+    "parameters",
+    "buffers",
+    "optimizer state",
+    "workspaces of libraries",
+    "random states and buffers to replay",
+)
 
 
 def scaled(measured: Profile, by: Growth, shapes: Sequence[str]) -> Profile:

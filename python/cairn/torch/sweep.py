@@ -277,7 +277,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
     as_found = sample.untouched(memory.device_of(model))
-    with set_aside(model), as_found as parameters, left_as_found(model):
+    with set_aside(model, *sample.others), as_found as parameters, left_as_found(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)

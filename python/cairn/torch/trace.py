@@ -138,7 +138,7 @@ def trace(
     device = device_of(sample)
     check_model(model)
     surroundings = Surroundings(sample)
-    with set_aside(model), sample.untouched(device):
+    with set_aside(model, *sample.others), sample.untouched(device):
         program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
         costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)

@@ -17,6 +17,7 @@ from .base import clock, memory
 from .base.errors import VerificationFailed
 from .context.attributes import Attributes
 from .context.lasting import said_by
+from .context.state import same_bits
 from .context.untouched import Buffers, Parameters, Randomness
 from .handle import apply, set_aside
 from .measuring.sample import Sample, backward_of
@@ -32,8 +33,8 @@ UNSTEADY = 8
 class Verification:
     """What `verify` found. Peaks are of whole steps, in bytes; `accumulated` of a step onto existing gradients.
 
-    `unsteady`: what differed, but differs between two plain steps about as much: some kernels on CUDA add up in no
-    fixed order.
+    `differences`: the first of each kind. `unsteady`: what differed, but differs between two plain steps about as much:
+    some kernels on CUDA add up in no fixed order.
     """
 
     differences: tuple[str, ...]
@@ -96,7 +97,7 @@ def verify(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
-    with set_aside(model), sample.untouched(device) as parameters:
+    with set_aside(model, *sample.others), sample.untouched(device) as parameters:
         runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
@@ -144,7 +145,8 @@ class _Runs:
 
     def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
         self._sample, self._plan, self._device, self._parameters = sample, plan, device, parameters
-        self._start, self._buffers = Randomness(device), Buffers(sample.model)
+        self._start, self._modules = Randomness(device), nn.ModuleList([sample.model, *sample.others])
+        self._buffers = Buffers(self._modules)
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device, taken=True)
 
@@ -157,7 +159,7 @@ class _Runs:
         self._parameters.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(model.modules(), with_large=True)
+        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(self._modules.modules(), with_large=True)
         clock.wait_for(self._device)
         first = meter.mark()
         began = time.perf_counter_ns()
@@ -232,8 +234,8 @@ def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _D
         for what, (a, b, block) in pairs.items()
         if not _same(a, b)
     }
-    for name in filter(planned.attributes.__contains__, plain.attributes):
-        if plain.attributes[name] != planned.attributes[name]:
+    for name in {**plain.attributes, **planned.attributes}:
+        if plain.attributes.get(name) != planned.attributes.get(name):
             what = f"the attribute {name}"
             text = f"{what}{_block_of(name, plan)} differs from the plain step's"
             found[what] = _Difference(text, math.inf)
@@ -266,7 +268,7 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return a is b
     if a.layout is not torch.strided:  # gradients of sparse embeddings
         a, b = a.to_dense(), b.to_dense()
-    return torch.equal(a, b) or torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+    return same_bits(a, b)
 
 
 def _block_of(parameter: str, plan: Plan) -> str:

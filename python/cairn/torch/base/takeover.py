@@ -24,6 +24,9 @@ Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _REPLICATE = "_replicate_for_data_parallel"
 
+#: The attributes that a module gets for a plan.
+TAKEN = frozenset(("forward", "__reduce_ex__", _REPLICATE))
+
 
 class Takeover:
     """Stands for a module's `forward` until it is removed."""

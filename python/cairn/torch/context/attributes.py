@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..base import _compat
+from ..base import _compat, memory
 from ..base.tree import children
 from . import generators
 from .reach import has_attributes, reached
-from .state import same_bits
+from .state import same_numbers
 
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 NESTED = 4  # so deep are containers looked into
@@ -199,7 +199,7 @@ class Attributes:
             put_back()
         for tensor, copy, place in self._copies:
             is_wanted = id(place[0]) not in but_of and tensor.shape == copy.shape
-            if is_wanted and not (tensor.is_cpu and same_bits(tensor, copy)):  # the host's memory may be read-only
+            if is_wanted and not (tensor.is_cpu and same_numbers(tensor, copy)):  # the host's memory may be read-only
                 tensor.data.copy_(copy)  # not counted: a graph whose backward is to come may have saved it
 
     def filled(self) -> Iterator[tuple[Place, Any]]:
@@ -471,7 +471,8 @@ def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dic
 
 
 def _is_large(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.numel() * value.element_size() <= LARGE_BYTES:
+    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms."""
+    if not isinstance(value, torch.Tensor) or memory.storage_bytes(value) <= LARGE_BYTES:
         return False
     return not value.retains_grad
 

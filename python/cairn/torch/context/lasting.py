@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ..base.prints import fingerprint
+from ..base.takeover import TAKEN
 from ..base.tree import fields_in_slots
 from .attributes import OF_EVERY_MODULE, Attributes
 from .elsewhere import values_read
@@ -76,7 +77,7 @@ def said_by(model: nn.Module) -> dict[str, Any]:
         f"{prefix}.{name}".lstrip("."): _Telling().say(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and name != "forward"
+        if name not in OF_EVERY_MODULE and name not in TAKEN
     }
 
 

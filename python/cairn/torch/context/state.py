@@ -200,7 +200,7 @@ class BlockState:
         """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
         (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
         is_counted = _compat.version(buffer) != before.versions[index]
-        return is_counted or registry.get(key) is not buffer or not same_bits(buffer, copy)
+        return is_counted or registry.get(key) is not buffer or not same_numbers(buffer, copy)
 
 
 @dataclass(slots=True)
@@ -335,12 +335,21 @@ def _fresh(copy: torch.Tensor) -> torch.Tensor:
         return copy.clone()
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Bit for bit; a value that is not a number equals itself."""
+def same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether all values are the same; one that is not a number equals itself. Quicker than `same_bits`."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    return bool(torch.equal(first, second)) or bool(torch.equal(_bytes(first), _bytes(second)))
+    return bool(torch.equal(first, second)) or same_bits(first, second)
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """The same, and zeros have the same signs."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if first.is_quantized:
+        return bool(torch.equal(first, second))
+    return bool(torch.equal(_bytes(first), _bytes(second)))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

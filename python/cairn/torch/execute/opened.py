@@ -61,7 +61,8 @@ class _Entry:
 
     graph: BlockGraph | None
     reason: str
-    constants: Constants
+    constants: Constants  # as the run found them
+    changed: bool  # by the run itself
     recipes: dict[int, Recipe] = dataclasses.field(default_factory=dict)
 
 
@@ -155,13 +156,16 @@ class OpenedBlock:
         return entry.recipes[option]
 
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
-        """Takes in a recorded run."""
-        reason = graph.closed
-        if not reason and not constants.hold(self.state.modules(), self.state.attributes()):
+        """Takes in a recorded run. What it changed of what it found may be changed once, as None to a loss: a next run
+        that finds that is recorded, too.
+        """
+        reason, before = graph.closed, self._entries.get(key)
+        changed = not constants.hold(self.state.modules(), self.state.attributes())
+        if not reason and changed and before is not None and before.changed:
             reason = f"changes {constants.difference(self.state.modules())} in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
-        self._entries[key] = _Entry(None if reason else graph, reason, constants)
+        self._entries[key] = _Entry(None if reason else graph, reason, constants, changed)
         while len(self._entries) > _ENTRIES_KEPT:
             del self._entries[next(iter(self._entries))]
 

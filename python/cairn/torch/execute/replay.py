@@ -696,7 +696,8 @@ class Run:
             modules = site.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.told(site.state.modules))
-            surroundings.callback(Attributes(modules).restore)
+            # in the forward, whatever the first run left has yet to be read
+            surroundings.callback(Attributes(modules, with_large=self._in_forward).restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             surroundings.enter_context(hooks(later))

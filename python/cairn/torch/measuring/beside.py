@@ -40,8 +40,8 @@ class Beside:
     def storages(self, others: Iterable[int]) -> dict[int, _compat.StorageRef]:
         """The large storages behind all that the run left, with a backward or without, but for those of others."""
         known = {ref.key for ref in self._there}.union(others)
-        left = (tensor for tensor in self._tensors() if memory.has_storage(tensor) and tensor.nbytes > LARGE_BYTES)
-        return {ref.key: ref for ref in map(_compat.StorageRef, left) if ref.key not in known}
+        left = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
+        return {ref.key: ref for ref in left if ref.nbytes > LARGE_BYTES and ref.key not in known}
 
     def added(self) -> set[int]:
         """The storages behind what is in lists now, where a run puts others beside or in the place of them."""

@@ -118,11 +118,13 @@ def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: t
     with meter:
         clone = torch.nn.Parameter(torch.zeros_like(parameter, requires_grad=False))
         clone.grad = torch.full_like(clone, 1e-3)
+        if isinstance(optimizer, torch.optim.SparseAdam):  # which takes no others
+            clone.grad = clone.grad.to_sparse(1)
         single = _copy_for(optimizer, group, clone)
         before = meter.mark()
         try:
             single.step()
-        except AttributeError as error:
+        except (AttributeError, RuntimeError) as error:
             raise Unsupported(
                 f"a copy of the {type(optimizer).__name__} cannot step ({error}): {UNMEASURED}"
             ) from error

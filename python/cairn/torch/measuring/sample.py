@@ -43,9 +43,10 @@ class Sample:
         self._tensors = [t.detach().requires_grad_() if t.requires_grad else t for t in self._call.leaves]
         self.has_no_loss = False
         self.teller = Teller()  # of the pass that runs it
-        self._others = outsiders(model, loss_fn, self._call.opaque)
+        #: modules that are no part of the model and that the step uses
+        self.others = outsiders(model, loss_fn, self._call.opaque)
         self._leaves = Leaves(model, self._tensors)
-        self.attributes = Attributes([*model.modules(), *self._others])
+        self.attributes = Attributes([*model.modules(), *self.others])
         self.replaced = Replaced(model, Outside())
         self._random: Randomness | None = None
 
@@ -91,7 +92,7 @@ class Sample:
     @contextlib.contextmanager
     def untouched(self, device: torch.device) -> Iterator[Parameters]:
         """`untouched` of the model, and of all else that its step and its loss use."""
-        with untouched(self.model, device, self.attributes, self._others) as parameters:
+        with untouched(self.model, device, self.attributes, self.others) as parameters:
             try:
                 yield parameters
             finally:

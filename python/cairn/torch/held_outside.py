@@ -57,7 +57,7 @@ class _Least:
 
 
 class Chains:
-    """The chain of a profile, whatever it supposes."""
+    """Solves a profile's chain until what it supposes is true of the schedule."""
 
     def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
         self._profile, self._asked = profile, (scope, gradients)

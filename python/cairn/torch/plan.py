@@ -139,13 +139,14 @@ class Plan:
 
         None where that is the optimizer's step, and for a plan with transfers, for which `peak_moment` says it.
         """
-        if self.offloads:
+        least = self.least_budget_bytes - self.reserve_bytes
+        if self.offloads or least <= self.optimizer_peak_bytes:
             return None
-        chain, least = _chain_of(self.problem), self.least_budget_bytes - self.reserve_bytes
+        chain = _chain_of(self.problem)
         solution = cairn.solve(chain, least)
-        if solution.schedule is None or (solution.least_bytes or 0) < least:
-            return None
-        return peak_moment(self.problem, solution.schedule.ops, self.resident, self.held)
+        if solution.schedule is None:  # its chain supposes more of schedules than the least one's
+            solution = cairn.solve(chain, _number(solution.least_bytes))
+        return peak_moment(self.problem, solution.require().ops, self.resident, self.held)
 
     def __repr__(self) -> str:
         peak, budget = cairn.format_bytes(self.peak_bytes), cairn.format_bytes(self.budget_bytes)
@@ -520,7 +521,7 @@ class Task:
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
 
     def _at(self, budget: int) -> tuple[Mapping[str, Any], list[cairn.Op]]:
-        """A schedule, as it is when copies take no time, and its problem."""
+        """A budget's schedule, copies done at once, and its problem; plain training's where there is none."""
         [answer] = self._chains.solved([budget])
         if answer.solution.schedule is not None:
             return answer.problem, list(answer.solution.schedule.ops)

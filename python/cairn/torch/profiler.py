@@ -171,7 +171,9 @@ STATE = ("parameters", "buffers", OPTIMIZER_STATE, "workspaces of libraries")
 
 
 def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[StageMeasure]:
-    """The stages; what others hold of the outputs of some is counted with these, too."""
+    """The stages as is supposed: what is resident is counted once, outputs that are made again twice, and those that
+    are apart with what runs behind, too.
+    """
     numbered = enumerate(map(copy.copy, stages), 1)
     changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
     changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]

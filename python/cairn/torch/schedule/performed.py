@@ -27,7 +27,7 @@ def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Perfo
 def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
     """The operations in order."""
     performed: Performed = []
-    returned, alone = (OUTPUT, 0), 0  # what the first run of a stage left; whether the caller alone has it
+    returned, alone = (OUTPUT, 0), 0  # what the first run of a stage left; whose output the caller alone has
     run: set[int] = set()
     for op in _in_order(ops, stages):
         performed.append((op, alone))

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -346,6 +347,10 @@ class _Watched(nn.Module):
             features = []
         elif self.how in ("attribute", "detached"):
             features = [layer.feature for layer in self.layers if self.how == "attribute"]
+        elif self.how in ("object", "new object"):
+            features = [layer.seen.feature for layer in self.layers]
+        elif self.how == "unsaved":
+            features = [layer.seen["feature"] for layer in self.layers]
         elif self.how == "global":
             features = [_FEATURES[id(layer.up)] for layer in self.layers]
         else:
@@ -361,16 +366,30 @@ class _Leaving(nn.Module):
         super().__init__()
         self.how = how
         self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(96, 32)
+        self.seen: Any = types.SimpleNamespace() if how == "object" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         feature = self.up(self.norm(x))
+        if self.how == "object":
+            self.seen.feature = feature
+        elif self.how == "new object":
+            self.seen = types.SimpleNamespace(feature=feature)
+        elif self.how == "unsaved":
+            feature = nn.functional.gelu(feature)
+            self.seen = {"feature": feature}
+            return x + self.down(torch.tanh(feature))
         if self.how in ("attribute", "detached"):
             self.feature = feature if self.how == "attribute" else feature.detach().clone()
         return x + self.down(nn.functional.gelu(feature))
 
 
 @pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("how", ["attribute", "detached", "gradients", "dict", "cleared", "global", "list"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("attribute", "detached", "gradients", "dict", "cleared", "global", "list", "object", "new object", "unsaved"),
+    ],
+)
 def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(how: str, inside: bool) -> None:
     """It is there until the next step replaces it, whatever is kept of the block."""
     model, x = _Watched(how), torch.randn(512, 32)
@@ -379,6 +398,7 @@ def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(
     assert not profile.notes  # that some are always kept
     assert how == "gradients" or not (model.features or model.collector.seen or _FEATURES)  # of the profile's runs
     assert how == "detached" or not any("feature" in vars(layer) for layer in model.layers)
+    assert not any(layer.seen and vars(layer.seen) for layer in model.layers)
     least = ct.plan(profile, UNLIMITED).least_budget_bytes
     for percent in (100, 120):
         plan = ct.plan(profile, least * percent // 100)

@@ -27,7 +27,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.tree import children
 from . import generators
-from .reach import has_attributes, reached
+from .reach import has_attributes, own_names, reached
 from .state import same_numbers
 
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
@@ -387,12 +387,17 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 
 def _first_tensor(value: Any, depth: int = NESTED) -> torch.Tensor | None:
-    """A tensor, or the first one in a container: among a limited number of items, as deep as containers are opened."""
+    """A tensor, or the first one in a container: among a limited number of items, as deep as containers are opened.
+    Objects are opened in attributes alone.
+    """
     if isinstance(value, torch.Tensor):
         return value
-    if depth == 0 or type(value) in _NUMBERS:
+    if depth == 0 or type(value) in _ATOMS:
         return None
-    items = (_first_tensor(item, depth - 1) for _, item in itertools.islice(children(value) or (), MANY))
+    inner = children(value)
+    if inner is None and depth == NESTED and isinstance(names := own_names(value), dict):
+        inner = list(names.items())
+    items = (_first_tensor(item, depth - 1) for _, item in itertools.islice(inner or (), MANY))
     return next((tensor for tensor in items if tensor is not None), None)
 
 

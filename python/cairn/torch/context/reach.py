@@ -109,12 +109,16 @@ def is_of_library(module: str | None) -> bool:
 
 def has_attributes(value: Any) -> bool:
     """Whether it is something with attributes of its own that is neither a module nor the plug-in's."""
+    return own_names(value) is not None
+
+
+def own_names(value: Any) -> Any:
+    """The attributes of such, past functions of its class that run where attributes are read; None of others."""
     if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
-        return False
+        return None
     if str(type(value).__module__).startswith(_PLUG_IN):
-        return False
+        return None
     try:
-        object.__getattribute__(value, "__dict__")
+        return object.__getattribute__(value, "__dict__")
     except Exception:  # there is none, or its class has something else under this name
-        return False
-    return True
+        return None

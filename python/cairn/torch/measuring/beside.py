@@ -8,6 +8,7 @@ block's backward, which then begins with it, too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,8 +19,8 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import tensors_in, unique_tensors_in
-from ..context.attributes import LARGE_BYTES, Attributes
-from ..context.reach import CONTAINERS, reached
+from ..context.attributes import LARGE_BYTES, MANY, NESTED
+from ..context.reach import CONTAINERS, own_names, reached
 from . import isolate
 
 
@@ -30,6 +31,7 @@ class Beside:
         self._parts = parts
         self._since = _compat.history_mark()
         self._there = list(map(_compat.StorageRef, filter(memory.has_storage, self._tensors())))
+        self._owners = {place: id(names) for place, names in self._named()}
 
     def tensors(self, result: Any) -> list[torch.Tensor]:
         """Those with a backward, each once, that the run made and `result` does not have."""
@@ -43,12 +45,30 @@ class Beside:
         left = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
         return {ref.key: ref for ref in left if ref.nbytes > LARGE_BYTES and ref.key not in known}
 
-    def added(self) -> set[int]:
-        """The storages behind what is in lists now, where a run puts others beside or in the place of them."""
-        return set(memory.storages(unique_tensors_in(list(Attributes(self._parts).sequences()))))
+    def added(self) -> list[_compat.StorageRef]:
+        """The storages of what the run left elsewhere than under names that were there before it: a run again puts its
+        own beside them, and holds both until its end.
+        """
+        there = (names for place, names in self._named() if self._owners.get(place) == id(names))
+        replaced = [value for names in there for value in names.values() if isinstance(value, torch.Tensor)]
+        known = {ref.key for ref in self._there} | memory.storages(replaced).keys()
+        left = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
+        return list({ref.key: ref for ref in left if ref.key not in known}.values())
+
+    def _named(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
+        """The attributes of parts and of objects there, and the dicts among them, each by its place."""
+        seen: set[int] = set()
+        for part in self._parts:
+            yield from _names_in(vars(part), (id(part),), seen)
+        for module, name, value in reached(self._parts):
+            names = vars(value) if isinstance(value, nn.Module) else {name: value}
+            yield from _names_in(names, (id(module), "at hand"), seen)
 
     def _tensors(self) -> list[torch.Tensor]:
-        return unique_tensors_in([*map(vars, self._parts), *map(_filled, reached(self._parts)), _collected()])
+        at_hand = (value for _, _, value in reached(self._parts))
+        attributes = list(map(vars, self._parts))
+        objects = map(own_names, itertools.chain.from_iterable(names.values() for names in attributes))
+        return unique_tensors_in([*attributes, *objects, *map(_filled, at_hand), _collected()])
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.
@@ -62,8 +82,17 @@ class Beside:
         return returned + others, [*layouts_of(returned), *(None for _ in others)]
 
 
-def _filled(found: tuple[nn.Module, str, Any]) -> Any:
-    value = found[2]
+def _names_in(names: dict[Any, Any], place: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """The names at a place, and those of dicts and objects among them, each once."""
+    yield place, names
+    seen.add(id(names))
+    for name, value in list(names.items()) if len(place) <= NESTED and len(names) <= MANY else ():
+        inner = value if isinstance(value, dict) else own_names(value)
+        if isinstance(inner, dict) and id(inner) not in seen:
+            yield from _names_in(inner, (*place, name), seen)
+
+
+def _filled(value: Any) -> Any:
     if isinstance(value, CONTAINERS):
         return list(value.values() if isinstance(value, dict) else value)
     return getattr(value, "__dict__", None)

@@ -1651,6 +1651,18 @@ def test_arguments_by_name_in_the_place_of_the_first_one_are_named(never_run: nn
             call(never_run, {"x": torch.randn(2, 4)})
 
 
+def test_what_cannot_be_passed_to_the_model_is_told(never_run: nn.Module) -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4, 4), torch.zeros(4)), 2)
+    for sample, message in (
+        (loader, r"args is a DataLoader: give .* of one batch"),
+        (iter(loader), r"one batch of it"),
+        (next(iter(loader)), r"cannot be called with the sample \(too many .* the targets of a batch$"),
+        ((), r"cannot be called with the sample \(missing a required argument: 'x'\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            ct.profile(never_run, sample)
+
+
 def test_a_step_without_gradients_is_refused(never_run: nn.Module) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match=r"leave torch.no_grad\(\)"):
         ct.profile(never_run, torch.randn(2, 4))

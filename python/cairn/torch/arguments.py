@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import cairn
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from .._budget import Budget
 from .base import budgets
@@ -179,8 +180,10 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
 
 
-def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> None:
-    """Raises TypeError where a model and its sample are not what their places say, Unsupported for lazy modules."""
+def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = None) -> None:
+    """Raises TypeError where a model and its sample, if there is one, are not what their places say, Unsupported for
+    lazy modules.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be an nn.Module, not {_kind(model)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -188,11 +191,8 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> 
             f"kwargs must map names to the model's keyword arguments, not be {_kind(kwargs)}; several positional "
             "arguments are a tuple, and a budget is given by name: budget='8GiB'"
         )
-    if isinstance(args, Mapping) and args and set(args) <= set(inspect.signature(model.forward).parameters):
-        raise TypeError(
-            f"args is {_kind(args)} of what this {type(model).__name__} takes by name "
-            f"({', '.join(map(str, args))}): give it as kwargs="
-        )
+    if args is not None:
+        _check_sample(model, args, kwargs or {})
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise Unsupported(f"{name} has no shape yet: run the model once, as on this sample, and call this again")
@@ -200,6 +200,40 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = ()) -> 
         raise TypeError(f"loss_fn must be a function of the model's output, not {_kind(loss_fn)}")
     if loss_fn is not None:
         _check_takes_output(loss_fn)
+
+
+def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError where it cannot be what a loop calls the model with."""
+    if isinstance(args, (DataLoader, Dataset, Iterator)):
+        raise TypeError(
+            f"args is {_kind(args)}: give what the loop passes to the model of one batch of it, such as "
+            "next(iter(loader))[0]"
+        )
+    name, takes = type(model).__name__, _signature(model)
+    if takes is None:
+        return
+    if isinstance(args, Mapping) and args and set(args) <= set(takes.parameters):
+        raise TypeError(
+            f"args is {_kind(args)} of what this {name} takes by name ({', '.join(map(str, args))}): give it as kwargs="
+        )
+    try:
+        takes.bind(*(args if isinstance(args, (tuple, list)) else (args,)), **kwargs)
+    except TypeError as error:
+        targets = ", without the targets of a batch" if "too many positional" in str(error) else ""
+        raise TypeError(
+            f"this {name} cannot be called with the sample ({error}): args and kwargs are what the loop calls the "
+            f"model with{targets}"
+        ) from None
+
+
+def _signature(model: nn.Module) -> inspect.Signature | None:
+    """What a model's forward takes; None where that is not known, for hooks may change what it is passed."""
+    if model._forward_pre_hooks:
+        return None
+    try:
+        return inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return None
 
 
 def _check_takes_output(loss_fn: Any) -> None:

@@ -16,7 +16,8 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.prints import fingerprint
 from ..base.tree import tensors_in
-from .attributes import Attributes, plain_tensors
+from .attributes import plain_tensors
+from .step_attributes import StepAttributes
 
 
 class Randomness:
@@ -180,7 +181,7 @@ _alone = threading.RLock()
 def untouched(
     model: nn.Module,
     device: torch.device,
-    attributes: Attributes | None = None,
+    attributes: StepAttributes | None = None,
     others: Sequence[nn.Module] = (),
 ) -> Iterator[Parameters]:
     """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
@@ -196,9 +197,9 @@ def untouched(
 
 
 @contextlib.contextmanager
-def _as_found(model: nn.Module, device: torch.device, attributes: Attributes | None) -> Iterator[Parameters]:
+def _as_found(model: nn.Module, device: torch.device, attributes: StepAttributes | None) -> Iterator[Parameters]:
     state, buffers = Randomness(device), Buffers(model)
-    attributes = Attributes(model.modules()) if attributes is None else attributes
+    attributes = StepAttributes(model.modules()) if attributes is None else attributes
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]
     hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]

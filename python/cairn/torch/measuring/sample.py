@@ -15,8 +15,9 @@ from ..base import memory
 from ..base.layouts import saving_nothing
 from ..base.progress import Teller
 from ..base.tree import Tree, tensors_in
-from ..context.attributes import Attributes, left_as_found
+from ..context.attributes import left_as_found
 from ..context.outsiders import Leaves, outsiders
+from ..context.step_attributes import StepAttributes
 from ..context.untouched import Parameters, Randomness, untouched
 from ..outside.replaced import Outside, Replaced
 from . import isolate
@@ -46,7 +47,7 @@ class Sample:
         #: modules that are no part of the model and that the step uses
         self.others = outsiders(model, loss_fn, self._call.opaque)
         self._leaves = Leaves(model, self._tensors)
-        self.attributes = Attributes([*model.modules(), *self.others])
+        self.attributes = StepAttributes([*model.modules(), *self.others])
         self.replaced = Replaced(model, Outside())
         self._random: Randomness | None = None
 

@@ -455,7 +455,10 @@ _LINEAR = (
     "pinned_bytes",
     "pinned_saved_bytes",
     "added_bytes",
+    "left_bytes",
+    "left_saved_bytes",
     "grad_bytes",
+    "waiting_bytes",
     "held_bytes",
 )
 _CONSTANT = (
@@ -490,6 +493,7 @@ def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
     grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
     for name in _LINEAR:
         setattr(grown, name, _grown(getattr(stage, name), by.linear))
+    grown.accumulated_waiting_bytes += grown.waiting_bytes - stage.waiting_bytes  # beside gradients of parameters
     grown.listed = {name: _grown(size, by.linear) for name, size in stage.listed.items()}
     _scale_measured(grown, by)
     for option in grown.options:

@@ -54,9 +54,7 @@ class StageMeasure:
     also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
     pinned_bytes: int = 0  # of its output, what is resident to the end of the step
     pinned_saved_bytes: int = 0  # of that, what it saves itself
-    added_bytes: int = (
-        0  # that it saves and leaves beside its output, resident, where runs again put their own beside it
-    )
+    added_bytes: int = 0  # left beside its output and saved, resident; runs again put their own beside it
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     left_saved_bytes: int = 0  # of that, what it saves itself
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel

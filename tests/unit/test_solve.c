@@ -270,6 +270,55 @@ static void cancelling_before_anything_is_found(void **state)
     cairn_problem_free(problem);
 }
 
+static int stop_after(void *context, const cairn_progress *progress)
+{
+    (void)progress;
+    return --*(int *)context <= 0;
+}
+
+/* What is not said to be stopped early is what the solver answers when it is let alone. */
+static void check_stops(const cairn_problem *problem, const char *solver, const char *budget, int stops)
+{
+    cairn_options *options = options_of(solver, budget);
+    cairn_info whole, info;
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &whole, NULL), CAIRN_OK);
+    for (int stop = 1; stop <= stops; stop++) {
+        int left = stop;
+        cairn_env env = {.poll = stop_after, .poll_context = &left};
+        cairn_status status = cairn_solve(&env, problem, options, NULL, &info, NULL);
+        if (status != CAIRN_CANCELLED)
+            assert_int_equal(status, CAIRN_OK);
+        if (status == CAIRN_OK && !info.stopped_early) {
+            assert_int_equal(info.outcome, whole.outcome);
+            assert_int_equal(info.makespan_ns, whole.makespan_ns);
+        }
+        if (info.least_bytes != CAIRN_NONE)
+            assert_int_equal(info.least_bytes, whole.least_bytes);
+        cairn_info_clear(&info);
+    }
+    cairn_info_clear(&whole);
+    cairn_options_free(options);
+}
+
+static void solvers_of_segments_say_when_they_are_stopped(void **state)
+{
+    static const char *const solvers[] = {"periodic", "chen-greedy", "keep-greedy"};
+    test_random random = test_random_seeded(1);
+    test_chain_shape shape = {.stages_min = 40, .stages_max = 40};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_limits limits;
+    (void)state;
+    assert_int_equal(cairn_limits_of(NULL, problem, NULL, &limits, NULL), CAIRN_OK);
+    for (int quarters = 0; quarters < 4; quarters++) {
+        char budget[32];
+        snprintf(budget, sizeof(budget), "%lld",
+                 (long long)(limits.least_bytes + (limits.store_all_bytes - limits.least_bytes) / 4 * quarters));
+        for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++)
+            check_stops(problem, solvers[i], budget, 60);
+    }
+    cairn_problem_free(problem);
+}
+
 static int count_and_go_on(void *context, const cairn_progress *progress)
 {
     (void)progress;
@@ -438,6 +487,7 @@ int main(void)
         cmocka_unit_test(cancelling_before_anything_is_found),
         cmocka_unit_test(sessions_keep_no_task),
         cmocka_unit_test(polling_waits_for_its_interval),
+        cmocka_unit_test(solvers_of_segments_say_when_they_are_stopped),
         cmocka_unit_test(an_answer_is_logged),
         cmocka_unit_test(memory_limits_are_kept),
         cmocka_unit_test(bounds_and_batches_tell_the_memory_limit),

@@ -271,24 +271,30 @@ static cairn_status attempt_begin(const crn_task *task, cairn_builder *builder, 
     return crn_no_memory(error);
 }
 
-/* Tries all cuts; step_found is that of the fastest within the budget, 0 = none; peak_bytes the least of any. */
-static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, int32_t *step_found, int64_t *peak_bytes,
-                            cairn_error *error)
+/* What all cuts, or those before it was stopped, came to. */
+typedef struct outcome {
+    int32_t step;       /* of the fastest within the budget; 0 = none */
+    int64_t peak_bytes; /* the least of any; INT64_MAX = none */
+    bool stopped_early;
+} outcome;
+
+static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, outcome *found, cairn_error *error)
 {
     int64_t fastest_ns = INT64_MAX;
-    *step_found = 0;
-    *peak_bytes = INT64_MAX;
+    *found = (outcome){.peak_bytes = INT64_MAX};
     for (int32_t step = 0; cut(a, rule, &step);) {
         CRN_TRY(try_cuts(a, error));
         bool fits = a->replay.valid && (budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes);
         if (a->replay.valid) /* not so where it would take more than 2^63 - 1 ns */
-            *peak_bytes = crn_min(*peak_bytes, a->replay.peak_bytes);
+            found->peak_bytes = crn_min(found->peak_bytes, a->replay.peak_bytes);
         if (fits && a->replay.makespan_ns < fastest_ns) {
             fastest_ns = a->replay.makespan_ns;
-            *step_found = step;
+            found->step = step;
         }
-        if (crn_should_stop(a->task, NULL))
-            return *step_found > 0 ? CAIRN_OK : crn_fail(error, CAIRN_CANCELLED, "stopped");
+        if (crn_should_stop(a->task, NULL)) {
+            found->stopped_early = true;
+            return CAIRN_OK;
+        }
     }
     return CAIRN_OK;
 }
@@ -299,12 +305,14 @@ static cairn_status least_of(const crn_task *task, cut_rule rule, crn_least *lea
 {
     attempt a;
     cairn_builder *builder;
-    int32_t step;
+    outcome found;
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     cairn_status status = attempt_begin(task, builder, &a, error);
     if (status == CAIRN_OK) {
-        status = try_all(&a, rule, CAIRN_NONE, &step, &least->bytes, error);
-        least->bytes = least->bytes == INT64_MAX ? CAIRN_NONE : least->bytes;
+        status = try_all(&a, rule, CAIRN_NONE, &found, error);
+        if (status == CAIRN_OK && found.stopped_early)
+            status = crn_fail(error, CAIRN_CANCELLED, "stopped");
+        least->bytes = status != CAIRN_OK || found.peak_bytes == INT64_MAX ? CAIRN_NONE : found.peak_bytes;
         attempt_end(&a);
     }
     cairn_builder_free(builder);
@@ -315,13 +323,14 @@ static cairn_status solve_by(const crn_task *task, cut_rule rule, int64_t budget
                              cairn_error *error)
 {
     attempt a;
-    int32_t found, step = 0;
-    int64_t peak_bytes;
+    outcome found;
+    int32_t step = 0;
     CRN_TRY(attempt_begin(task, answer->builder, &a, error));
-    cairn_status status = try_all(&a, rule, budget_bytes, &found, &peak_bytes, error);
+    cairn_status status = try_all(&a, rule, budget_bytes, &found, error);
+    answer->stopped_early = found.stopped_early;
     cairn_builder_truncate(answer->builder, 0);
-    while (status == CAIRN_OK && found > 0 && cut(&a, rule, &step))
-        if (step == found) {
+    while (status == CAIRN_OK && found.step > 0 && cut(&a, rule, &step))
+        if (step == found.step) {
             status = emit_cuts(&a, error);
             answer->found = status == CAIRN_OK;
             break;

@@ -510,6 +510,19 @@ def test_masks() -> None:
     assert torch.equal(mask_of(transposed), transposed != 0)
 
 
+def test_a_mask_is_kept_of_what_draws_where_the_random_state_is_not_at_hand() -> None:
+    run = Recorded(lambda x: F.dropout(F.rrelu(x.sin(), training=True), 0.3) * 2, leaf(64, 64))
+    for op in run.graph.operations:
+        op.nanoseconds = 100_000
+        if op.name.startswith("aten.empty_like") and op.packs_before == 1:
+            op.reason = "does not give the same result again"  # what RReLU writes later, as profiles find
+    assert any("not at hand" in op.reason for op in run.graph.operations)
+    found = choices(run.graph, 100)
+    assert any(MASK in choice.decisions for choice in found)
+    for choice in found:
+        run.check(choice.decisions, list(reversed(range(len(run.saved)))))
+
+
 def drawn(scale: float = 1.5, shape: tuple[int, ...] = (64, 64)) -> Tensor:
     return torch.empty(shape).bernoulli_(0.5).mul_(scale)
 

@@ -181,7 +181,7 @@ class Compiler:
             index = self._graph.values[value].operation
             if index in chosen:
                 continue
-            if index < 0 or self._graph.operations[index].reason:
+            if index < 0 or (self._graph.operations[index].reason and index not in self._drawn):
                 raise ValueError(f"value {value} can neither be kept nor rebuilt")
             chosen.add(index)
             if index not in self._drawn:

@@ -199,6 +199,38 @@ def test_an_estimate_is_no_less_than_a_measurement() -> None:
         assert result.ok
 
 
+class _Skipping(nn.Module):
+    """Gradients of the first half's outputs wait for those of the second half."""
+
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        sizes = [(width, width)] * depth + [(2 * width, width)] * depth
+        layers = (nn.Sequential(nn.Linear(a, 4 * b), nn.GELU(), nn.Linear(4 * b, b), nn.LayerNorm(b)) for a, b in sizes)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half, skips = len(self.layers) // 2, []
+        for layer in self.layers[:half]:
+            skips.append(x := layer(x))
+        for layer in self.layers[half:]:
+            x = layer(torch.cat((x, skips.pop()), -1))
+        return x
+
+
+def test_estimates_let_gradients_that_wait_grow() -> None:
+    model, x = _Skipping(), torch.randn(1024, 64)
+    profile = ct.profile(model, x[:512], loss_fn=_mean_square, passes=1)
+    expected, actual = profile.fingerprint["inputs"], shapes.described((x,), {})
+    guess = shapes.scaled(profile, shapes.growth(actual, expected), actual)
+    least = ct.plan(guess, 2**40).least_budget_bytes
+    for percent in (100, 120):
+        assert ct.verify(model, ct.plan(guess, least * percent // 100), x, loss_fn=_mean_square).ok
+
+
+def _mean_square(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
 def test_growth_of_shapes() -> None:
     assert shapes.growth(["float32[8, 4]"], ["float32[4, 8]"]) == shapes.Growth(2.0, 1.0)
     assert shapes.growth(["int64[2, 64]", "bool[2, 1, 64, 64]"], ["int64[2, 32]", "bool[2, 1, 32, 32]"]).other == 4.0

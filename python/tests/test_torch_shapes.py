@@ -217,18 +217,31 @@ class _Skipping(nn.Module):
         return x
 
 
-def test_estimates_let_gradients_that_wait_grow() -> None:
-    model, x = _Skipping(), torch.randn(1024, 64)
-    profile = ct.profile(model, x[:512], loss_fn=_mean_square, passes=1)
-    expected, actual = profile.fingerprint["inputs"], shapes.described((x,), {})
+@pytest.mark.parametrize("make", [_Skipping, torch_models.Branches])
+def test_estimates_let_gradients_grow_that_wait_or_stay(make: type[nn.Module]) -> None:
+    model, x = make(), torch.randn(1024, 64)
+    kwargs = {} if make is _Skipping else {"scale": torch.rand(128)}
+    profile = ct.profile(model, x[:512], kwargs, loss_fn=_mean_square, passes=1)
+    expected, actual = profile.fingerprint["inputs"], shapes.described((x,), kwargs)
     guess = shapes.scaled(profile, shapes.growth(actual, expected), actual)
     least = ct.plan(guess, 2**40).least_budget_bytes
     for percent in (100, 120):
-        assert ct.verify(model, ct.plan(guess, least * percent // 100), x, loss_fn=_mean_square).ok
+        plan = ct.plan(guess, least * percent // 100)
+        result = ct.verify(model, plan, x, kwargs, loss_fn=_mean_square)
+        assert result.created.peak_bytes <= plan.created_peak_bytes
+        assert result.accumulated.peak_bytes <= plan.accumulated_peak_bytes
 
 
-def _mean_square(output: torch.Tensor) -> torch.Tensor:
-    return output.square().mean()
+def _mean_square(output: Any) -> torch.Tensor:
+    return (output["value"] if isinstance(output, dict) else output).square().mean()
+
+
+def test_steps_larger_than_samples_of_one_are_measured() -> None:
+    model = chain()
+    ct.checkpoint(model, torch.randn(1, 64), loss_fn=total, budget="1GiB")
+    for rows in (2, 4):
+        model(torch.randn(rows, 64)).sum().backward()
+    assert [entry.made for entry in ct.handle(model).plans] == ["given", "measurement", "estimate"]
 
 
 def test_growth_of_shapes() -> None:

@@ -7,7 +7,8 @@ covers, a new one is made, in this order:
    goes from stage to stage by the growth of the inputs, what a stage saves and takes by the growth of the batch times
    the square of all other growth, which no operation of a usual block surpasses (attention keeps a number for every
    pair of positions). Shapes are rounded up to an eighth of a power of two first, so that slowly growing inputs do not
-   need a plan each. The plan is taken if it fits the budget and is hardly slower.
+   need a plan each. The plan is taken if it fits the budget and is hardly slower, unless a size of one has grown: with
+   that, operations do without copies that they make otherwise.
 2. *By measuring* the step's own inputs, in about the time of three steps, if that itself fits the budget. Not in
    distributed training, where a backward of its own would disturb the others. Inputs with one tensor more or fewer than
    the sample's, or one of another type or rank, cannot be estimated and are always measured.
@@ -160,6 +161,12 @@ def growth(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
         batch = max(batch, *ratios[:1], 1.0)
         other = max(other, math.prod(ratios[1:]))
     return Growth(batch, other)
+
+
+def grows_from_one(actual: Sequence[str], expected: Sequence[str]) -> bool:
+    """Whether a size of one has grown."""
+    pairs = _paired(actual, expected) or []
+    return any(b == 1 < a for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
 
 
 def rounded_up(actual: Sequence[str], expected: Sequence[str]) -> list[str]:
@@ -368,7 +375,8 @@ class ShapePlans:
 
     def _made(self, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShapePlan:
         before = max(self._plans.values(), key=lambda entry: _size(entry.shapes)).plan.overhead
-        rounded = self._estimated(rounded_up(actual, self._base(actual)))
+        base = self._base(actual)
+        rounded = None if grows_from_one(actual, base) else self._estimated(rounded_up(actual, base))
         if isinstance(rounded, ShapePlan) and rounded.plan.overhead <= before + SLOWER_BY_AT_MOST:
             return rounded
         measured = self._measured(actual, args, kwargs)
@@ -458,7 +466,6 @@ _LINEAR = (
     "left_bytes",
     "left_saved_bytes",
     "grad_bytes",
-    "waiting_bytes",
     "held_bytes",
 )
 _CONSTANT = (
@@ -472,10 +479,12 @@ _CONSTANT = (
 
 def scaled(measured: Profile, by: Growth, shapes: Sequence[str]) -> Profile:
     """A profile as a step with inputs of these shapes would give it, or more."""
+    stages = tuple(_scaled_stage(stage, by) for stage in measured.stages)
+    _let_wait(measured.stages, stages, by)
     resident = {name: size if name in _CONSTANT else _grown(size, by.most) for name, size in measured.resident.items()}
     return dataclasses.replace(
         measured,
-        stages=tuple(_scaled_stage(stage, by) for stage in measured.stages),
+        stages=stages,
         resident=resident,
         input_bytes=_grown(measured.input_bytes, by.linear),
         input_grad_bytes=_grown(measured.input_grad_bytes, by.linear),
@@ -493,7 +502,6 @@ def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
     grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
     for name in _LINEAR:
         setattr(grown, name, _grown(getattr(stage, name), by.linear))
-    grown.accumulated_waiting_bytes += grown.waiting_bytes - stage.waiting_bytes  # beside gradients of parameters
     grown.listed = {name: _grown(size, by.linear) for name, size in stage.listed.items()}
     _scale_measured(grown, by)
     for option in grown.options:
@@ -505,6 +513,19 @@ def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
     for field in dataclasses.fields(grown):
         if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "travel_bytes", "rise_bytes", "_ns")):
             setattr(grown, field.name, _grown(getattr(grown, field.name), by.most))
+
+
+def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], by: Growth) -> None:
+    """Lets the gradients grow that are there beside the chain's when a stage's backward begins: those that wait, and
+    those that later stages leave to the end. Where gradients exist already, these are hardly ever parameters'.
+    """
+    left = 0
+    for before, stage in zip(reversed(measured), reversed(stages), strict=True):
+        there = left + before.accumulated_waiting_bytes
+        more = _grown(there, by.linear) - there
+        stage.waiting_bytes += more
+        stage.accumulated_waiting_bytes += more
+        left += before.accumulated_weight_grad_bytes
 
 
 def profiling_bytes(measured: Profile, by: Growth) -> int:

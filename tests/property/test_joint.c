@@ -302,8 +302,7 @@ static void auto_gives_a_time_limit_to_it(void **state)
         int64_t budget = (ends.least_lower_bytes + ends.store_all_bytes) / 2;
         cairn_info info = test_solve(problem, test_options("auto", budget, "time-limit=1s threads=1"), NULL);
         assert_true(info.outcome <= CAIRN_OUTCOME_FEASIBLE);
-        assert_non_null(strstr(info.reason, seed == 0 ? "joint-chain" : "joint-graph"));
-        assert_null(strstr(info.reason, "too costly"));
+        assert_null(strstr(info.reason, "too costly")); /* whoever else the clock leaves no time for */
         cairn_problem_free(problem);
     }
 }

@@ -1830,6 +1830,19 @@ def test_a_cache_that_went_through_a_training_step_is_not_continued() -> None:
     ct.handle(step.model).remove()
 
 
+def test_a_cache_in_the_sample_is_left_as_it_was() -> None:
+    pytest.importorskip("transformers")
+    step = torch_models.made("llama")
+    ids = step.kwargs["input_ids"]
+    with torch.no_grad():
+        cache = step.model(input_ids=ids, use_cache=True).past_key_values
+    kwargs = {"input_ids": ids, "labels": ids, "past_key_values": cache, "use_cache": True}
+    profile = ct.profile(step.model, kwargs=kwargs, passes=1)
+    for budget in (UNLIMITED, ct.plan(profile, UNLIMITED).least_budget_bytes):
+        assert ct.verify(step.model, ct.plan(profile, budget), kwargs=kwargs).ok
+    assert cache.get_seq_length() == ids.shape[1] and not cache.layers[0].keys.requires_grad
+
+
 def test_a_cache_with_gradients_is_refused() -> None:
     """Prefix tuning trains the keys and values that layers find in their cache."""
     transformers = pytest.importorskip("transformers")

@@ -16,6 +16,7 @@ from ..base.layouts import saving_nothing
 from ..base.progress import Teller
 from ..base.tree import Tree, tensors_in
 from ..context.attributes import left_as_found
+from ..context.caches import own_caches
 from ..context.outsiders import Leaves, outsiders
 from ..context.step_attributes import StepAttributes
 from ..context.untouched import Parameters, Randomness, untouched
@@ -53,15 +54,18 @@ class Sample:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """What a forward is called with: its own lists and dicts each time, for a model may take things out of them."""
-        args: tuple[Any, ...] = self._call.build(self._tensors)[0]
-        return args
+        """What a forward is called with: its own lists, dicts and caches each time, for a model may take things out of
+        them, or add to them.
+        """
+        return self._built()[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """The same of what is passed by name."""
-        kwargs: dict[str, Any] = self._call.build(self._tensors)[1]
-        return kwargs
+        return self._built()[1]
+
+    def _built(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return own_caches(*self._call.build(self._tensors))
 
     def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
         """Runs the forward; its `results`. `returned` is called when the model has returned."""

@@ -231,12 +231,6 @@ static void what_makes_no_sense_is_refused(void **state)
     cairn_options_free(options);
 }
 
-static int stop(void *context, const cairn_progress *progress)
-{
-    (void)progress;
-    return --*(int *)context < 0;
-}
-
 static void it_can_be_stopped(void **state)
 {
     cairn_problem *problem = tiny_graph(5, false);
@@ -245,7 +239,7 @@ static void it_can_be_stopped(void **state)
     for (int polls = 0; polls < 60; polls++) {
         int left = polls;
         cairn_max_batch found;
-        const cairn_env env = {.poll = stop, .poll_context = &left};
+        const cairn_env env = {.poll = test_stop_after, .poll_context = &left};
         cairn_status status = cairn_max_batch_of(&env, problem, options, 1, &found, NULL);
         assert_true(status == CAIRN_OK || status == CAIRN_CANCELLED);
         assert_int_equal(status == CAIRN_CANCELLED, found.budget_bytes == CAIRN_NONE);

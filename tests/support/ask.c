@@ -74,9 +74,9 @@ cairn_limits test_limits(const cairn_problem *problem, cairn_options *options)
     return found;
 }
 
-static int stop_after(void *context, const cairn_progress *progress)
+int test_stop_after(void *polls, const cairn_progress *progress)
 {
-    int *left = context;
+    int *left = polls;
     assert_non_null(progress->phase);
     return (*left)-- <= 0;
 }
@@ -85,7 +85,7 @@ void test_stops_at_any_poll(const cairn_problem *problem, const cairn_options *o
 {
     for (int polls = 0; polls < 2000; polls = 3 * polls + 1) {
         int left = polls;
-        cairn_env env = {.poll = stop_after, .poll_context = &left};
+        cairn_env env = {.poll = test_stop_after, .poll_context = &left};
         cairn_info info;
         assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
         assert_true(info.makespan_ns >= 0 && info.makespan_ns >= info.lower_bound_ns);

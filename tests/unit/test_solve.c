@@ -270,21 +270,15 @@ static void cancelling_before_anything_is_found(void **state)
     cairn_problem_free(problem);
 }
 
-static int stop_after(void *context, const cairn_progress *progress)
-{
-    (void)progress;
-    return --*(int *)context <= 0;
-}
-
 /* What is not said to be stopped early is what the solver answers when it is let alone. */
 static void check_stops(const cairn_problem *problem, const char *solver, const char *budget, int stops)
 {
     cairn_options *options = options_of(solver, budget);
     cairn_info whole, info;
     assert_int_equal(cairn_solve(NULL, problem, options, NULL, &whole, NULL), CAIRN_OK);
-    for (int stop = 1; stop <= stops; stop++) {
+    for (int stop = 0; stop < stops; stop++) {
         int left = stop;
-        cairn_env env = {.poll = stop_after, .poll_context = &left};
+        cairn_env env = {.poll = test_stop_after, .poll_context = &left};
         cairn_status status = cairn_solve(&env, problem, options, NULL, &info, NULL);
         if (status != CAIRN_CANCELLED)
             assert_int_equal(status, CAIRN_OK);

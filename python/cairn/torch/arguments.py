@@ -209,13 +209,15 @@ def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Non
             f"args is {_kind(args)}: give what the loop passes to the model of one batch of it, such as "
             "next(iter(loader))[0]"
         )
-    name, takes = type(model).__name__, _signature(model)
+    name, takes = type(model).__name__, _signature(model.forward)
     if takes is None:
         return
     if isinstance(args, Mapping) and args and set(args) <= set(takes.parameters):
         raise TypeError(
             f"args is {_kind(args)} of what this {name} takes by name ({', '.join(map(str, args))}): give it as kwargs="
         )
+    if model._forward_pre_hooks:
+        return  # they may change what it is passed
     try:
         takes.bind(*(args if isinstance(args, (tuple, list)) else (args,)), **kwargs)
     except TypeError as error:
@@ -226,27 +228,25 @@ def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Non
         ) from None
 
 
-def _signature(model: nn.Module) -> inspect.Signature | None:
-    """What a model's forward takes; None where that is not known, for hooks may change what it is passed."""
-    if model._forward_pre_hooks:
-        return None
+def _signature(function: Any) -> inspect.Signature | None:
+    """What a function takes; None where it does not say so."""
     try:
-        return inspect.signature(model.forward)
-    except (TypeError, ValueError):
+        return inspect.signature(function)
+    except ValueError:
         return None
 
 
 def _check_takes_output(loss_fn: Any) -> None:
     """Raises TypeError where a function of the loss cannot be called with the model's output alone."""
     try:
-        inspect.signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn).bind(None)
+        takes = _signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+        if takes is not None:
+            takes.bind(None)
     except TypeError as error:
         raise TypeError(
             f"loss_fn is called with the model's output alone, and this one cannot be ({error}): give a function such "
             "as loss_fn=lambda output: criterion(output, target)"
         ) from None
-    except ValueError:  # a function that does not say what it takes
-        return
 
 
 def check_plan(plan: Any) -> None:

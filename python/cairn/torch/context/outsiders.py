@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from .attributes import OF_EVERY_MODULE
-from .reach import CALLABLES, CONTAINERS, at_hand, is_of_library, is_own_object, names_in
+from .reach import CALLABLES, CONTAINERS, at_hand, is_of_library, is_own_object, names_in, own_names
 
 _DEPTH = 5  # so many containers, functions and objects may lie around a module
 _MANY = 1000  # items of a container that are looked at
@@ -91,7 +91,7 @@ def _inside(value: Any) -> Iterator[Any]:
     elif isinstance(value, CALLABLES):
         yield from (inner for _, inner in at_hand(value))
     elif is_own_object(value):
-        yield from object.__getattribute__(value, "__dict__").values()
+        yield from own_names(value).values()
 
 
 class Leaves:

@@ -30,7 +30,7 @@ class Beside:
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._parts = parts
         self._since = _compat.history_mark()
-        self._there = list(map(_compat.StorageRef, filter(memory.has_storage, self._tensors())))
+        self._there = self._storages()
         self._owners = {place: id(names) for place, names in self._named()}
 
     def tensors(self, result: Any) -> list[torch.Tensor]:
@@ -41,9 +41,9 @@ class Beside:
 
     def storages(self, others: Iterable[int]) -> dict[int, _compat.StorageRef]:
         """The large storages behind all that the run left, with a backward or without, but for those of others."""
-        known = {ref.key for ref in self._there}.union(others)
-        left = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
-        return {ref.key: ref for ref in left if ref.nbytes > LARGE_BYTES and ref.key not in known}
+        known = self._there.keys() | set(others)
+        left = self._storages().items()
+        return {key: ref for key, ref in left if ref.nbytes > LARGE_BYTES and key not in known}
 
     def added(self) -> list[_compat.StorageRef]:
         """The storages of what the run left elsewhere than under names that were there before it: a run again puts its
@@ -51,9 +51,13 @@ class Beside:
         """
         there = (names for place, names in self._named() if self._owners.get(place) == id(names))
         replaced = [value for names in there for value in names.values() if isinstance(value, torch.Tensor)]
-        known = {ref.key for ref in self._there} | memory.storages(replaced).keys()
-        left = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
-        return list({ref.key: ref for ref in left if ref.key not in known}.values())
+        known = self._there.keys() | memory.storages(replaced).keys()
+        return [ref for key, ref in self._storages().items() if key not in known]
+
+    def _storages(self) -> dict[int, _compat.StorageRef]:
+        """The storages of what is there now."""
+        refs = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
+        return {ref.key: ref for ref in refs}
 
     def _named(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
         """The attributes of parts and of objects there, and the dicts among them, each by its place."""

@@ -74,8 +74,8 @@ class BlockMeter:
         self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
         self.added: set[int] = set()  # those of them that it saves, and that stay beside those of runs again
         self.kept_bytes = 0  # large gradients that hooks have kept
-        self._added: list[_compat.StorageRef] = []  # by a run that saves: what stays beside that of runs again
-        self._keeps: list[bool] = []  # which of these it saves
+        #: by a run that saves: what stays beside that of runs again, and whether it saves that
+        self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
         self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
@@ -151,8 +151,7 @@ class BlockMeter:
         self._mark("forward")
         torch.clear_autocast_cache()
         self._mark("saved")
-        self._added = beside.added()
-        self._keeps = [ref.key in saved.storages for ref in self._added]
+        self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
         self._stage.saved_count = saved.count
         tensors = list(tensors_in(result))
         self._saved_outputs = {
@@ -238,7 +237,7 @@ class BlockMeter:
 
     def _run_plainly(self, function: Callable[..., Any], arguments: isolate.Arguments, hooks: isolate.Hooks) -> Any:
         self._mark("plain base")
-        there = [ref.storage() for ref in self._added]
+        there = [ref.storage() for ref, _ in self._added]
         with saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
             beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
@@ -247,7 +246,7 @@ class BlockMeter:
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
         self.left = beside.storages({*passed, *self._static})
         added = beside.added()
-        keeps = self._keeps if len(added) == len(self._keeps) else [True] * len(added)
+        keeps = [saves for _, saves in self._added] if len(added) == len(self._added) else [True] * len(added)
         self.added = {ref.key for ref, is_kept in zip(added, keeps, strict=True) if is_kept}
         del args, kwargs
         self._mark("plain end")

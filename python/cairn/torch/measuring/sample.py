@@ -92,7 +92,8 @@ class Sample:
         self.attributes.restore_numbers()
         self.random.restore()
         with self.replaced.during_forward():
-            return self.model(*self.args, **self.kwargs)
+            args, kwargs = self._built()
+            return self.model(*args, **kwargs)
 
     @contextlib.contextmanager
     def untouched(self, device: torch.device) -> Iterator[Parameters]:

@@ -156,6 +156,35 @@ class Recurrent(nn.Module):
         return x + y if self.residual else y
 
 
+class Viewed(nn.Module):
+    """Between its body and its head is nothing but a view of what the body returned."""
+
+    def __init__(self, body: list[nn.Module], view: Callable[[Tensor], Tensor], head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.view, self.head = nn.Sequential(*body), view, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.view(self.body(x)))
+
+
+def flattened(saves: bool) -> Step:
+    """Images in front of linear layers; with an activation at the end, the body saves what it returns itself."""
+    norm = [nn.ReLU, functools.partial(nn.BatchNorm2d, 16)]
+    body = [
+        nn.Sequential(nn.Conv2d(16 if i else 3, 16, 3, padding=1), *(make() for make in norm[:: -1 if saves else 1]))
+        for i in range(4)
+    ]
+    head = nn.Sequential(nn.Linear(16 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))
+    return classification(Viewed(body, lambda x: x.flatten(1), head), torch.randn(16, 3, 32, 32), 10)
+
+
+def pooled() -> Step:
+    """The first token of sequences goes to the head."""
+    body = [nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.LayerNorm(64)) for _ in range(4)]
+    head = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    return classification(Viewed(body, lambda x: x[:, 0], head), torch.randn(32, 128, 64), 10)
+
+
 def recurrent(residual: bool = False) -> Step:
     model = nn.Sequential(nn.Linear(8, 64), *(Recurrent(64, residual) for _ in range(4)), nn.Linear(64, 3))
     return Step(model.train(), (torch.randn(32, 20, 8),), {}, lambda output: output.square().mean())
@@ -643,6 +672,9 @@ ALL = {**PLAIN, **HUGGING_FACE}
 ODD = {
     "recurrent": recurrent,
     "recurrent-residual": functools.partial(recurrent, residual=True),
+    "flattened": functools.partial(flattened, False),
+    "flattened-saving": functools.partial(flattened, True),
+    "pooled": pooled,
     "returning": returning,
     "tabled": tabled,
     "shared": shared,

@@ -93,6 +93,7 @@ class _Run:
     main: dict[int, int] = dataclasses.field(default_factory=dict)  # of them, those on the chain
     chained_to: bool = False  # the next block reads exactly what this one returned
     is_held: bool = False  # what runs after it, outside of blocks, may hold its output
+    viewed: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block reads, by views of them
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
     made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
@@ -262,8 +263,10 @@ class MemoryPass:
                 earlier.unread = {ref.key for ref in earlier.outputs} - read
                 run.alive |= {key: size for key, size in alive.items() if key not in read}
                 continue
-            earlier.pinned |= read & set(alive)
-            run.alive |= alive
+            viewed = set(run.inputs) & set(alive) if earlier is self._runs[-1] else set()
+            earlier.viewed |= viewed
+            earlier.pinned |= (read & set(alive)) - viewed
+            run.alive |= {key: size for key, size in alive.items() if key not in viewed}
         if run.chained:
             self._runs[-1].chained_to = True
         returned = {ref.key for earlier in self._runs for ref in earlier.outputs}
@@ -438,11 +441,13 @@ class MemoryPass:
     def _outside_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> StageMeasure:
         assert segment.end is not None
         stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
-        stage.output_bytes = sum(size for key, size in main.items() if key not in self._known)
+        before = self._runs[index - 1 : index] if index else []
+        made = sum(size for key, size in main.items() if key not in self._known)
+        stage.output_bytes = made + sum(_bytes_of(run, run.viewed & self._left_by(run)) for run in before)
         growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
         copies = self._copies_of(stage, 2 * index)
-        stage.saved_bytes = segment.saved_bytes = max(growth - copies.unsaved_bytes, stage.output_bytes, 0)
-        before = self._runs[index - 1 : index] if index else []
+        segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
+        stage.saved_bytes = max(segment.saved_bytes, stage.output_bytes)
         left = sum(_bytes_of(run, self._left_by(run)) for run in before)  # counted here, not by the block
         self._read_outside_forward(index, segment, stage)
         stage.forward_rise_bytes += left
@@ -469,9 +474,11 @@ class MemoryPass:
         """
         if run.chained_to:
             return set()
-        return (
-            {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - (run.saved_outputs & self._lasting)
-        )
+        return {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - self._also_held(run)
+
+    def _also_held(self, run: _Run) -> set[int]:
+        """The outputs that the block saves itself, and that what runs next, outside of blocks, holds or hands on."""
+        return run.saved_outputs & (self._lasting | run.viewed)
 
     def _read_outside_forward(self, index: int, segment: _Segment, stage: StageMeasure) -> None:
         """By how much the forward of a segment rises above what the chain has when it begins.
@@ -598,7 +605,7 @@ class MemoryPass:
             stage.saved_bytes = max(stage.saved_bytes - (run.left_bytes - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
         if not run.chained_to:
-            stage.also_held_bytes = _bytes_of(run, (run.saved_outputs & run.made & self._lasting) - run.pinned)
+            stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:
             following = self._runs[index + 1]
             stage.grad_bytes = following.alone.grad_bytes(ref.key for ref in run.outputs if ref.key in following.main)

@@ -4,7 +4,8 @@
  * Problem   Measured at batch N. At batch b all sizes, workspaces and times are b/N times as large, rounded up; fixed
  *           bytes, the machine and the budget M stay. Wanted: the largest b for which there is a schedule within M whose
  *           recomputation takes at most one forward, F(b): the nodes before the backward, or all forwards of a chain.
- * Found     By bisection over b with the solver that the options name. What it counts is the simulator's.
+ * Found     By bisection over b with the solver that the options name, first over whole multiples of N, then between
+ *           two of them. What it counts is the simulator's.
  * Refuted   Take a schedule for batch b' >= b. Without the rounding, and shrunk to batch N, the same operations stay
  *           within fixed + (M - fixed) N / b bytes, and what they recompute takes at most F + (forwards that take time) N / b,
  *           for rounding up adds less than 1 to each. So where every schedule of the problem as it was measured needs
@@ -164,6 +165,13 @@ static cairn_status lower_by_time(hunt *h, int64_t low, int64_t *high, cairn_err
 
 /* ---- finding ---- */
 
+/* The middle one of the multiples of step in (low, high); CAIRN_NONE when there is none. */
+static int64_t middle_multiple(int64_t low, int64_t high, int64_t step)
+{
+    int64_t first = low / step + 1, last = (high - 1) / step;
+    return first <= last ? (first + (last - first) / 2) * step : CAIRN_NONE;
+}
+
 static cairn_status at_batch(const hunt *h, int64_t batch, cairn_problem **problem, cairn_error *error)
 {
     return cairn_problem_scale(h->caller, h->problem, batch, h->measured, problem, error);
@@ -210,16 +218,23 @@ static cairn_status store_all_fits(hunt *h, int64_t batch, bool *fits, cairn_err
     return status;
 }
 
-static cairn_status raise_by_store_all(hunt *h, int64_t high, cairn_error *error)
+/* Raises low to the largest multiple of step below high at which everything can be stored; lowers high beside it. */
+static cairn_status raise_by_store_all(hunt *h, int64_t step, int64_t *low, int64_t *high, cairn_error *error)
 {
-    int64_t low = 0;
-    while (high - low > 1 && (low == 0 || !is_over(h))) {
+    int64_t middle;
+    while ((middle = middle_multiple(*low, *high, step)) != CAIRN_NONE && (*low == 0 || !is_over(h))) {
         bool fits;
-        int64_t middle = low + (high - low) / 2;
         CRN_TRY(store_all_fits(h, middle, &fits, error));
-        *(fits ? &low : &high) = middle;
+        *(fits ? low : high) = middle;
     }
     return CAIRN_OK;
+}
+
+static cairn_status find_by_store_all(hunt *h, int64_t high, cairn_error *error)
+{
+    int64_t low = 0;
+    CRN_TRY(raise_by_store_all(h, h->measured, &low, &high, error));
+    return raise_by_store_all(h, 1, &low, &high, error);
 }
 
 /* Time left for one of so many solves; CAIRN_NONE = no limit. */
@@ -286,14 +301,23 @@ static int64_t solves_for(int64_t open)
     return solves;
 }
 
-static cairn_status bisect(hunt *h, int64_t low, int64_t high, cairn_error *error)
+/* Raises low to the largest multiple of step below high that is possible; lowers high beside it. */
+static cairn_status bisect(hunt *h, int64_t step, int64_t *low, int64_t *high, cairn_error *error)
+{
+    int64_t middle;
+    while ((middle = middle_multiple(*low, *high, step)) != CAIRN_NONE && !is_over(h)) {
+        bool possible;
+        CRN_TRY(try_batch(h, middle, solves_for(*high - *low), false, &possible, error));
+        *(possible ? low : high) = middle;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status find_by_solving(hunt *h, int64_t low, int64_t high, cairn_error *error)
 {
     bool possible;
-    while (high - low > 1 && !is_over(h)) {
-        int64_t middle = low + (high - low) / 2;
-        CRN_TRY(try_batch(h, middle, solves_for(high - low), false, &possible, error));
-        *(possible ? &low : &high) = middle;
-    }
+    CRN_TRY(bisect(h, h->measured, &low, &high, error));
+    CRN_TRY(bisect(h, 1, &low, &high, error));
     return low > 0 && !is_over(h) ? try_batch(h, low, 1, true, &possible, error) : CAIRN_OK;
 }
 
@@ -318,10 +342,10 @@ static cairn_status find(hunt *h, cairn_error *error)
     CRN_TRY(largest_that_can_be_written(h, refuted - 1, &largest, error));
     int64_t high = largest + 1;
     if (asks_everybody(h))
-        CRN_TRY(raise_by_store_all(h, high, error));
+        CRN_TRY(find_by_store_all(h, high, error));
     int64_t low = crn_max(0, h->best->batch), first_high = high;
     CRN_TRY(lower_by_time(h, low, &high, error));
-    CRN_TRY(bisect(h, low, high, error));
+    CRN_TRY(find_by_solving(h, low, high, error));
     if (high == first_high && (high != refuted || refuted == INT64_MAX)) { /* where numbers end, not memory */
         if (h->best->batch == largest)
             return fail_without_end(largest, error);

@@ -451,22 +451,36 @@ static void check_scaling(const question *q, void *context)
     done(&scaled_reply);
 }
 
+/* Asks one solver, or all (NULL), about a problem and about what is so many times as large. */
+static void check_scaled(const cairn_problem *problem, const char *solver, uint64_t seed)
+{
+    static const int64_t factors[][2] = {{3, 1}, {1, 7}, {1, 40000003}, {1000003, 1}, {1, 999999937}, {4096, 60}};
+    const int64_t *factor = factors[seed % 6];
+    cairn_problem *larger = scaled(problem, factor[0], factor[1]);
+    scaling s = {larger, factor[0], factor[1]};
+    question q = {problem, "store-all", seed, -1, 13, NULL};
+    cairn_limits limits = limits_of(&q);
+    q.budget =
+        limits.least_lower_bytes + (limits.store_all_bytes - limits.least_lower_bytes) * (int64_t)(seed % 7) / 7;
+    q.solver = solver;
+    if (solver)
+        check_scaling(&q, &s);
+    else
+        for_each_solver(q, check_scaling, &s);
+    cairn_problem_free(larger);
+}
+
 static void scaling_sizes_or_times_changes_nothing_else(void **state)
 {
+    static const test_chain_shape long_chain = {.stages_min = 24, .stages_max = 48, .weight_grads = true};
     (void)state;
-    static const int64_t factors[][2] = {{3, 1}, {1, 7}, {1, 40000003}, {1000003, 1}, {1, 999999937}, {4096, 60}};
     for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
-        cairn_problem *problem = tiny_problem(seed + 20000);
-        const int64_t *factor = factors[seed % 6];
-        if (!cairn_problem_info_of(problem)->machine) {
-            scaling s = {scaled(problem, factor[0], factor[1]), factor[0], factor[1]};
-            question q = {problem, "store-all", seed, -1, 13, NULL};
-            cairn_limits limits = limits_of(&q);
-            q.budget = limits.least_lower_bytes +
-                       (limits.store_all_bytes - limits.least_lower_bytes) * (int64_t)(seed % 7) / 7;
-            for_each_solver(q, check_scaling, &s);
-            cairn_problem_free((cairn_problem *)(uintptr_t)s.problem);
-        }
+        test_random random = test_random_seeded(seed);
+        cairn_problem *problem = tiny_problem(seed + 20000), *chain = test_random_chain(&random, &long_chain);
+        if (!cairn_problem_info_of(problem)->machine)
+            check_scaled(problem, NULL, seed);
+        check_scaled(chain, "keep-greedy", seed); /* which on tiny chains has nothing to put in order */
+        cairn_problem_free(chain);
         cairn_problem_free(problem);
     }
 }

@@ -170,13 +170,15 @@ static int compare_exchanges(const void *first, const void *second)
 static exchange exchange_of(const attempt *a, int32_t segment)
 {
     int32_t first = first_of(&a->cuts, segment), last = a->cuts.ends[segment];
-    exchange sum = {0, 1, segment};
+    exchange sum = {0, 0, segment};
     for (int32_t l = first; l <= last; l++) {
         const cairn_stage_option *option = &a->chain->stages[l - 1].options[0];
         sum.bytes = crn_add_saturating(sum.bytes, option->saved_bytes);
         sum.ns = crn_add_saturating(sum.ns, option->forward_ns);
     }
     sum.bytes = crn_max(0, sum.bytes - a->chain->stages[last - 1].output_bytes);
+    if (sum.bytes == 0)
+        sum.ns = crn_max(sum.ns, 1); /* no bytes for no time are last, as no bytes for some time are */
     return sum;
 }
 

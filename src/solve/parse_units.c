@@ -85,10 +85,12 @@ static const unit *meant_unit(const unit *units, const char *rest, const char *s
     return NULL;
 }
 
-/* "M" of 10^6 or 2^20: a prefix without its unit. */
-static bool is_prefix(const char *rest, const char *suffix)
+/* The letter of a prefix without its unit, "M" or "m" of 10^6 or 2^20; '\0' for anything else. */
+static char lone_prefix(const char *rest, const char *suffix)
 {
-    return *rest && strchr("KMGT", *rest) && strcmp(rest + 1, suffix) == 0;
+    static const char prefixes[] = "KMGTkmgt";
+    const char *found = *rest ? strchr(prefixes, *rest) : NULL;
+    return found && strcmp(rest + 1, suffix) == 0 ? prefixes[(found - prefixes) % 4] : '\0';
 }
 
 static cairn_status refuse(const char *text, const unit *units, const char *suffix, const char *allowed,
@@ -97,10 +99,11 @@ static cairn_status refuse(const char *text, const unit *units, const char *suff
     number given;
     bool is_number = text && split_number(text, &given);
     const unit *meant = is_number ? meant_unit(units, given.rest, suffix) : NULL;
-    if (is_number && units == size_units && is_prefix(given.rest, suffix)) {
-        int length = (int)(given.rest - text) + 1;
-        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*sB%s or %.*siB%s?", text, allowed,
-                        length, text, suffix, length, text, suffix);
+    char prefix = is_number && units == size_units ? lone_prefix(given.rest, suffix) : '\0';
+    if (prefix) {
+        int length = (int)(given.rest - text);
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%cB%s or %.*s%ciB%s?", text,
+                        allowed, length, text, prefix, suffix, length, text, prefix, suffix);
     }
     if (!meant)
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);

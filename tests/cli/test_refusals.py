@@ -54,6 +54,7 @@ def expect_refusal(cairn, *words, **more):
         (["solve", "p", "--budget", "1", "-o", "--solver"], "-o needs a value"),
         (["solve", "p", "--budget", "--solver"], "--budget needs a value"),
         (["solve", "p", "--budget", "200M"], "did you mean 200MB or 200MiB?"),
+        (["solve", "p", "--budget", "5k"], "did you mean 5KB or 5KiB?"),
         (["solve", "p", "--budget", "1", "--to-host", "12G/s"], "did you mean 12GB/s or 12GiB/s?"),
         (["compare", "p", "--budgets", f"{200:080},"], "too long for a size"),
         (["solve", "p", "--budget", "1", "--solver", "store-al"], '"store-all"'),

@@ -1390,6 +1390,16 @@ def test_the_callback_is_told_the_loss_that_a_trainer_computes(tmp_path: Path) -
         ct.trainer_callback(UNLIMITED, compute_loss_func="mean")
 
 
+def test_a_trainer_with_a_loss_of_its_own_that_the_callback_does_not_know_is_told_how_to_tell_it() -> None:
+    step = torch_models.made("gpt2")
+    callback = ct.trainer_callback(UNLIMITED, passes=1)
+    callback.on_train_begin(_Arguments(), None, None, model=step.model, train_dataloader=[step.kwargs])
+    without = {name: tensor for name, tensor in step.kwargs.items() if name != "labels"}
+    with pytest.raises(ct.PlanMismatch, match=r"without labels that the sample had; .*compute_loss_func="):
+        step.model(**without)
+    callback.on_train_end(_Arguments(), None, None, model=step.model)
+
+
 # -- what the loop holds -------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,10 @@ def names_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return sorted(name for name, value in (*zip(names, args, strict=False), *kwargs.items()) if _sized(value))
 
 
+_OWN_LOSS = (
+    "; where the loop computes the loss from them itself, leave them out of the sample and give loss_fn=, or give "
+    "compute_loss_func= to trainer_callback"
+)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -369,7 +373,8 @@ class ShapePlans:
         new, missing = [n for n in actual if n not in sample], [n for n in sample if n not in actual]
         words = [f"with {', '.join(new)} that the sample had not"] if new else []
         words += [f"without {', '.join(missing)} that the sample had"] if missing else []
-        return f" ({' and '.join(words)})" if words else ""
+        hint = _OWN_LOSS if missing == ["labels"] else ""
+        return f" ({' and '.join(words)}{hint})" if words else ""
 
     # -- new plans -------------------------------------------------------------------------------------------
 

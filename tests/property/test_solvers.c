@@ -460,8 +460,7 @@ static void check_scaled(const cairn_problem *problem, const char *solver, uint6
     scaling s = {larger, factor[0], factor[1]};
     question q = {problem, "store-all", seed, -1, 13, NULL};
     cairn_limits limits = limits_of(&q);
-    q.budget =
-        limits.least_lower_bytes + (limits.store_all_bytes - limits.least_lower_bytes) * (int64_t)(seed % 7) / 7;
+    q.budget = limits.least_lower_bytes + (limits.store_all_bytes - limits.least_lower_bytes) * (int64_t)(seed % 7) / 7;
     q.solver = solver;
     if (solver)
         check_scaling(&q, &s);

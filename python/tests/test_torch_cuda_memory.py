@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import profiler
+from cairn.torch import profileable
 from cairn.torch.base import budgets, memory
 from cairn.torch.base.errors import TierUnavailable
 from cairn.torch.measuring import mechanism
@@ -179,7 +179,7 @@ def test_a_sample_may_lie_on_the_host_in_part(model: list[str], sample: list[str
     placed, given = ([SimpleNamespace(device=torch.device(d), dim=lambda: 1) for d in of] for of in (model, sample))
     step = SimpleNamespace(model=SimpleNamespace(parameters=lambda: placed, buffers=list), static_tensors=lambda: given)
     with contextlib.nullcontext() if found else pytest.raises(ct.Unsupported, match="several devices"):
-        assert profiler.device_of(step) == torch.device(found or "cpu")
+        assert profileable.device_of(step) == torch.device(found or "cpu")
 
 
 # -- budgets, and the host's memory ----------------------------------------------------------------------------

@@ -27,9 +27,9 @@ from cairn.torch.base.errors import RecomputationError
 from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.opened import Inside
 from cairn.torch.execute.parts import Part
-from cairn.torch.profiler import Profile
 from cairn.torch.saved.block_graph import BlockRecorder
 from cairn.torch.saved.rebuild import Rebuild, Sample
+from cairn.torch.step_profile import Profile
 from executor_support import (
     Op,
     backward,

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import shapes
+from cairn.torch import estimates, shape_plans, shapes
 from cairn.torch.base import memory
 from torch import nn
 
@@ -99,13 +99,13 @@ def test_a_plan_is_made_once_for_shapes_and_for_what_they_cover() -> None:
 
 
 def test_smaller_steps_that_come_again_get_a_faster_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", 0.0)
+    monkeypatch.setattr(shape_plans, "SLOWER_BY_AT_MOST", 0.0)
     model = chain()
     plain, small = copy.deepcopy(model), torch.randn(16, 64)
     profile = ct.profile(model, torch.randn(256, 64), loss_fn=total, passes=1)
     ct.checkpoint(model, torch.randn(256, 64), loss_fn=total, budget=between(profile, 0.2), passes=1, strict=True)
     handle = ct.handle(model)
-    for _ in range(shapes.AGAIN):
+    for _ in range(shape_plans.AGAIN):
         assert same(trained(model, small), trained(plain, small))
         assert not handle.plan.is_plain and len(handle.plans) == 1
     assert same(trained(model, small), trained(plain, small))
@@ -119,14 +119,14 @@ def test_many_shapes_keep_few_plans() -> None:
     ct.checkpoint(model, torch.randn(2, 64), loss_fn=total, budget="1GiB", passes=1)
     for power in range(2, 14):
         trained(model, torch.randn(2**power, 64))
-    assert len(ct.handle(model).plans) == shapes.KEPT
+    assert len(ct.handle(model).plans) == shape_plans.KEPT
     trained(model, torch.randn(2, 64))
 
 
 def test_longer_sequences_of_a_hugging_face_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels are among the arguments, so that the step itself can be measured."""
     pytest.importorskip("transformers")
-    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
+    monkeypatch.setattr(shape_plans, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
     step = torch_models.gpt2(length=256)
     model, plain = step.model, copy.deepcopy(step.model)
 
@@ -155,7 +155,7 @@ def test_longer_sequences_of_a_hugging_face_model(monkeypatch: pytest.MonkeyPatc
 
 def test_measuring_a_step_leaves_those_whose_backward_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norms save their statistics, which measuring must put back."""
-    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
+    monkeypatch.setattr(shape_plans, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh()) for _ in range(4)))
     plain, x = copy.deepcopy(model), torch.randn(64, 32)
     ct.checkpoint(model, x[:32], loss_fn=torch.sum, budget="8MiB", passes=1, check_steps=0)
@@ -171,7 +171,7 @@ def test_measuring_a_step_leaves_those_whose_backward_is_to_come(monkeypatch: py
 def test_a_loss_that_does_not_fit_the_shape_leaves_the_estimate(
     is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shapes, "SLOWER_BY_AT_MOST", -1.0)  # measuring is tried first
+    monkeypatch.setattr(shape_plans, "SLOWER_BY_AT_MOST", -1.0)  # measuring is tried first
     model, x, y, columns = chain(), torch.randn(64, 64), torch.randn(64, 64), torch.arange(64)
 
     def loss_fn(out: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_an_estimate_is_no_less_than_a_measurement() -> None:
     small = ct.profile(model, torch.randn(64, 64), loss_fn=total, passes=1)
     large = ct.profile(model, torch.randn(160, 64), loss_fn=total, passes=1)
     by = shapes.growth(large.fingerprint["inputs"], small.fingerprint["inputs"])
-    guess = shapes.scaled(small, by, large.fingerprint["inputs"])
+    guess = estimates.scaled(small, by, large.fingerprint["inputs"])
     assert by == shapes.Growth(2.5, 1.0)
     assert guess.fingerprint["inputs"] == large.fingerprint["inputs"]
     for share in (0.0, 0.5, 1.0):
@@ -223,7 +223,7 @@ def test_estimates_let_gradients_grow_that_wait_or_stay(make: type[nn.Module]) -
     kwargs = {} if make is _Skipping else {"scale": torch.rand(128)}
     profile = ct.profile(model, x[:512], kwargs, loss_fn=_mean_square, passes=1)
     expected, actual = profile.fingerprint["inputs"], shapes.described((x,), kwargs)
-    guess = shapes.scaled(profile, shapes.growth(actual, expected), actual)
+    guess = estimates.scaled(profile, shapes.growth(actual, expected), actual)
     least = ct.plan(guess, 2**40).least_budget_bytes
     for percent in (100, 120):
         plan = ct.plan(guess, least * percent // 100)

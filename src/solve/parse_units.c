@@ -7,6 +7,7 @@
  */
 #include <cairn/solve.h>
 
+#include <ctype.h>
 #include <string.h>
 #include <strings.h>
 
@@ -85,12 +86,10 @@ static const unit *meant_unit(const unit *units, const char *rest, const char *s
     return NULL;
 }
 
-/* The letter of a prefix without its unit, "M" or "m" of 10^6 or 2^20; '\0' for anything else. */
-static char lone_prefix(const char *rest, const char *suffix)
+/* "M" or "m" of 10^6 or 2^20: a prefix without its unit. */
+static bool is_prefix(const char *rest, const char *suffix)
 {
-    static const char prefixes[] = "KMGTkmgt";
-    const char *found = *rest ? strchr(prefixes, *rest) : NULL;
-    return found && strcmp(rest + 1, suffix) == 0 ? prefixes[(found - prefixes) % 4] : '\0';
+    return *rest && strchr("KMGTkmgt", *rest) && strcmp(rest + 1, suffix) == 0;
 }
 
 static cairn_status refuse(const char *text, const unit *units, const char *suffix, const char *allowed,
@@ -99,9 +98,8 @@ static cairn_status refuse(const char *text, const unit *units, const char *suff
     number given;
     bool is_number = text && split_number(text, &given);
     const unit *meant = is_number ? meant_unit(units, given.rest, suffix) : NULL;
-    char prefix = is_number && units == size_units ? lone_prefix(given.rest, suffix) : '\0';
-    if (prefix) {
-        int length = (int)(given.rest - text);
+    if (is_number && units == size_units && is_prefix(given.rest, suffix)) {
+        int length = (int)(given.rest - text), prefix = toupper((unsigned char)*given.rest);
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%cB%s or %.*s%ciB%s?", text,
                         allowed, length, text, prefix, suffix, length, text, prefix, suffix);
     }

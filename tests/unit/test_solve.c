@@ -13,6 +13,7 @@
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 /* Two stages: storing everything takes 10 + 20 + 30 bytes at the turn, and 1 + 2 + 3 + 4 ns. */
 static cairn_problem *two_stages(const cairn_machine *machine)
@@ -308,7 +309,7 @@ static void solvers_of_segments_say_when_they_are_stopped(void **state)
         snprintf(budget, sizeof(budget), "%lld",
                  (long long)(limits.least_bytes + (limits.store_all_bytes - limits.least_bytes) / 4 * quarters));
         for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++)
-            check_stops(problem, solvers[i], budget, 60);
+            check_stops(problem, solvers[i], budget, TEST_ROUNDS(60));
     }
     cairn_problem_free(problem);
 }

@@ -35,9 +35,10 @@ from .handle import Handle, apply, handle
 from .outside.head import linear_cross_entropy
 from .outside.loss import cross_entropy
 from .plan import Plan, plan
-from .profiler import Profile, profile
+from .profiler import profile
 from .report import Report, explain
 from .sequential import checkpoint_sequential
+from .step_profile import Profile
 from .sweep import Measurement, Point, Sweep, sweep
 from .trace import Traced, trace
 from .tracing.interpreter import Step

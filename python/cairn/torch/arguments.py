@@ -17,7 +17,7 @@ from .base import budgets
 from .base.errors import Unsupported, warn
 from .execute.replay import DETERMINISM_CHECKS
 from .measuring.optimizer import UNMEASURED, needs_closure, unwrapped
-from .shapes import POLICIES
+from .shape_plans import POLICIES
 from .transfer.link import Link
 from .transfer.tiers import check_tier
 

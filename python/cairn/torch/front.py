@@ -30,9 +30,10 @@ from .arguments import (
 from .base.errors import InfeasibleBudget, warn
 from .handle import Handle, apply_by_shape, handle, replacing, set_aside
 from .plan import Plan, plan
-from .profiler import Profile, profile
+from .profiler import profile
 from .report import Report, explain
-from .shapes import Source
+from .shape_plans import Source
+from .step_profile import Profile
 from .watch import Watch
 
 

@@ -16,7 +16,7 @@ from .base import memory
 from .execute.executor import Executor
 from .execute.travel import Depot
 from .outside.replaced import Outside
-from .shapes import ShapePlan, ShapePlans, Source
+from .shape_plans import ShapePlan, ShapePlans, Source
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -30,9 +30,9 @@ from typing import Any
 
 import cairn
 
-from .profiler import Profile
 from .schedule.counted import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
 from .schedule.performed import as_performed, excess_bytes
+from .step_profile import Profile
 
 Op = Sequence[Any]
 

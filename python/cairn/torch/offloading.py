@@ -31,11 +31,11 @@ import cairn
 import torch
 
 from .base import budgets
-from .profiler import Profile
 from .schedule.composition import Replay
 from .schedule.counted import all_let_go
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
 from .schedule.program import ON_VALUES, OUTPUT, SAVED, Value
+from .step_profile import Profile
 from .transfer.link import Link, measure_link
 
 Op = Sequence[Any]

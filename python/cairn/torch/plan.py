@@ -20,12 +20,13 @@ from .base import budgets
 from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, warn
 from .base.stages import StageRef
 from .execute.opened import Inside
+from .fingerprint import fingerprint_of
 from .held_outside import Answer, Chains, counted_for
 from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
-from .profiler import Profile, fingerprint_of
 from .schedule.composition import Moment, first_over, grouped, peak_moment
 from .schedule.counted import AS_PLAIN, Counted
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
+from .step_profile import Profile
 
 PLAN_VERSION = 3
 

@@ -14,7 +14,7 @@ from .base.stages import listed, told
 from .plan import Plan
 from .schedule.composition import grouped
 from .schedule.itinerary import traffic_of
-from .shapes import ShapePlan
+from .shape_plans import ShapePlan
 
 NOTEWORTHY_SHARE = 0.01  # of a peak
 

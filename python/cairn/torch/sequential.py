@@ -14,9 +14,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from .arguments import PLAN_OPTIONS, PROFILE_OPTIONS, check_names, solver_options, sorted_options
+from .fingerprint import fingerprint_of
 from .handle import apply
 from .plan import Plan, plan
-from .profiler import fingerprint_of, profile
+from .profiler import profile
 
 _PLANS_KEPT = 8  # of each chain of functions, those that were used last
 _CHAINS_KEPT = 1024

@@ -8,7 +8,7 @@ from .base import memory
 from .base.stage_measure import LEFT_BESIDE
 from .context.attributes import plain_tensors
 from .plan import Plan
-from .profiler import STATE
+from .step_profile import STATE
 
 
 def resident_of(plan: Plan, gradient_bytes: int) -> int:

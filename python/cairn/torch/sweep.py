@@ -24,7 +24,7 @@ from .handle import Recalled, set_aside
 from .measuring.sample import Sample
 from .offloading import destination
 from .plan import Plan, Task, check_request
-from .profiler import Profile
+from .step_profile import Profile
 
 SWEEP_VERSION = 1
 PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"

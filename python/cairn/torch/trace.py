@@ -14,9 +14,10 @@ from .arguments import check_call, check_count
 from .base import memory
 from .base.errors import PlanMismatch
 from .context.switches import Switches
+from .fingerprint import fingerprint_of
 from .handle import set_aside
 from .measuring.sample import Sample
-from .profiler import check_model, device_of, fingerprint_of
+from .profileable import check_model, device_of
 from .tracing import graph_costs, interpreter
 from .tracing.graph_program import Program
 from .tracing.interpreter import Step

@@ -18,9 +18,9 @@ from .base import _compat, memory
 from .base.errors import BudgetExceeded, warn
 from .measuring.optimizer import KeptStates
 from .plan import Plan
-from .profiler import OPTIMIZER_STATE
 from .report import Measured
 from .step_memory import left_bytes
+from .step_profile import OPTIMIZER_STATE
 from .watched_step import WatchedStep
 
 MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst

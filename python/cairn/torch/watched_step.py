@@ -14,8 +14,8 @@ from torch import nn
 from .arguments import ACCUMULATED, CREATED
 from .base import _compat, clock, memory
 from .base.tree import tensors_in
+from .fingerprint import autocast_of
 from .plan import Plan
-from .profiler import autocast_of
 from .report import Measured
 from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
 

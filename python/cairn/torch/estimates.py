@@ -1,0 +1,101 @@
+"""What a step with larger inputs is estimated to take, from the profile of a smaller one.
+
+What goes from stage to stage grows as the inputs do. What a stage saves and takes grows as the batch and the square of
+all other growth, which no operation of a usual block surpasses: attention keeps a number for every pair of positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .base.stage_measure import OptionMeasure, StageMeasure
+from .shapes import Growth
+
+if TYPE_CHECKING:
+    from .step_profile import Profile
+
+_LINEAR = (
+    "input_bytes",
+    "output_bytes",
+    "also_held_bytes",
+    "pinned_bytes",
+    "pinned_saved_bytes",
+    "added_bytes",
+    "left_bytes",
+    "left_saved_bytes",
+    "grad_bytes",
+    "held_bytes",
+)
+_CONSTANT = (
+    "parameters",
+    "buffers",
+    "optimizer state",
+    "workspaces of libraries",
+    "random states and buffers to replay",
+)
+
+
+def scaled(measured: Profile, by: Growth, shapes: Sequence[str]) -> Profile:
+    """A profile as a step with inputs of these shapes would give it, or more."""
+    stages = tuple(_scaled_stage(stage, by) for stage in measured.stages)
+    _let_wait(measured.stages, stages, by)
+    resident = {name: size if name in _CONSTANT else _grown(size, by.most) for name, size in measured.resident.items()}
+    return dataclasses.replace(
+        measured,
+        stages=stages,
+        resident=resident,
+        input_bytes=_grown(measured.input_bytes, by.linear),
+        input_grad_bytes=_grown(measured.input_grad_bytes, by.linear),
+        miss_bytes=_grown(measured.miss_bytes, by.most),
+        fingerprint={**measured.fingerprint, "inputs": list(shapes)},
+    )
+
+
+def _grown(size: int, factor: float) -> int:
+    return math.ceil(size * factor) if size > 0 else size
+
+
+def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
+    """Rises count from the level at which an operation begins, so what grows less than they do may stay in them."""
+    grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
+    for name in _LINEAR:
+        setattr(grown, name, _grown(getattr(stage, name), by.linear))
+    grown.listed = {name: _grown(size, by.linear) for name, size in stage.listed.items()}
+    _scale_measured(grown, by)
+    for option in grown.options:
+        _scale_measured(option, by)
+    return grown
+
+
+def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
+    for field in dataclasses.fields(grown):
+        if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "travel_bytes", "rise_bytes", "_ns")):
+            setattr(grown, field.name, _grown(getattr(grown, field.name), by.most))
+
+
+def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], by: Growth) -> None:
+    """Lets the gradients grow that are there beside the chain's when a stage's backward begins: those that wait, and
+    those that later stages leave to the end. Where gradients exist already, these are hardly ever parameters'.
+    """
+    left = 0
+    for before, stage in zip(reversed(measured), reversed(stages), strict=True):
+        there = left + before.accumulated_waiting_bytes
+        more = _grown(there, by.linear) - there
+        stage.waiting_bytes += more
+        stage.accumulated_waiting_bytes += more
+        left += before.accumulated_weight_grad_bytes
+
+
+def profiling_bytes(measured: Profile, by: Growth) -> int:
+    """About what it takes to profile a step: outputs of all blocks, what lies outside of them, and one block."""
+    outputs = sum(stage.output_bytes for stage in measured.stages)
+    outside = sum(stage.saved_bytes for stage in measured.stages if stage.kind == "outside")
+    block = max(
+        max(stage.forward_rise_bytes, stage.saved_bytes + stage.grad_bytes + stage.accumulated_backward_rise_bytes)
+        for stage in measured.stages
+    )
+    growing = _grown(measured.input_bytes + outputs + outside, by.linear) + _grown(block, by.most)
+    return measured.resident_bytes() + growing

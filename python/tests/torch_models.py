@@ -167,7 +167,16 @@ class Viewed(nn.Module):
         return self.head(self.view(self.body(x)))
 
 
-def flattened(saves: bool) -> Step:
+class Penalized(Viewed):
+    """What the body returned is part of the loss, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        penalty = x.square().mean()
+        return self.head(self.view(x)) + penalty
+
+
+def flattened(saves: bool, kind: type[Viewed] = Viewed) -> Step:
     """Images in front of linear layers; with an activation at the end, the body saves what it returns itself."""
     norm = [nn.ReLU, functools.partial(nn.BatchNorm2d, 16)]
     body = [
@@ -175,7 +184,7 @@ def flattened(saves: bool) -> Step:
         for i in range(4)
     ]
     head = nn.Sequential(nn.Linear(16 * 32 * 32, 64), nn.ReLU(), nn.Linear(64, 10))
-    return classification(Viewed(body, lambda x: x.flatten(1), head), torch.randn(16, 3, 32, 32), 10)
+    return classification(kind(body, lambda x: x.flatten(1), head), torch.randn(16, 3, 32, 32), 10)
 
 
 def pooled() -> Step:
@@ -674,6 +683,7 @@ ODD = {
     "recurrent-residual": functools.partial(recurrent, residual=True),
     "flattened": functools.partial(flattened, False),
     "flattened-saving": functools.partial(flattened, True),
+    "flattened-penalized": functools.partial(flattened, False, Penalized),
     "pooled": pooled,
     "returning": returning,
     "tabled": tabled,

@@ -1,10 +1,10 @@
 """Solves a profile's chain, and counts what autograd holds of blocks' outputs outside of blocks.
 
-Problem. What runs behind a block, outside of blocks, may have autograd save the block's output. Then that stays from
-the block's first run to the backward of what runs behind it, whatever a schedule does. Where the block does not save it
-itself, it is counted with what runs behind (`measure.py`). Where it does (a block that ends with a ReLU), both have one
-tensor as long as the schedule keeps what the first run left, and counting it twice would be too much by all of it. Once
-the schedule lets go of that and runs the block again, there are two.
+Problem. What runs behind a block, outside of blocks, may have autograd save the block's output, or hand a view of it to
+the next block. Then that stays from the block's first run to the backward of what runs behind it, whatever a schedule
+does. Where the block does not save it itself, it is counted with what runs behind (`measure.py`). Where it does (a
+block that ends with a ReLU), both have one tensor as long as the schedule keeps what the first run left, and counting
+it twice would be too much by all of it. Once the schedule lets go of that and runs the block again, there are two.
 
 So such outputs are counted once at first. If the schedule that is found lets go of one too early, that output is
 counted *apart*, with what runs behind it and with the block, and the chain is solved again. An output that is counted

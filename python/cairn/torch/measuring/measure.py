@@ -255,7 +255,10 @@ class MemoryPass:
             self._runs[-1].is_held = any(ref.alive() for ref in self._runs[-1].outputs)
 
     def _note_readings(self, run: _Run, arguments: isolate.Arguments) -> None:
-        """What earlier blocks returned and is still there: read here, or held by the caller."""
+        """What earlier blocks returned and is still there: read here, or held by the caller.
+
+        What the block before returned, and this one reads by a view of it, is handed on by what runs between them.
+        """
         read = {_compat.storage_id(t) for t in arguments.tensors if memory.has_storage(t)}
         for earlier in self._runs:
             alive = {ref.key: ref.nbytes for ref in earlier.outputs if ref.alive()}
@@ -458,7 +461,7 @@ class MemoryPass:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in self._known)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_outside_backward(segment, stage)
-        stage.saved_bytes += sum(_bytes_of(run, self._left_by(run) & self._lasting) for run in before)
+        stage.saved_bytes += sum(_bytes_of(run, self._left_by(run) & (self._lasting - run.viewed)) for run in before)
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
@@ -468,7 +471,7 @@ class MemoryPass:
         return copies
 
     def _left_by(self, run: _Run) -> set[int]:
-        """The outputs that no block needs: what runs next, outside of blocks, reads them, and may hold them.
+        """The outputs that no block needs: what runs next, outside of blocks, reads them, and may hold or hand them on.
 
         Where the block saves one itself, that is so only if nobody holds it.
         """

@@ -19,9 +19,8 @@ import cairn.torch as ct
 import torch
 import transformers as hf
 from torch import nn
-from torch_support import machine, quiet, write
+from torch_support import machine, plans_between, quiet, write
 
-UNLIMITED = 2**62
 VOCABULARY = 500
 CLASSES = 3
 
@@ -248,22 +247,16 @@ def _measured(family: Family, budgets: int) -> dict[str, Any]:
     config.num_labels = CLASSES
     model, batch = family.model(config).train(), family.batch()
     profile = ct.profile(model, kwargs=batch, passes=1)
-    top = ct.plan(profile, UNLIMITED)
-    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
-    errors = []
-    for number in range(budgets):
-        plan = ct.plan(profile, low + (high - low) * number // (budgets - 1))
+    plans, errors = plans_between(profile, budgets), []
+    for plan in plans:
         found = ct.verify(model, plan, kwargs=batch)
         if not found.ok:
             raise SystemExit(f"{type(model).__name__}: {found}")
-        errors.append(
-            (
-                plan.created_peak_bytes / found.created.peak_bytes - 1,
-                plan.accumulated_peak_bytes / found.accumulated.peak_bytes - 1,
-            )
-        )
+        pairs = ((plan.created_peak_bytes, found.created), (plan.accumulated_peak_bytes, found.accumulated))
+        errors.append([predicted / measured.peak_bytes - 1 for predicted, measured in pairs])
     blocks = sum(stage.kind == "block" for stage in profile.stages)
-    return {"blocks": blocks, "least_budget_bytes": low, "everything_bytes": high, "errors": errors}
+    least, everything = plans[0].budget_bytes, plans[-1].budget_bytes
+    return {"blocks": blocks, "least_budget_bytes": least, "everything_bytes": everything, "errors": errors}
 
 
 def _print(name: str, result: dict[str, Any]) -> None:

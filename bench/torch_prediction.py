@@ -12,9 +12,7 @@ from typing import Any
 import cairn.torch as ct
 import torch
 from torch_models_large import MODELS
-from torch_support import Method, machine, medians, quiet, write
-
-UNLIMITED = 2**62
+from torch_support import Method, machine, medians, plans_between, quiet, write
 
 
 def main() -> None:
@@ -39,9 +37,7 @@ def _model(name: str, budgets: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     step = MODELS[name]()
     profile = ct.profile(step.model, **step.sample)
-    top = ct.plan(profile, UNLIMITED)
-    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
-    plans = [ct.plan(profile, low + (high - low) * i // (budgets - 1)) for i in range(budgets)]
+    plans = plans_between(profile, budgets)
     checked = [ct.verify(step.model, p, step.args, step.kwargs, loss_fn=step.loss_fn) for p in plans]
 
     def run() -> None:

@@ -19,6 +19,8 @@ import torch
 from cairn.torch.base import clock, memory
 from torch import nn
 
+UNLIMITED = 2**62
+
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
@@ -57,6 +59,13 @@ class Method:
 
     def on(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.plan is None else ct.apply(model, self.plan)
+
+
+def plans_between(profile: ct.Profile, count: int) -> list[ct.Plan]:
+    """Plans for budgets evenly from the least to the one that stores everything."""
+    top = ct.plan(profile, UNLIMITED)
+    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
+    return [ct.plan(profile, low + (high - low) * i // (count - 1)) for i in range(count)]
 
 
 def seconds_of(model: nn.Module, method: Method) -> float:

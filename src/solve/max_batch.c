@@ -165,11 +165,13 @@ static cairn_status lower_by_time(hunt *h, int64_t low, int64_t *high, cairn_err
 
 /* ---- finding ---- */
 
-/* The middle one of the multiples of step in (low, high); CAIRN_NONE when there is none. */
-static int64_t middle_multiple(int64_t low, int64_t high, int64_t step)
+/* Where to ask next between low, which is possible, and high, which is not: at the middle one of the multiples of the
+ * measured batch there, or the middle if there is none.
+ */
+static int64_t middle_batch(const hunt *h, int64_t low, int64_t high)
 {
-    int64_t first = low / step + 1, last = (high - 1) / step;
-    return first <= last ? (first + (last - first) / 2) * step : CAIRN_NONE;
+    int64_t first = low / h->measured + 1, last = (high - 1) / h->measured;
+    return first <= last ? (first + (last - first) / 2) * h->measured : low + (high - low) / 2;
 }
 
 static cairn_status at_batch(const hunt *h, int64_t batch, cairn_problem **problem, cairn_error *error)
@@ -218,23 +220,16 @@ static cairn_status store_all_fits(hunt *h, int64_t batch, bool *fits, cairn_err
     return status;
 }
 
-/* Raises low to the largest multiple of step below high at which everything can be stored; lowers high beside it. */
-static cairn_status raise_by_store_all(hunt *h, int64_t step, int64_t *low, int64_t *high, cairn_error *error)
-{
-    int64_t middle;
-    while ((middle = middle_multiple(*low, *high, step)) != CAIRN_NONE && (*low == 0 || !is_over(h))) {
-        bool fits;
-        CRN_TRY(store_all_fits(h, middle, &fits, error));
-        *(fits ? low : high) = middle;
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status find_by_store_all(hunt *h, int64_t high, cairn_error *error)
+static cairn_status raise_by_store_all(hunt *h, int64_t high, cairn_error *error)
 {
     int64_t low = 0;
-    CRN_TRY(raise_by_store_all(h, h->measured, &low, &high, error));
-    return raise_by_store_all(h, 1, &low, &high, error);
+    while (high - low > 1 && (low == 0 || !is_over(h))) {
+        bool fits;
+        int64_t middle = middle_batch(h, low, high);
+        CRN_TRY(store_all_fits(h, middle, &fits, error));
+        *(fits ? &low : &high) = middle;
+    }
+    return CAIRN_OK;
 }
 
 /* Time left for one of so many solves; CAIRN_NONE = no limit. */
@@ -301,23 +296,14 @@ static int64_t solves_for(int64_t open)
     return solves;
 }
 
-/* Raises low to the largest multiple of step below high that is possible; lowers high beside it. */
-static cairn_status bisect(hunt *h, int64_t step, int64_t *low, int64_t *high, cairn_error *error)
-{
-    int64_t middle;
-    while ((middle = middle_multiple(*low, *high, step)) != CAIRN_NONE && !is_over(h)) {
-        bool possible;
-        CRN_TRY(try_batch(h, middle, solves_for(*high - *low), false, &possible, error));
-        *(possible ? low : high) = middle;
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status find_by_solving(hunt *h, int64_t low, int64_t high, cairn_error *error)
+static cairn_status bisect(hunt *h, int64_t low, int64_t high, cairn_error *error)
 {
     bool possible;
-    CRN_TRY(bisect(h, h->measured, &low, &high, error));
-    CRN_TRY(bisect(h, 1, &low, &high, error));
+    while (high - low > 1 && !is_over(h)) {
+        int64_t middle = middle_batch(h, low, high);
+        CRN_TRY(try_batch(h, middle, solves_for(high - low), false, &possible, error));
+        *(possible ? &low : &high) = middle;
+    }
     return low > 0 && !is_over(h) ? try_batch(h, low, 1, true, &possible, error) : CAIRN_OK;
 }
 
@@ -342,10 +328,10 @@ static cairn_status find(hunt *h, cairn_error *error)
     CRN_TRY(largest_that_can_be_written(h, refuted - 1, &largest, error));
     int64_t high = largest + 1;
     if (asks_everybody(h))
-        CRN_TRY(find_by_store_all(h, high, error));
+        CRN_TRY(raise_by_store_all(h, high, error));
     int64_t low = crn_max(0, h->best->batch), first_high = high;
     CRN_TRY(lower_by_time(h, low, &high, error));
-    CRN_TRY(find_by_solving(h, low, high, error));
+    CRN_TRY(bisect(h, low, high, error));
     if (high == first_high && (high != refuted || refuted == INT64_MAX)) { /* where numbers end, not memory */
         if (h->best->batch == largest)
             return fail_without_end(largest, error);

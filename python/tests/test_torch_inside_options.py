@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 import random
 import traceback
 from typing import Any
@@ -233,6 +234,30 @@ def test_thinning_keeps_the_ends() -> None:
     assert len(few) == 4 and few[0] == everything[0] and few[-1] == everything[-1]
     assert set(few) <= set(everything)
     assert few[0] == Choice(KEEP * len(graph.packs), few[0].kept_bytes, 0)
+
+
+def alike(x: Tensor) -> Tensor:
+    for _ in range(8):
+        x = x + torch.tanh(x * 2) @ x.t()
+    return x
+
+
+def test_between_choices_that_are_far_apart_are_some_that_do_the_same_for_fewer_operations() -> None:
+    """Layers that are alike are worth rebuilding at the same price."""
+    run = Recorded(alike, leaf(16, 16))
+    graph = _with_steady_times(run.graph)
+    part = 16 * 16 * 4
+    far, near = choices(graph), choices(graph, math.inf, 2 * part)
+    assert max(a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(far)) > 4 * part
+    assert set(far) < set(near) and near == sorted(near, key=lambda choice: -choice.kept_bytes)
+    assert max(a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(near)) <= 2 * part
+    for choice in near:
+        run.check(choice.decisions, list(reversed(range(len(graph.packs)))))
+    gone = near[1].decisions.rindex(DROP)
+    assert DROP not in near[1].decisions[gone + 1 :] and near[1].decisions[:gone].count(DROP) > 0  # the earliest
+    assert set(choices(graph, 4, 10**9)) == set(choices(graph, 4))
+    found = {choice.decisions for choice in candidates(run.graph, 2 * part)}
+    assert found >= {choice.decisions for choice in choices(graph, STEADY_CHOICES, 2 * part)}
 
 
 def test_thinning_leaves_out_where_the_curve_changes_least() -> None:

@@ -125,7 +125,7 @@ def measured(
 
 def test_a_loss_of_one_number_is_counted_with_the_storage_of_its_terms() -> None:
     sample = torch_models.quantized()
-    profile = ct.profile(sample.model, **sample.sample, passes=1, inside=False)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1, inside=False)
     top = ct.plan(profile, UNLIMITED)
     for share in (0, 0.5, 1):
         budget = top.least_budget_bytes + int(share * (top.plain_peak_bytes - top.least_budget_bytes))
@@ -138,7 +138,7 @@ def test_what_blocks_leave_for_the_loss_is_its_own_in_schedules_that_run_them_ag
     make: Callable[[], torch_models.Step], seed: int
 ) -> None:
     sample = make()
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     prints: dict[str, list[int]] = {}
     list(measured(sample, ct.plan(profile, UNLIMITED), prints))  # plain
     list(measured(sample, chosen_by_nobody(profile, seed), prints))
@@ -147,7 +147,7 @@ def test_what_blocks_leave_for_the_loss_is_its_own_in_schedules_that_run_them_ag
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_every_plan_keeps_to_its_peak(name: str) -> None:
     sample = torch_models.made(name)
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     prints: dict[str, list[int]] = {}
     list(measured(sample, ct.plan(profile, UNLIMITED), prints))  # plain
     for seed in range(1, SEEDS + 1):
@@ -164,14 +164,14 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
     ("name", "seed"),
     [
         ("returning", 3),  # makes an output again before the next block shows which part of it is read
-        ("branches", 13),  # runs a block again before the last stage's backward
+        ("branches-apart", 13),  # runs a block again before the last stage's backward
         ("encoding", 6),  # the same, and between blocks
         ("shared", 15),  # drops what a block has just returned, and makes it again
     ],
 )
 def test_schedules_that_no_planner_would_choose_keep_to_their_peak(name: str, seed: int) -> None:
     sample = torch_models.made(name)
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     plan = chosen_by_nobody(profile, seed)
     for peak, predicted in measured(sample, plan, {}):
         assert peak <= predicted + plan.reserve_bytes, plan.ops
@@ -182,7 +182,7 @@ def test_plans_for_autocast_keep_to_their_peak(name: str) -> None:
     region = functools.partial(torch.autocast, "cpu", torch.bfloat16)
     sample = torch_models.made(name)
     with region():
-        profile = ct.profile(sample.model, **sample.sample, passes=1)
+        profile = ct.profile(sample.model, **sample.profiling, passes=1)
     top = ct.plan(profile, UNLIMITED)
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
     prints: dict[str, list[int]] = {}
@@ -196,7 +196,7 @@ def test_plans_for_autocast_keep_to_their_peak(name: str) -> None:
 @pytest.mark.parametrize("name", torch_models.TANGLED)
 def test_models_that_are_no_chains_are_exact_within_every_budget(name: str) -> None:
     sample = torch_models.made(name)
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     top = ct.plan(profile, UNLIMITED)
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
     for part in range(4):
@@ -213,7 +213,7 @@ def test_models_that_are_no_chains_are_exact_within_every_budget(name: str) -> N
 def test_outputs_that_are_saved_twice_stay_as_long_as_what_runs_behind_them(gradients: str) -> None:
     """A schedule that lets go of such an output and makes it again has two of it meanwhile."""
     sample = torch_models.made("encoding")
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     assert [stage.name for stage in profile.stages if stage.also_held_bytes] == ["encoder.2-3"]
     task = planning.Task(profile, "step", gradients, "auto", {}, None)
     made = [plan for plan in task.plans(task.even_budgets(12)) if isinstance(plan, ct.Plan)]
@@ -234,7 +234,7 @@ def test_outputs_that_are_saved_twice_stay_as_long_as_what_runs_behind_them(grad
 @pytest.mark.parametrize("is_read", [False, True])
 def test_outputs_that_blocks_save_and_others_hold_to_the_end_are_counted_once(is_read: bool) -> None:
     sample = torch_models.holding(is_read)
-    profile = ct.profile(sample.model, **sample.sample, passes=1)
+    profile = ct.profile(sample.model, **sample.profiling, passes=1)
     assert any(stage.pinned_saved_bytes for stage in profile.stages)
     prints: dict[str, list[int]] = {}
     for peak, predicted in measured(sample, ct.plan(profile, UNLIMITED), prints):
@@ -393,7 +393,7 @@ class _Leaving(nn.Module):
 def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(how: str, inside: bool) -> None:
     """It is there until the next step replaces it, whatever is kept of the block."""
     model, x = _Watched(how), torch.randn(512, 32)
-    profile = ct.profile(model, x, passes=1, inside=inside)
+    profile = ct.profile(model, x, passes=1, inside=inside, blocks=_Leaving)
     assert profile.resident["left by blocks beside their results"] == 6 * 512 * 96 * 4
     assert not profile.notes  # that some are always kept
     assert how == "gradients" or not (model.features or model.collector.seen or _FEATURES)  # of the profile's runs

@@ -41,7 +41,7 @@ UNLIMITED = 2**40
 
 
 def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
-    return ct.profile(step.model, **step.sample, passes=1, **options)
+    return ct.profile(step.model, **{**step.profiling, **options}, passes=1)
 
 
 @pytest.fixture(scope="module")

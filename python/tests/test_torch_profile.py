@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
-    return ct.profile(step.model, **step.sample, passes=1, **options)
+    return ct.profile(step.model, **{**step.profiling, **options}, passes=1)
 
 
 def block_names(profile: ct.Profile) -> list[str]:
@@ -303,6 +303,53 @@ def test_layers_become_blocks_rather_than_a_container_that_has_little_of_them() 
     assert block_names(profile) == ["one", "two", "three"]
 
 
+def test_a_model_that_does_more_itself_than_its_layers_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running layers again brings nothing back that functions between them save as well."""
+    step, apart = torch_models.made("layers"), torch_models.made("layers-apart")
+    assert block_names(profiled(torch_models.made("convolutions"))) == [""]
+    whole, fine = profiled(step), ct.profile(apart.model, **apart.profiling, passes=1)
+    assert block_names(whole) == [""] and "inward.0" in block_names(fine)
+    assert len(whole.stages[0].options) > 12
+    least = ct.plan(whole, "1TiB").least_budget_bytes
+    assert least < 0.7 * ct.plan(fine, "1TiB").least_budget_bytes
+    assert ct.verify(step.model, ct.plan(whole, least), **step.sample).ok
+    for options in ({"inside": False}, {"keep": "up.0"}):
+        assert block_names(profiled(step, **options)) == block_names(fine)
+    monkeypatch.setattr(profiler, "free_bytes", lambda device: whole.stages[0].saved_bytes)
+    assert block_names(profiled(step)) == block_names(fine)  # to be run alone, it would need more
+
+
+class Deciding(torch_models.Layers):
+    """What it does depends on what it computes, so that no part of it can be rebuilt."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * 2 if y.mean().item() > 1000 else y
+
+
+def test_a_model_that_cannot_be_opened_is_not_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = block_names(profiled(torch_models.made("layers-apart")))
+    model, x = Deciding().train(), torch.randn(8, 64, 64)
+    assert block_names(ct.profile(model, x, loss_fn=torch.sum, passes=1)) == fine
+
+    def refuse(self: Any) -> None:
+        """What is no part of the blocks that were found may be refused in them."""
+        if self._blocks[0].name == "":
+            self._sample.model.up[0].bias.grad = torch.ones(256)
+            raise ct.Unsupported("the model")
+
+    monkeypatch.setattr(profiler.option_measure.OptionPass, "run", refuse)
+    step = torch_models.made("layers")
+    assert block_names(profiled(step)) == fine
+    assert all(p.grad is None for p in step.model.parameters())
+
+
+def test_what_is_named_in_keep_keeps_the_block_that_it_lies_in() -> None:
+    profile = profiled(torch_models.resnet(), keep=["layers.1.expand", "layers.3"])
+    kept = [stage.name for stage in profile.stages if stage.kind == "block" and stage.keep_reason]
+    assert kept == ["layers.1", "layers.3"]
+
+
 def test_hugging_face_layers_become_blocks() -> None:
     assert block_names(profiled(torch_models.made("gpt2"))) == [f"transformer.h.{i}" for i in range(3)]
     assert block_names(profiled(torch_models.made("t5"))) == [
@@ -371,10 +418,10 @@ def test_a_model_without_parts_is_one_block() -> None:
 
 
 def test_frozen_blocks_are_no_stages() -> None:
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
     model[:2].requires_grad_(False)
     profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, passes=1)
-    assert block_names(profile) == ["2", "3"]
+    assert block_names(profile) == ["2", "3", "4"]
 
 
 # -- what must be kept ---------------------------------------------------------------------------------------
@@ -641,9 +688,9 @@ def test_a_model_that_is_one_block_is_called_so() -> None:
 
 
 def test_a_block_that_writes_its_input_is_no_stage() -> None:
-    layers = nn.ModuleList([nn.Linear(64, 64), _WritesInput(64, 64), nn.Linear(64, 64)])
+    layers = nn.ModuleList([nn.Linear(64, 64), _WritesInput(64, 64), *(nn.Linear(64, 64) for _ in range(4))])
     profile = ct.profile(_Loop(layers), torch.randn(64, 64), loss_fn=torch.sum, passes=1)
-    assert block_names(profile) == ["blocks.0", "blocks.2"]
+    assert block_names(profile) == ["blocks.0", "blocks.2", "blocks.3", "blocks.4", "blocks.5"]
 
 
 def test_blocks_kept_on_request() -> None:

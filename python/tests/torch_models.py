@@ -20,6 +20,7 @@ class Step:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_fn: Callable[[Any], Tensor] | None = None
+    blocks: Any = "auto"
 
     def loss(self) -> Tensor:
         output = self.model(*self.args, **self.kwargs)
@@ -27,8 +28,13 @@ class Step:
 
     @property
     def sample(self) -> dict[str, Any]:
-        """As keyword arguments of cairn.torch.profile."""
+        """As keyword arguments of cairn.torch.verify."""
         return {"args": self.args, "kwargs": self.kwargs, "loss_fn": self.loss_fn}
+
+    @property
+    def profiling(self) -> dict[str, Any]:
+        """As keyword arguments of cairn.torch.profile."""
+        return {**self.sample, "blocks": self.blocks}
 
 
 def classification(model: nn.Module, images: Tensor, classes: int) -> Step:
@@ -139,6 +145,53 @@ class Branches(nn.Module):
 def branches() -> Step:
     x, scale = torch.randn(1024, 64), torch.rand(128)
     return Step(Branches().train(), (x,), {"scale": scale}, lambda output: output["value"].square().mean())
+
+
+class Layers(nn.Module):
+    """A transformer as it is written by hand: lists of layers, and functions between them."""
+
+    def __init__(self, width: int = 64, depth: int = 3) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth))
+        self.inward = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.outward = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, inward in enumerate(self.inward):
+            parts = inward(self.norms[2 * layer](x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+            seen = F.scaled_dot_product_attention(*parts.unbind(), is_causal=True)
+            x = x + F.dropout(self.outward[layer](seen.transpose(1, 2).flatten(2)), 0.1, self.training)
+            x = x + F.dropout(
+                self.down[layer](F.gelu(self.up[layer](self.norms[2 * layer + 1](x)))), 0.1, self.training
+            )
+        return x
+
+
+def layers() -> Step:
+    return Step(Layers().train(), (torch.randn(8, 64, 64),), {}, lambda output: output.square().mean())
+
+
+class Convolutions(nn.Module):
+    """The same of convolutions, some of it in place."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(width if i else 3, width, 3, padding=1) for i in range(5))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(5))
+        self.leave = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = F.relu(norm(conv(x)), inplace=place % 2 == 1)
+            if place == 2:
+                x = F.dropout2d(F.max_pool2d(x, 2), 0.2, self.training)
+        return self.leave(x.mean((2, 3)))
+
+
+def convolutions() -> Step:
+    return classification(Convolutions(), torch.randn(4, 3, 48, 48), 10)
 
 
 # -- with something odd about memory -------------------------------------------------------------------------
@@ -692,6 +745,11 @@ ODD = {
     "complex": complex_numbers,
     "rotated": rotated,
     "encoding": encoding,
+    "encoding-apart": lambda: dataclasses.replace(encoding(), blocks=["encoder", "mean", "deviation", "decoder"]),
+    "branches-apart": lambda: dataclasses.replace(branches(), blocks=["enter", "left", "right", "twice", "leave"]),
+    "layers": layers,
+    "layers-apart": lambda: dataclasses.replace(layers(), blocks="*.*"),
+    "convolutions": convolutions,
     "unet": unet,
     "unet-channels-last": functools.partial(unet, torch.channels_last),
     "listing": functools.partial(listing, False),

@@ -13,6 +13,8 @@ from torch import nn
 from .arguments import check_call, check_optimizer, check_profile_options
 from .base import memory
 from .base.blocks import Block, resolve
+from .base.budgets import free_bytes
+from .base.errors import Unsupported
 from .base.progress import telling
 from .base.stage_measure import CHANGES_INPUT, StageMeasure
 from .base.stages import told
@@ -71,7 +73,7 @@ def profile(
     blocks: which modules may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
         ModuleList, or a list of these.
     passes: how often the times are taken (the median counts).
-    keep: blocks (as in `blocks`) that must never be recomputed.
+    keep: blocks (as in `blocks`) that must never be recomputed; one that lies in a block keeps all of it.
     inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
     outside: also find out whether a tied embedding and the model's own loss can do with less memory.
     holds_output: whether the training loop still has the model's output while the backward runs, as after
@@ -100,21 +102,14 @@ def profile(
         workspaces = memory.library_bytes(device)
         observed = _trace(sample, parameters)
         found = discovery.find_blocks(model, observed, blocks)
-        refuse_chosen_kernels(part for block in found for part in block.parts())
-        refuse_sharded_parts(found)
         looks_outside = outside and not observed.runs_compiled_outside(found)
         replaced = find_outside(model, sample.output, found) if looks_outside else Outside()
         sample.replaced = Replaced(model, replaced)
-        measured, found = _measure(sample, found, observed, device)
-        _keep_named(model, measured, keep)
-        _keep_writing(measured, found, observed)
-        _count_copies_of_buffers(model, measured.blocks)
-        sample.teller.begin("taking times", passes * len(measured.blocks))
-        timing.TimePasses(sample, found, measured, device).run(passes)
-        if inside:
-            sample.teller.begin("looking into blocks", len(measured.blocks))
-            owners = Owners(model, _call_order(found, observed), measured.used_outside)
-            option_measure.OptionPass(sample, found, measured, owners, device).run()
+        how = _How(passes, inside, keep)
+        looks_at_whole = blocks == "auto" and inside and not keep and not replaced.notes()
+        whole = discovery.whole_if_better(model, observed, found, free_bytes(device)) if looks_at_whole else []
+        opened = _as_whole(sample, whole, observed, device, how) if whole else None
+        measured, found = opened or _measure_all(sample, found, observed, device, how)
         notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
@@ -149,6 +144,47 @@ def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
             best, begin = other, state
     sample.begin_with(begin)
     return best
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """What was asked for."""
+
+    passes: int
+    inside: bool
+    keep: Any
+
+
+def _measure_all(
+    sample: Sample, blocks: list[Block], observed: discovery.Trace, device: torch.device, how: _How
+) -> tuple[measure.StepMeasure, list[Block]]:
+    """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
+    refuse_chosen_kernels(part for block in blocks for part in block.parts())
+    refuse_sharded_parts(blocks)
+    measured, blocks = _measure(sample, blocks, observed, device)
+    _keep_named(sample.model, measured, how.keep)
+    _keep_writing(measured, blocks, observed)
+    _count_copies_of_buffers(sample.model, measured.blocks)
+    sample.teller.begin("taking times", how.passes * len(measured.blocks))
+    timing.TimePasses(sample, blocks, measured, device).run(how.passes)
+    if how.inside:
+        sample.teller.begin("looking into blocks", len(measured.blocks))
+        owners = Owners(sample.model, _call_order(blocks, observed), measured.used_outside)
+        option_measure.OptionPass(sample, blocks, measured, owners, device).run()
+    return measured, blocks
+
+
+def _as_whole(
+    sample: Sample, whole: list[Block], observed: discovery.Trace, device: torch.device, how: _How
+) -> tuple[measure.StepMeasure, list[Block]] | None:
+    """The same of the whole model as a block, which is of use only if it can be opened; else None."""
+    try:
+        measured, blocks = _measure_all(sample, whole, observed, device, how)
+    except Unsupported:
+        for parameter in sample.model.parameters():
+            parameter.grad = None
+        return None
+    return (measured, blocks) if any(stage.options for stage in measured.blocks) else None
 
 
 def _measure(
@@ -201,9 +237,11 @@ def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measu
 def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> None:
     if not keep:
         return
-    kept = {id(part) for module in discovery.named_by_user(model, keep, "keep") for part in module.modules()}
+    named = discovery.named_by_user(model, keep, "keep")
+    kept, parts = set(map(id, named)), {id(part) for module in named for part in module.modules()}
     for stage in measured.blocks:
-        if any(id(module) in kept for module in resolve(model, stage.name).modules):
+        block = resolve(model, stage.name)
+        if parts & set(map(id, block.modules)) or kept & set(map(id, block.parts())):
             stage.keep_reason = stage.keep_reason or "is listed in keep="
 
 

@@ -53,6 +53,7 @@ class Trace:
     storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
     casts: bool  # autocast was on in some call
     compiled: list[frozenset[int]]  # for each call of a compiled function, the identities of the modules around it
+    saved: list[tuple[int, frozenset[int]]]  # each storage that autograd saves, and the modules around, likewise
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
@@ -60,8 +61,21 @@ class Trace:
     def saved_bytes(self, modules: Sequence[nn.Module]) -> int:
         """Of all that autograd saves while these run, parameters left out."""
         calls = [call for module in modules for call in self.calls_of(module)]
+        return self._sum(set().union(*(call.saves for call in calls)), modules)
+
+    def freed_bytes(self, modules: Sequence[nn.Module]) -> int:
+        """Of what autograd saves, what running these again can bring back: what they made, and nothing else saves."""
+        calls = [call for module in modules for call in self.calls_of(module)]
+        own = {id(module) for module in modules}
+        read, made = set[int]().union(*(call.reads for call in calls)), set[int]().union(*(c.returns for c in calls))
+        within = {key for key, around in self.saved if around & own and (key in made or key not in read)}
+        beside = {key for key, around in self.saved if not around & own}
+        return self._sum(within - beside, modules)
+
+    def _sum(self, keys: Set[int], modules: Sequence[nn.Module]) -> int:
+        """Bytes of these storages, parameters of the modules left out."""
         own = {_compat.storage_id(p) for module in modules for p in module.parameters() if memory.has_storage(p)}
-        return sum(self._bytes.get(key, 0) for key in set().union(*(call.saves for call in calls)) - own)
+        return sum(self._bytes.get(key, 0) for key in keys - own)
 
     @functools.cached_property
     def _bytes(self) -> dict[int, int]:
@@ -111,7 +125,7 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
     finally:
         for handle in handles:
             handle.remove()
-    return Trace(recorder.calls, recorder.storages, recorder.casts, recorder.compiled)
+    return Trace(recorder.calls, recorder.storages, recorder.casts, recorder.compiled, recorder.saved)
 
 
 def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -126,6 +140,7 @@ class _Recorder:
         self.storages: list[_compat.StorageRef] = []
         self.casts = False
         self.compiled: list[frozenset[int]] = []
+        self.saved: list[tuple[int, frozenset[int]]] = []
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
@@ -159,7 +174,11 @@ class _Recorder:
 
     def note_compiled(self) -> None:
         """A function that torch.compile has made is called."""
-        self.compiled.append(frozenset(id(call.module) for call, _, _ in self._open))
+        self.compiled.append(self._around())
+
+    def _around(self) -> frozenset[int]:
+        """The modules that run."""
+        return frozenset(id(call.module) for call, _, _ in self._open)
 
     def note_written(self) -> None:
         """A parameter is written."""
@@ -172,6 +191,7 @@ class _Recorder:
             self.refuse_transform()
         if memory.has_storage(tensor):
             saved = self._keys([tensor])
+            self.saved += [(key, self._around()) for key in saved]
             for call, _, _ in self._open:
                 call.saves |= saved
 
@@ -232,6 +252,20 @@ def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
         if not modules:
             raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
     return _in_call_order(model, observed, modules)
+
+
+def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:
+    """The whole model as a block, where parts of it are worth more than the blocks that were found; else nothing.
+
+    It is, where the model does more itself than they do. But not where its layers are written to be run again, or some
+    were skipped, which a whole would not know; nor where twice what it saves, all at once, takes more than there is.
+    """
+    modules = [module for block in blocks for module in block.modules]
+    by_hand = not _hugging_face_layers(model, observed) and not skipped_layers(model, observed)
+    fits = 2 * observed.saved_bytes([model]) <= room_bytes
+    if fits and by_hand and _is_mostly_beside(model, modules, observed):
+        return _in_call_order(model, observed, [model])
+    return []
 
 
 def named_by_user(model: nn.Module, wanted: Any, option: str = "blocks") -> list[nn.Module]:
@@ -304,12 +338,16 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
             yield child  # as those beside it, which have such a container in them
 
 
+HALF = 0.52  # and the little that normalizations save beside what they are given
+
+
 def _is_mostly_beside(module: nn.Module, found: Sequence[nn.Module], observed: Trace) -> bool:
-    """Whether a module can be a block, and saves more than twice what these parts of it do: a residual block with a
-    container of no more than a projection, say.
+    """Whether a module can be a block, and running these parts of it again brings back less than half of what running
+    it does: a residual block with a container of no more than a projection, say, or layers with functions between them.
     """
-    saved = observed.saved_bytes([module])
-    return 2 * observed.saved_bytes(found) < saved and _can_be_stage(observed, Block("", (module,)))
+    return observed.freed_bytes(found) < HALF * observed.freed_bytes([module]) and _can_be_stage(
+        observed, Block("", (module,))
+    )
 
 
 def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:

@@ -488,7 +488,7 @@ class MemoryPass:
 
         Of earlier blocks' outputs, what the caller lists is there at the peak. What the block before read is mostly
         gone at once, when its output takes the name of that. Its output is the chain's: a schedule that keeps it has it
-        to the end.
+        to the end. So are those that are resident to the end, for blocks save them, which they do not do here.
         """
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
@@ -498,9 +498,11 @@ class MemoryPass:
         stays = {key for key in there if key in middle.outputs or self._is_at_peak(key, begin.mark, middle.mark)}
         stage.listed, others = self._passing(there, there.keys() - stays)
         level = meter.level(begin.mark) - others
-        stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level
+        missing = self._pinned_but_gone(begin, begin, middle)
+        stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level + missing
         if returned is not None:
-            rest = meter.peak(returned.mark, end.mark) - level + sum(stage.listed.values())
+            missing = self._pinned_but_gone(begin, returned, end)
+            rest = meter.peak(returned.mark, end.mark) - level + missing + sum(stage.listed.values())
             stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
@@ -516,6 +518,11 @@ class MemoryPass:
             elif key not in self._lasting and key not in self._pinned:
                 others += size
         return listed, others
+
+    def _pinned_but_gone(self, begin: _Moment, first: _Moment, last: _Moment) -> int:
+        """Bytes of pinned outputs that were there in the beginning, but are not when most is between two moments."""
+        gone = begin.outputs.keys() & self._pinned - last.outputs.keys()
+        return sum(begin.outputs[key] for key in gone if not self._is_at_peak(key, first.mark, last.mark))
 
     def _is_at_peak(self, key: int, first: int, last: int) -> bool:
         """Whether an output that goes between two marks is there when most is."""

@@ -43,7 +43,8 @@ from .sample import Sample, backward_of
 
 PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
 LEAST_BYTES = 4096  # an option that saves less is not worth having
-MAX_OPTIONS = 12  # keep everything among them
+MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
+PARTS = 12  # of what a step saves: options of a block lie no further apart
 ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
 
 Function = Callable[..., Any]
@@ -60,6 +61,7 @@ class OptionPass:
         self._found: dict[Any, _Opening] = {}
         self._index = 0
         self._calls: dict[int, int] = {}
+        self._part_bytes = sum(stage.saved_bytes for stage in measured.stages) // PARTS
 
     def run(self) -> None:
         """Adds options to the measured stages, or says why there are none."""
@@ -100,7 +102,7 @@ class OptionPass:
             kind = (stage.signature(), graph.digest(), graph.closed)
             if kind not in self._found:
                 waiting = self._owners.waiting(block, call)
-                self._found[kind] = _Opening(run, stage, graph, waiting)
+                self._found[kind] = _Opening(run, stage, graph, waiting, self._part_bytes)
         self._found[kind].describe(stage)
 
 
@@ -189,9 +191,14 @@ class _Opening:
     """What was found inside one kind of block."""
 
     def __init__(
-        self, run: _BlockRuns, stage: StageMeasure, graph: BlockGraph, waiting: Sequence[torch.nn.Parameter]
+        self,
+        run: _BlockRuns,
+        stage: StageMeasure,
+        graph: BlockGraph,
+        waiting: Sequence[torch.nn.Parameter],
+        part_bytes: int,
     ) -> None:
-        self._run, self._stage, self._waiting = run, stage, waiting
+        self._run, self._stage, self._waiting, self._part_bytes = run, stage, waiting, part_bytes
         self.asked: list[int] = []
         self.options: list[OptionMeasure] = []
         self.digest = graph.digest()
@@ -213,7 +220,7 @@ class _Opening:
             return "does not do the same operations when it is run again"
         for op, other in zip(graph.operations, again.operations, strict=True):
             op.nanoseconds = min(op.nanoseconds, other.nanoseconds)
-        proved = _Proofs(self._run, graph, self.asked).choices()
+        proved = _Proofs(self._run, graph, self.asked, self._part_bytes).choices()
         if len(proved) < 2:
             return "has no saved tensor that could be rebuilt"
         for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
@@ -222,7 +229,8 @@ class _Opening:
         measured = [(_Metered(self._run, self._waiting, recipe, self.asked).stage, took) for recipe, took in proved]
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
-        self.options = _thinned(_pareto(options))
+        parts = stage.saved_bytes // max(1, self._part_bytes)
+        self.options = _thinned(_pareto(options), MAX_OPTIONS + parts)
         return "" if len(self.options) > 1 else "has no option that takes less"
 
 
@@ -297,7 +305,7 @@ def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
     return ours != theirs and all(a <= b for a, b in zip(theirs, ours, strict=True))
 
 
-def _thinned(options: list[OptionMeasure], at_most: int = MAX_OPTIONS) -> list[OptionMeasure]:
+def _thinned(options: list[OptionMeasure], at_most: int) -> list[OptionMeasure]:
     """At most so many, among them those that set what a step takes at least: the one that saves least, which is the
     last, and those that peak lowest.
     """
@@ -337,8 +345,8 @@ class _NotTheSame(Exception):
 class _Proofs:
     """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
 
-    def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int]) -> None:
-        self._run, self._graph, self._asked = run, graph, asked
+    def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int], part_bytes: int) -> None:
+        self._run, self._graph, self._asked, self._part_bytes = run, graph, asked, part_bytes
 
     def choices(self) -> list[tuple[Recipe, _Took]]:
         """The choices with their times; the first keeps everything."""
@@ -373,7 +381,8 @@ class _Proofs:
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
             return []
-        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in candidates(self._graph)]
+        found = candidates(self._graph, self._part_bytes)
+        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in found]
         return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
 
     def _proved(

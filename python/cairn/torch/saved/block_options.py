@@ -3,7 +3,8 @@
 Problem. For every saved tensor of a block: keep it, or rebuild it in the backward from what is kept. Kept bytes cost
 memory; each operation that must run again costs its time, once, however many tensors it helps to rebuild. Wanted are
 the choices on the lower convex hull of (bytes, time): a chain solver mixes options over the blocks, so what lies above
-the hull is of little use.
+the hull is of little use. Where a block is much of what a step saves there is little to mix: then choices on the edges
+of the hull, between its corners, are wanted as well.
 
 Method. For a price of w_b per byte and w_t per nanosecond the cheapest choice is a minimum cut. Let r(o) say that
 operation o runs again and a(v) that value v is available. Then a(v) = 1 for every saved v; r(o) = 1 asks for a(u) = 1
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
@@ -70,15 +72,18 @@ class Choice:
     rebuild_ns: int
 
 
-def choices(graph: BlockGraph, at_most: float = math.inf) -> list[Choice]:
-    """From keeping everything to keeping as little as possible, no more than `at_most`, along the convex hull."""
+def choices(graph: BlockGraph, at_most: float = math.inf, finest_bytes: int = 0) -> list[Choice]:
+    """From keeping everything to keeping as little as possible, no more than `at_most`, along the convex hull.
+
+    finest_bytes: where two are further apart than that, there are some in between as well. 0: nowhere.
+    """
     model = _Model(graph)
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
     if least.kept_bytes >= everything.kept_bytes:
         return [everything]
     cuts = max(2, CUT_WORK // len(graph.operations) ** 2)
-    points = [everything, *_between(model, everything, least, cuts), least]
-    return _thinned(points, at_most)
+    points = _thinned([everything, *_between(model, everything, least, cuts), least], at_most)
+    return _filled(model, points, finest_bytes) if finest_bytes > 0 else points
 
 
 def ideal_choices(graph: BlockGraph) -> list[Choice]:
@@ -92,13 +97,14 @@ def ideal_choices(graph: BlockGraph) -> list[Choice]:
     return [everything, *_between(model, everything, least), least]
 
 
-def candidates(graph: BlockGraph) -> list[Choice]:
+def candidates(graph: BlockGraph, finest_bytes: int = 0) -> list[Choice]:
     """The choices that are worth measuring: by the times that were measured, and some by times that never vary.
 
     Measured times differ from run to run, and so do the choices along their hull. What the least memory takes must not
-    depend on that: the second ones are the same in every run. The first keeps everything.
+    depend on that: the second ones are the same in every run. The first keeps everything. `finest_bytes`: as above, for
+    the second ones.
     """
-    steady = choices(_with_steady_times(graph), STEADY_CHOICES)
+    steady = choices(_with_steady_times(graph), STEADY_CHOICES, finest_bytes)
     found = {choice.decisions: choice for choice in (*steady, *choices(graph, TIMED_CHOICES))}
     return sorted(found.values(), key=lambda choice: (KEEP * len(graph.packs) != choice.decisions, -choice.kept_bytes))
 
@@ -138,6 +144,16 @@ def _room(gap: tuple[Choice, Choice]) -> int:
     """A bound on what lies below the line between two points of the hull."""
     a, b = gap
     return (b.rebuild_ns - a.rebuild_ns) * (a.kept_bytes - b.kept_bytes)
+
+
+def _filled(model: _Model, points: Sequence[Choice], finest_bytes: int) -> list[Choice]:
+    """These, and where two are far apart, some in between, so that none are further apart than that if it can be."""
+    found = list(points[:1])
+    for a, b in itertools.pairwise(points):
+        parts = -(-(a.kept_bytes - b.kept_bytes) // finest_bytes)
+        found += model.partly(a, b, parts)
+        found.append(b)
+    return found
 
 
 def _thinned(points: Sequence[Choice], at_most: float) -> list[Choice]:
@@ -230,7 +246,9 @@ class _Model:
         self._outputs = {v.index for v in made} if ideal else set()
         self._saved = self._outputs.union(self._sources)
         self._pieces = self._found_pieces()
-        self._cuts: list[tuple[Fraction, list[Side]]] = [(Fraction(0), [[] for _ in self._pieces])]  # by price of bytes
+        nothing: list[Side] = [[] for _ in self._pieces]
+        self._cuts = [(Fraction(0), nothing)]  # by price of bytes
+        self._sides = {KEEP * len(graph.packs): nothing}  # of each choice, by its decisions
         self.total_ns = sum(self._time(op) for op in graph.operations) * 2
 
     def _time(self, op: Operation) -> int:
@@ -272,7 +290,37 @@ class _Model:
             for i, piece in enumerate(self._pieces)
         ]
         self._cuts.insert(place, (ratio, sides))
-        return self._choice({node for side in sides for node in side})
+        return self._of_sides(sides)
+
+    def _of_sides(self, sides: list[Side]) -> Choice:
+        choice = self._choice({node for side in sides for node in side})
+        self._sides[choice.decisions] = sides
+        return choice
+
+    def partly(self, first: Choice, last: Choice, parts: int) -> list[Choice]:
+        """Those that cut the way from one choice to another, whose bytes cost more, into about equal parts.
+
+        Each is the second one for some pieces, those that run earliest, and the first for the others. Pieces of one
+        price go over all at once along the hull, as those of layers that are alike, so all of these lie on it then. The
+        earliest ones, for what is rebuilt last takes no memory while the backward is at its peak.
+        """
+        before, after = self._sides[first.decisions], self._sides[last.decisions]
+        changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        changed.sort(key=lambda i: min(index for _, index in after[i]))
+
+        def with_first(count: int) -> Choice:
+            gone = set(changed[:count])
+            return self._of_sides([after[i] if i in gone else before[i] for i in range(len(before))])
+
+        found: dict[str, Choice] = {}
+        for part in range(1, parts):
+            wanted = first.kept_bytes - (first.kept_bytes - last.kept_bytes) * part // parts
+            counts = range(1, len(changed))
+            at = bisect.bisect_left(counts, -wanted, key=lambda count: -with_first(count).kept_bytes)
+            if at < len(counts):
+                choice = with_first(counts[at])
+                found[choice.decisions] = choice
+        return list(found.values())
 
     def _found_pieces(self) -> list[_Network]:
         """The networks of the operations that may run again, apart where nothing connects them."""

@@ -1,0 +1,203 @@
+"""What plans are worth for models that are written by hand: layers in lists, and functions called between them.
+
+python bench/torch_by_hand.py [MODEL ...] [--rounds 5] [--json FILE]
+
+Such a model is one block, of which parts are kept and the rest is rebuilt. Beside that stand the same layers as blocks
+of their own, of which little can be run again. For each way: the least peak, and what steps cost at three peaks evenly
+from the least of all to plain, as predicted and as measured, gradients created. Steps take turns; times are of the one
+thread's processor, and extra time is the median, over the rounds, of the ratio to the plain step of the round. Every
+step's loss must be plain's to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cairn
+import cairn.torch as ct
+import torch
+from cairn.torch.comparison import Comparison, Steps
+from cairn.torch.handle import Recalled
+from cairn.torch.measuring.sample import Sample
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_support import machine, quiet, write
+
+MIB = 2**20
+SHARES = (0, 1, 2)  # thirds of the way from the least to plain
+
+
+def convolution(before: int, after: int) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, padding=1)
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int = 256, depth: int = 6) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth))
+        self.inward = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.outward = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(len(self.up)):
+            heads = self.inward[i](self.norms[2 * i](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
+            seen = F.scaled_dot_product_attention(*heads.unbind(), is_causal=True)
+            x = x + F.dropout(self.outward[i](seen.transpose(1, 2).flatten(2)), 0.1)
+            x = x + F.dropout(self.down[i](F.gelu(self.up[i](self.norms[2 * i + 1](x)))), 0.1)
+        return x
+
+
+class Convolutions(nn.Module):
+    def __init__(self, width: int = 32, depth: int = 8) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(convolution(width if i else 3, width) for i in range(depth))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.silu(norm(conv(x)))
+        return x
+
+
+class UNet(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.a, self.b = convolution(3, width), convolution(width, width)
+        self.c, self.d = convolution(width, 2 * width), convolution(2 * width, 2 * width)
+        self.e, self.f = convolution(2 * width, 4 * width), convolution(4 * width, 4 * width)
+        self.up, self.g = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), convolution(4 * width, 2 * width)
+        self.out, self.h = nn.ConvTranspose2d(2 * width, width, 2, 2), convolution(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = F.relu(self.b(F.relu(self.a(x))))
+        second = F.relu(self.d(F.relu(self.c(F.max_pool2d(first, 2)))))
+        x = F.relu(self.f(F.relu(self.e(F.max_pool2d(second, 2)))))
+        x = F.relu(self.g(torch.cat([self.up(x), second], 1)))
+        return F.relu(self.h(torch.cat([self.out(x), first], 1)))
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int = 512, depth: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x))
+        return x
+
+
+class Autoencoder(nn.Module):
+    """Variational."""
+
+    def __init__(self, width: int = 784) -> None:
+        super().__init__()
+        self.read, self.mean, self.deviation = nn.Linear(width, 400), nn.Linear(400, 20), nn.Linear(400, 20)
+        self.inner, self.write = nn.Linear(20, 400), nn.Linear(400, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.read(x))
+        mean, deviation = self.mean(h), self.deviation(h)
+        z = mean + torch.exp(0.5 * deviation) * torch.randn_like(mean)
+        return torch.sigmoid(self.write(F.relu(self.inner(z))))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "transformer": (Transformer, (4, 256, 256), "*.*"),
+    "convolutions": (Convolutions, (8, 3, 64, 64), "*.*"),
+    "u-net": (UNet, (8, 3, 64, 64), "*"),
+    "perceptron": (Perceptron, (1024, 512), "*.*"),
+    "autoencoder": (Autoencoder, (2048, 784), "*"),
+}
+
+
+@dataclasses.dataclass
+class Row:
+    """A budget; `blocks` says of what, and nothing was measured where it has no plan."""
+
+    blocks: str
+    budget_bytes: int
+    predicted_peak_bytes: int | None = None
+    predicted_overhead: float | None = None
+    measured: Steps | None = None
+
+    def __str__(self) -> str:
+        within = f"  {self.blocks:<12} {self.budget_bytes / MIB:8.1f} MiB"
+        if self.measured is None or self.predicted_peak_bytes is None or self.predicted_overhead is None:
+            return f"{within}   no plan"
+        error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
+        times = f"{100 * self.measured.overhead:+9.1f} % {100 * self.predicted_overhead:+9.1f} %"
+        return f"{within}   {self.measured.peak_bytes / MIB:8.1f} MiB {error:+6.1f} % {times}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="steps timed per plan")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    results = {}
+    print("  blocks             budget       measured  error   slower   predicted")
+    with quiet():
+        for name in chosen.models or MODELS:
+            torch.manual_seed(0)
+            results[name] = measured(name, chosen.rounds)
+    data = {name: [dataclasses.asdict(row) for row in rows] for name, rows in results.items()}
+    write(chosen.json, {"machine": machine(), "rounds": chosen.rounds, "models": data})
+    wrong = [row for rows in results.values() for row in rows if row.measured and not row.measured.same_loss]
+    return 1 if wrong else 0
+
+
+def measured(name: str, rounds: int) -> list[Row]:
+    make, shape, pattern = MODELS[name]
+    model, x = make().train(), torch.randn(shape)
+    sample = Sample(model, (x,), {}, lambda output: output.square().mean())
+    profiles = {
+        "whole": ct.profile(model, x, loss_fn=sample.loss_fn),
+        "layers": ct.profile(model, x, loss_fn=sample.loss_fn, blocks=pattern),
+    }
+    tops = {blocks: ct.plan(profile, 2**62, gradients="created") for blocks, profile in profiles.items()}
+    least = min(top.least_budget_bytes for top in tops.values())
+    plain = max(top.plain_peak_bytes for top in tops.values())
+    budgets = [least + (plain - least) * share // len(SHARES) for share in SHARES]
+    rows, turns = [], []
+    for blocks, profile in profiles.items():
+        for budget in sorted({*budgets, tops[blocks].least_budget_bytes}):
+            rows.append(Row(blocks, budget))
+            with contextlib.suppress(ct.InfeasibleBudget):
+                plan = ct.plan(profile, cairn.Budget(total=budget, reserve=0), gradients="created")
+                rows[-1].predicted_peak_bytes, rows[-1].predicted_overhead = plan.peak_bytes, plan.overhead
+                turns.append(functools.partial(_following, model, Recalled(model, plan)))
+    found = Comparison(sample, tops["whole"]).measured(
+        [functools.partial(contextlib.nullcontext, model), *turns], rounds
+    )
+    steps = iter(found[1:])
+    for row in rows:
+        row.measured = _succeeded(next(steps)) if row.predicted_peak_bytes is not None else None
+    print(f"{name}: plain takes {_succeeded(found[0]).peak_bytes / MIB:.1f} MiB")
+    print(*rows, sep="\n", flush=True)
+    return rows
+
+
+@contextlib.contextmanager
+def _following(model: nn.Module, recalled: Recalled) -> Iterator[nn.Module]:
+    with recalled.at_work():
+        yield model
+
+
+def _succeeded(steps: Steps | str) -> Steps:
+    if isinstance(steps, str):
+        raise RuntimeError(f"a step failed: {steps}")
+    return steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -363,6 +363,8 @@ def test_blocks_named_by_the_user() -> None:
     assert block_names(profiled(step, blocks=torch_models.Bottleneck)) == [f"layers.{i}" for i in range(6)]
     assert block_names(profiled(step, blocks=step.model.layers)) == [f"layers.{i}" for i in range(6)]
     assert block_names(profiled(step, blocks=[step.model.layers[3], "layers.1"])) == ["layers.1", "layers.3"]
+    parts = ["enter", "left", "right", "twice", "twice", "leave"]
+    assert block_names(profiled(torch_models.branches(), blocks="*")) == parts  # the model itself has no name
     with pytest.raises(ValueError, match="names no module"):
         profiled(step, blocks="encoder.*")
     with pytest.raises(TypeError, match="blocks must be a name pattern, .* not int"):

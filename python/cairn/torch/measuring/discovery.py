@@ -292,8 +292,9 @@ def named_by_user(model: nn.Module, wanted: Any, option: str = "blocks") -> list
 
 
 def _matches(name: str, pattern: str) -> bool:
+    """The model itself has no name, and only a pattern without any stands for it."""
     parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+    return bool(name) == bool(pattern) and len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
 def _automatic(model: nn.Module, observed: Trace) -> list[nn.Module]:

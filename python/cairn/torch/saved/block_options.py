@@ -302,15 +302,20 @@ class _Model:
 
         Each is the second one for some pieces, those that run earliest, and the first for the others. Pieces of one
         price go over all at once along the hull, as those of layers that are alike, so all of these lie on it then. The
-        earliest ones, for what is rebuilt last takes no memory while the backward is at its peak.
+        earliest ones, for what is rebuilt last takes no memory while the backward is at its peak. And some for which
+        every second piece does not go over, every third, and so on: where each is rebuilt from the one before it, all
+        that do are there at once, from the first to the last of a row.
         """
         before, after = self._sides[first.decisions], self._sides[last.decisions]
         changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
         changed.sort(key=lambda i: min(index for _, index in after[i]))
 
-        def with_first(count: int) -> Choice:
-            gone = set(changed[:count])
+        def with_these(pieces: Sequence[int]) -> Choice:
+            gone = set(pieces)
             return self._of_sides([after[i] if i in gone else before[i] for i in range(len(before))])
+
+        def with_first(count: int) -> Choice:
+            return with_these(changed[:count])
 
         found: dict[str, Choice] = {}
         for part in range(1, parts):
@@ -320,7 +325,10 @@ class _Model:
             if at < len(counts):
                 choice = with_first(counts[at])
                 found[choice.decisions] = choice
-        return list(found.values())
+        for every in range(2, math.isqrt(len(changed)) + 1) if parts > 1 else ():
+            choice = with_these([piece for place, piece in enumerate(changed, 1) if place % every])
+            found[choice.decisions] = choice
+        return sorted(found.values(), key=lambda choice: -choice.kept_bytes)
 
     def _found_pieces(self) -> list[_Network]:
         """The networks of the operations that may run again, apart where nothing connects them."""

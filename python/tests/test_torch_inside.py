@@ -262,6 +262,22 @@ def test_options_trade_bytes_for_time(layer: Callable[[], nn.Module]) -> None:
         assert larger.time_ns <= smaller.time_ns or is_lower
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_what_takes_long_to_rebuild_is_timed_once(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt: list[str] = []
+
+    def counted(self: Any, rebuild: Any, *others: Any) -> None:
+        rebuilt.append(rebuild.recipe.decisions)
+        rebuild_all(self, rebuild, *others)
+
+    rebuild_all = option_measure._Proofs._rebuild_all
+    monkeypatch.setattr(option_measure._Proofs, "_rebuild_all", counted)
+    monkeypatch.setattr(option_measure, "LONG_NS", -1 if is_long else 10**18)
+    profiler.profile(net(Mlp), sample(), loss_fn=mean_square, passes=1)
+    times = {len(list(group)) for _, group in itertools.groupby(rebuilt)}
+    assert times == {1 if is_long else option_measure.PROOFS}
+
+
 def test_what_is_written_behind_autograds_back_is_kept() -> None:
     class Behind(Mlp):
         def act(self, x: Tensor) -> Tensor:

@@ -27,6 +27,10 @@ class Teller:
         self._phase, self._done, self._total = phase, 0, total
         self._tell()
 
+    def more(self, pieces: int) -> None:
+        """So many pieces more turn out to be needed."""
+        self._total += pieces
+
     def one_done(self) -> None:
         """One piece more is done."""
         self._done += 1

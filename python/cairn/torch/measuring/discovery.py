@@ -258,12 +258,13 @@ def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], 
     """The whole model as a block, where parts of it are worth more than the blocks that were found; else nothing.
 
     It is, where the model does more itself than they do. But not where its layers are written to be run again, or some
-    were skipped, which a whole would not know; nor where twice what it saves, all at once, takes more than there is.
+    were skipped, which a whole would not know; nor where something in it is compiled, and so cannot be opened, or twice
+    what it saves, all at once, takes more than there is.
     """
     modules = [module for block in blocks for module in block.modules]
     by_hand = not _hugging_face_layers(model, observed) and not skipped_layers(model, observed)
     fits = 2 * observed.saved_bytes([model]) <= room_bytes
-    if fits and by_hand and _is_mostly_beside(model, modules, observed):
+    if fits and by_hand and not observed.compiled and _is_mostly_beside(model, modules, observed):
         return _in_call_order(model, observed, [model])
     return []
 

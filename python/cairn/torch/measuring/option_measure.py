@@ -25,6 +25,7 @@ from ..base import clock, memory
 from ..base.blocks import Block, intercepted
 from ..base.layouts import Layouts, saving_nothing
 from ..base.prints import fingerprint
+from ..base.progress import Teller
 from ..base.stage_measure import KEEP, OptionMeasure, StageMeasure
 from ..base.tree import Tree
 from ..context.ambient import RandomState, no_autocast, with_generator
@@ -42,6 +43,7 @@ from .owners import Owners
 from .sample import Sample, backward_of
 
 PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
+LONG_NS = 500_000_000  # what takes longer is done and timed once
 LEAST_BYTES = 4096  # an option that saves less is not worth having
 MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
 PARTS = 12  # of what a step saves: options of a block lie no further apart
@@ -102,7 +104,7 @@ class OptionPass:
             kind = (stage.signature(), graph.digest(), graph.closed)
             if kind not in self._found:
                 waiting = self._owners.waiting(block, call)
-                self._found[kind] = _Opening(run, stage, graph, waiting, self._part_bytes)
+                self._found[kind] = _Opening(run, stage, graph, waiting, self._part_bytes, self._sample.teller)
         self._found[kind].describe(stage)
 
 
@@ -197,14 +199,16 @@ class _Opening:
         graph: BlockGraph,
         waiting: Sequence[torch.nn.Parameter],
         part_bytes: int,
+        teller: Teller,
     ) -> None:
         self._run, self._stage, self._waiting, self._part_bytes = run, stage, waiting, part_bytes
+        self._teller = teller
         self.asked: list[int] = []
         self.options: list[OptionMeasure] = []
         self.digest = graph.digest()
         self.draws = sorted({op.packs_before for op in graph.operations if op.random})
         self.reason = graph.closed or self._find(stage)
-        del self._run
+        del self._run, self._teller
 
     def describe(self, stage: StageMeasure) -> None:
         """Tells a stage what was found."""
@@ -226,12 +230,20 @@ class _Opening:
         for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
             took.saving_ns += mechanism.cost().of_part(len(recipe.decisions))
             took.rebuilding_ns += mechanism.cost().of_rebuilding(len(recipe.order))
-        measured = [(_Metered(self._run, self._waiting, recipe, self.asked).stage, took) for recipe, took in proved]
+        measured = self._metered(proved)
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
         parts = stage.saved_bytes // max(1, self._part_bytes)
         self.options = _thinned(_pareto(options), MAX_OPTIONS + parts)
         return "" if len(self.options) > 1 else "has no option that takes less"
+
+    def _metered(self, proved: Sequence[tuple[Recipe, _Took]]) -> list[tuple[StageMeasure, _Took]]:
+        self._teller.more(len(proved))
+        measured = []
+        for recipe, took in proved:
+            measured.append((_Metered(self._run, self._waiting, recipe, self.asked).stage, took))
+            self._teller.one_done()
+        return measured
 
 
 def _option(
@@ -405,6 +417,8 @@ class _Proofs:
             with no_autocast((self._run.device.type,)), torch.no_grad():
                 self._rebuild_all(rebuild, saved, where, now)
             took.append(now)
+            if now.rebuilding_ns > LONG_NS:
+                break
         return _Took(
             int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
         )

@@ -308,7 +308,7 @@ class _Model:
         """
         before, after = self._sides[first.decisions], self._sides[last.decisions]
         changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-        changed.sort(key=lambda i: min(index for _, index in after[i]))
+        changed.sort(key=lambda i: min(index for _, index in (*before[i], *after[i])))
 
         def with_these(pieces: Sequence[int]) -> Choice:
             gone = set(pieces)

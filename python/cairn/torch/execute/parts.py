@@ -112,7 +112,8 @@ class Part(Lease):
         if item.takes_state:
             rebuild.take_state(index + 1, RandomState(self._devices))
         if item.decision == KEEP:
-            rebuild.hold(index, tensor.detach())
+            if item.is_held:
+                rebuild.hold(index, tensor.detach())
             return None
         if item.is_held:
             rebuild.hold(index, mask_of(tensor))

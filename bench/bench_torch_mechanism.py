@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 BLOCKS = 16
 RUNS = 300
-LAYERS = (64, 32), (256, 72)  # width and tokens: one whose operations hardly count, and one of about 5 ms
+LAYERS = (64, 32), (192, 72), (256, 72)  # width and tokens: one whose operations hardly count, and two of about 5 ms
+WARM = 4  # steps until all that a plan keeps from step to step is there
 
 
 class Block(nn.Module):
@@ -119,7 +120,8 @@ class Timed:
 def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> float:
     """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
     executor.attach()
-    step()
+    for _ in range(WARM):
+        step()
     entries = [e for s in executor.first.sites.values() if s.opened is not None for e in s.opened._entries.values()]
     codes = [recipe.code for entry in entries for recipe in entry.recipes.values()]
     before = [code.begin for code in codes]
@@ -171,7 +173,8 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
                 if planned is not None:
                     planned.attach()
                     attached.callback(planned.detach)
-                run()
+                for _ in range(WARM):
+                    run()
                 began = time.thread_time_ns()
                 run()
                 taken[name].append(time.thread_time_ns() - began)

@@ -248,6 +248,8 @@ def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
 
 def compiler_is_active() -> bool:
     """Whether torch.compile traces the code that runs now, or runs it between parts that it has traced."""
+    if "torch._dynamo" not in sys.modules:
+        return False
     return torch.compiler.is_compiling() or (_frame_callback is not None and callable(_frame_callback()))
 
 
@@ -298,7 +300,7 @@ def is_compiled_function(function: Any) -> bool:
 
 def parts_compiled_with(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
     """The modules that run inside of a compiled one; none in every other module."""
-    inside = compiled_inside(module)
+    inside = module if is_compiled_in_place(module) else compiled_inside(module)
     if inside is not None:
         return inside.modules()
     return list(module.modules())[1:] if is_compiled_function(module.forward) else ()

@@ -31,9 +31,12 @@ TAKEN = frozenset(("forward", "__reduce_ex__", _REPLICATE))
 class Takeover:
     """Stands for a module's `forward` until it is removed."""
 
-    def __init__(self, module: nn.Module, handler: Handler, owner: object = None) -> None:
+    def __init__(
+        self, module: nn.Module, handler: Handler, owner: object = None, may_be_compiled: bool = False
+    ) -> None:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler
+        self._may_be_compiled = may_be_compiled  # the handler is left out then
         self._owner = owner  # lives as long as this does
         self._others: dict[str, Any] = {"__reduce_ex__": _Reducer(module)}
         if hasattr(type(module), _REPLICATE):
@@ -48,17 +51,19 @@ class Takeover:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the module's forward."""
-        if self._handler is not None and _compat.compiler_is_active():
-            raise Unsupported(
-                "a planned model, or a block of one, cannot be compiled: its schedule is carried out by hooks, which "
-                "torch.compile does not see; put torch.compile(block) in the place of each block before planning"
-            )
+        handler = self._handler
+        if handler is not None and _compat.compiler_is_active():
+            if not self._may_be_compiled:
+                raise Unsupported(
+                    "a planned model, or a block of one, cannot be compiled: its schedule is carried out by hooks, "
+                    "which torch.compile does not see; put torch.compile(block) in the place of each block before "
+                    "planning"
+                )
+            handler = None
         if args and args[0] is self._module():
             args = args[1:]  # as a method, this was bound to the module once more: accelerate's unwrap_model does that
         forward = self.original()
-        if self._handler is None:
-            return forward(*args, **kwargs)
-        return self._handler(forward, args, kwargs)
+        return forward(*args, **kwargs) if handler is None else handler(forward, args, kwargs)
 
     @property
     def module(self) -> nn.Module | None:
@@ -131,6 +136,12 @@ def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
     clean = {key: value for key, value in state.items() if key not in forward._mine()}
     clean.update(without_takeover(forward._before))
     return clean
+
+
+def own_count(state: dict[str, Any]) -> int:
+    """How many attributes there are but for those that a takeover has put there."""
+    is_taken = isinstance(state.get("forward"), Takeover)
+    return len(state) - (len(TAKEN & state.keys()) if is_taken else 0)
 
 
 def _refuse_replica() -> Any:

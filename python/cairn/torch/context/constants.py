@@ -15,6 +15,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as all_modules
 
+from ..base import _compat
+from ..base.takeover import own_count
 from .attributes import OF_EVERY_MODULE
 from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
@@ -27,17 +29,22 @@ class Constants:
     """The attributes of modules, and of plain objects among them, that a forward may read, their classes, parts and
     hooks; and what of constants and functions it finds elsewhere.
 
-    Parts and plain objects are referred to weakly, so that a model is freed as ever. `flags` are the modules' training
-    flags.
+    Parts and plain objects are referred to weakly, so that a model is freed as ever.
+
+    Attributes:
+        flags: the modules' training flags.
+        numbers: of what the modules' dicts held when all was compared last; another list once it was compared again.
+            None before, and where torch does not tell.
     """
 
     __slots__ = ("_children", "_counts", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects", "_parts",
-                 "flags")  # fmt: skip
+                 "flags", "numbers")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
         attributes = list(map(attributes_of, modules))
         self.flags = [module.training for module in modules]
+        self.numbers: list[int] | None = None
         self._kinds = list(map(type, [*modules, *objects]))
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
@@ -45,7 +52,7 @@ class Constants:
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
         owned = [*attributes, *names_of(objects)]
-        self._counts = list(map(len, owned))
+        self._counts = list(map(own_count, owned))
         self._noted = Noted(owned, [[n for n, v in each.items() if _is_noted(n, v)] for each in owned], self._is_exact)
 
     def _is_exact(self, index: int, name: Any) -> bool:
@@ -60,17 +67,27 @@ class Constants:
         try:
             objects = list(map(call, self._objects))
             owned = [*attributes, *names_of(objects)]
-            return (
-                not self._gone
-                and list(map(type, itertools.chain(modules, objects))) == self._kinds
-                and list(map(len, owned)) == self._counts
-                and _hooks_of(attributes) == self._hooks
-                and (children_of(attributes) if children is None else children) == self._children
-                and self._noted.hold(owned)
-                and self._elsewhere.hold()
-            )
+            numbers = _compat.contents([*owned, *itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, attributes))])
+            if self._gone or list(map(type, itertools.chain(modules, objects))) != self._kinds:
+                return False
+            if numbers is None or numbers != self.numbers:
+                if not self._names_hold(owned, attributes, children):
+                    return False
+                self.numbers = numbers
+            return self._noted.fillings_hold(owned) and self._elsewhere.hold()
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
             return False  # one is gone, or has become a tensor or an array
+
+    def _names_hold(
+        self, owned: Sequence[dict[str, Any]], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None
+    ) -> bool:
+        """Of what cannot have changed while torch tells that nothing did in the dicts."""
+        return (
+            list(map(own_count, owned)) == self._counts
+            and _hooks_of(attributes) == self._hooks
+            and (children_of(attributes) if children is None else children) == self._children
+            and self._noted.names_hold(owned)
+        )
 
     def difference(self, modules: Sequence[nn.Module]) -> str:
         """Where they do not hold: what is another than it was, for people."""
@@ -94,7 +111,7 @@ class Constants:
         if _hooks_of(attributes) != self._hooks:
             return "a hook"
         counts = zip(kinds, owned, self._counts, strict=True)
-        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if len(now) != before]
+        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if own_count(now) != before]
         return changed[0] if changed else self._elsewhere.difference()
 
 
@@ -105,6 +122,7 @@ def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 _pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
+_registries_of = operator.itemgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
 _HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forward_hooks
 
 

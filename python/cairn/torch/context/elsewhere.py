@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -166,7 +167,7 @@ def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) 
 class _Places:
     """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures."""
 
-    __slots__ = ("_cells", "_first_class", "_globals", "_owners", "names")
+    __slots__ = ("_are_lasting", "_cells", "_first_class", "_lasting", "_owners", "names")
 
     def __init__(self, search: _Search, is_wanted: Callable[[Any], bool]) -> None:
         def wanted(names: Iterable[str], namespace: Any) -> list[str]:
@@ -174,29 +175,46 @@ class _Places:
 
         found = [(space, wanted(names, space)) for space, names in search.globals.values()]
         owned = [(owner, wanted(names, vars(owner()))) for owner, names in search.attributes.values()]
+        found += [(_dict_of(owner()), names) for owner, names in owned if _is_imported(owner())]
+        owned = [(owner, names) for owner, names in owned if not _is_imported(owner())]
         owned.sort(key=lambda each: isinstance(each[0](), type))
-        self._globals = [namespace for namespace, names in found if names]
+        self._lasting = [namespace for namespace, names in found if names]
         self._owners = [owner for owner, names in owned if names]
         self._first_class = sum(not isinstance(owner(), type) for owner in self._owners)
         self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
         self.names: list[Any] = [names for _, names in (*found, *owned) if names]
+        self._are_lasting = not self._owners and not self._cells
         if self._cells:
             self.names.append(range(len(self._cells)))
 
     def key(self) -> Any:
         """The same for the same names in the same namespaces, as long as these are there."""
         owners = [id(owner()) for owner in self._owners]
-        return tuple(map(id, self._globals)), tuple(owners), tuple(map(id, self._cells)), tuple(map(tuple, self.names))
+        return tuple(map(id, self._lasting)), tuple(owners), tuple(map(id, self._cells)), tuple(map(tuple, self.names))
 
     def namespaces(self) -> list[Any]:
         """Where the names are looked up; those of the variables are indices.
 
         AttributeError or ValueError: one is gone.
         """
+        if self._are_lasting:
+            return self._lasting
         owned = list(names_of(map(call, self._owners)))
         classes = _compat.dicts_behind(owned[self._first_class :])
         cells = [list(map(_get_contents, self._cells))] if self._cells else ()
-        return [*self._globals, *owned[: self._first_class], *classes, *cells]
+        return [*self._lasting, *owned[: self._first_class], *classes, *cells]
+
+
+def _is_imported(owner: Any) -> bool:
+    """Whether it is a module of Python, or a class at the top of one: as lasting as globals are."""
+    if isinstance(owner, types.ModuleType):
+        return True
+    return isinstance(owner, type) and vars(sys.modules.get(owner.__module__, types)).get(owner.__qualname__) is owner
+
+
+def _dict_of(owner: Any) -> Any:
+    """The dict of a module of Python or of a class."""
+    return vars(owner) if isinstance(owner, types.ModuleType) else _compat.dicts_behind([vars(owner)])[0]
 
 
 def _described(place: Place) -> str:

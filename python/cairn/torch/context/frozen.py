@@ -24,9 +24,10 @@ OBJECT_DEPTH = 2  # so far are objects followed that hold others
 _BYTES_COMPARED = 4096  # of arrays
 
 _AS_THEY_ARE = frozenset(
-    (Slot, type(None), str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format, type)
-)
-_NUMBERS = (bool, int, float, complex, str, bytes, fractions.Fraction, decimal.Decimal)
+    (Slot, type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
+     type)
+)  # fmt: skip
+_NUMBERS = (int, float, complex, str, bytes, fractions.Fraction, decimal.Decimal)  # and what is made of these
 
 
 def frozen(value: Any, depth: int = OBJECT_DEPTH) -> Any:
@@ -37,11 +38,12 @@ def frozen(value: Any, depth: int = OBJECT_DEPTH) -> Any:
     if cls is tuple or cls is list:
         return cls, tuple([item if type(item) in _AS_THEY_ARE else frozen(item, depth) for item in value])
     if cls is dict:
-        return cls, tuple([(key, frozen(item, depth)) for key, item in value.items()]) if value else ()
+        items = value.items()
+        return cls, tuple([(key, item if type(item) in _AS_THEY_ARE else frozen(item, depth)) for key, item in items])
     if isinstance(value, enum.Enum):
         return cls, value.name
     if isinstance(value, _NUMBERS):
-        return cls, repr(value)  # 1, 1.0 and True are equal, 0.0 and -0.0 too
+        return cls, repr(value)  # 1, 1.0 and True are equal, 0.0 and -0.0, too
     if cls is slice:
         return cls, frozen((value.start, value.stop, value.step))
     if isinstance(value, (torch.Tensor, torch.Generator)) or depth == 0:

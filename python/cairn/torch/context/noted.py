@@ -86,9 +86,15 @@ class Noted:
         """
         contents = _compat.contents(namespaces) if self._are_dicts else None
         if contents is None or contents != self._contents:
-            if not self._names_hold(namespaces):
+            if not self.names_hold(namespaces):
                 return False
             self._contents = contents
+        return self.fillings_hold(namespaces)
+
+    def fillings_hold(self, namespaces: Sequence[Any]) -> bool:
+        """Of what can change while a name stands for it: lists, dicts, what objects say."""
+        if not self._lists and not self._frozen:
+            return True
         lists = list(self._filled.values(namespaces))
         return (
             lists == self._lists
@@ -96,7 +102,7 @@ class Noted:
             and all(frozen(namespaces[i][name]) == before for i, name, before in self._frozen)
         )
 
-    def _names_hold(self, namespaces: Sequence[Any]) -> bool:
+    def names_hold(self, namespaces: Sequence[Any]) -> bool:
         """Of what stays as it is while a name stands for it."""
         values = tuple(self._places.values(namespaces))
         return (

@@ -179,8 +179,8 @@ class BlockState:
             return True
         return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
 
-    def after(self, before: Before, flags: list[bool] | None = None) -> Record:
-        """What a run left, and what it must find when it is run again. `flags`: of training, if they are known."""
+    def after(self, before: Before) -> Record:
+        """What a run left, and what it must find when it is run again."""
         if self._filled is None:
             before.empty = self._are_filled(before)
             self._filled = frozenset(before.empty)
@@ -192,9 +192,7 @@ class BlockState:
             for index in before.copies.keys() - self._changing:
                 if memory.is_at_hand(before.copies[index][0]) and not self._is_written(index, before):
                     del before.copies[index]
-        if flags is None:
-            flags = [part.training for part in before.modules]
-        return Record(self, before, _compat.versions(before.parameters), flags)
+        return Record(self, before)
 
     def _is_written(self, index: int, before: Before) -> bool:
         """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
@@ -216,6 +214,8 @@ class Before:
     copies: _Copies
     empty: dict[_Place, bool]  # attributes that it finds to be None, or not there, True, and fills
     numbers: dict[_Place, Any]  # what it finds of those that every run changes
+    addresses: list[int] | None = None  # of its parameters, if they are known
+    flags: list[bool] | None = None  # of training, the same
 
 
 class Record:
@@ -223,10 +223,11 @@ class Record:
 
     __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
 
-    def __init__(self, state: BlockState, before: Before, versions: list[int], flags: list[bool]) -> None:
-        self._state, self._before, self._versions, self._flags = state, before, versions, flags
-        self._addresses: list[int] | None = None  # of parameters, and of buffers
-        if not sharded.is_any(before.modules):
+    def __init__(self, state: BlockState, before: Before) -> None:
+        self._state, self._before = state, before
+        self._versions, self._addresses = _compat.versions(before.parameters), before.addresses  # and of buffers
+        self._flags = [part.training for part in before.modules] if before.flags is None else before.flags
+        if self._addresses is None and not sharded.is_any(before.modules):
             own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
             self._addresses = _compat.addresses(own)
 

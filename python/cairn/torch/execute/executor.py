@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ..context.switches import refuse_chosen_kernels
 from ..outside.replaced import Outside, Replaced
 from ..schedule.itinerary import Itinerary, has_transfers
 from ..schedule.program import Program, compile_program
+from . import part_hooks
 from .opened import Inside, OpenedBlock
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .travel import Depot, Travel
@@ -56,6 +58,13 @@ class Guide(Protocol):
         """The step's forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else
         is not as planned, in the backward, too.
         """
+
+
+class _Thread(threading.local):
+    """What one thread carries out."""
+
+    run: Run | None = None
+    stage_of: Mapping[tuple[str, int], int] = types.MappingProxyType({})
 
 
 class Executor:
@@ -98,7 +107,7 @@ class Executor:
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
         self._replaced = Replaced(model, outside or Outside())
-        self._thread = threading.local()
+        self._thread = _Thread()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
         self._has_warned = self._has_warned_of_blocks = False
@@ -171,6 +180,8 @@ class Executor:
             takeover = self._takeovers.pop()()
             if takeover is not None:
                 takeover.remove()
+        for state in self._states.values():
+            part_hooks.remove(state.modules())
         if self.depot is not None:
             self.depot.retire()
 
@@ -268,12 +279,11 @@ class Executor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        run: Run | None = getattr(self._thread, "run", None)
+        run = self._thread.run
         if run is None or run.running:
             self._warn_of_blocks_alone(run)
             return forward(*args, **kwargs)
-        call = run.next_call(name)
-        stage = self._thread.stage_of.get((name, call))
+        stage = self._thread.stage_of.get((name, run.next_call(name)))
         forward = with_own_caches(forward, args, kwargs)
         if stage is None:
             self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
@@ -285,7 +295,7 @@ class Executor:
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
-        run: Run | None = getattr(self._thread, "run", None)
+        run = self._thread.run
         if run is not None and not run.running:
             forward = with_own_caches(forward, args, kwargs)
         return forward(*args, **kwargs)
@@ -299,7 +309,7 @@ class Executor:
         kwargs: dict[str, Any],
     ) -> Any:
         """A Sequential whose children form blocks of several."""
-        container, run = container_ref(), getattr(self._thread, "run", None)
+        container, run = container_ref(), self._thread.run
         if container is None or len(args) != 1 or kwargs or run is None:
             self._warn_of_blocks_alone(run)
             return forward(*args, **kwargs)
@@ -323,7 +333,7 @@ class Executor:
             model is not None
             and torch.is_grad_enabled()
             and (model.training or self._in_eval)
-            and getattr(self._thread, "run", None) is None
+            and self._thread.run is None
         )
 
     def _refuse_surroundings(self) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,18 +22,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import _compat
 from ..base.prints import fingerprint
 from ..base.stage_measure import KEEP
 from ..base.tree import Tree
 from ..context.ambient import Modes, RandomState
 from ..context.constants import Constants
-from ..context.frozen import frozen
-from ..context.state import Before, BlockState
+from ..context.state import BlockState
 from ..saved.block_graph import BlockGraph, BlockRecorder
 from ..saved.block_options import MASK
 from ..saved.holders import FirstRun, LaterRun
 from ..saved.rebuild import Rebuild, Recipe, compile_recipe, mask_of
+from . import found
+from .found import Finding, Key, Latest
+from .part_hooks import place, remove
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Inside:
 
 
 @dataclasses.dataclass
-class _Entry:
+class Entry:
     """A recorded run and what it holds for; without a graph the block cannot be opened."""
 
     graph: BlockGraph | None
@@ -66,70 +66,42 @@ class _Entry:
     recipes: dict[int, Recipe] = dataclasses.field(default_factory=dict)
 
 
-class _Key:
-    """A key that is hashed once."""
-
-    __slots__ = ("_hash", "_value")
-
-    def __init__(self, value: Any) -> None:
-        self._value, self._hash = value, hash(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._value == other._value
-
-    def __hash__(self) -> int:
-        return self._hash
-
-
-@dataclasses.dataclass(slots=True)
-class _Latest:
-    """What the latest run found, what its tensors looked like, and its key."""
-
-    found: tuple[Any, ...]
-    looks: _compat.Looks
-    key: _Key
-
-
 class OpenedBlock:
     """A block of a plan with options other than keeping everything."""
 
     def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
         self.inside, self.state, self._name = inside, state, name
-        self._last: _Latest | None = None
-        self._places: tuple[list[int], tuple[Any, ...]] = [], ()  # where its tensors lay, and what they shared
+        self._latest: Latest | None = None
+        self._numbers: list[int] | None = None  # of what its modules held in the run before
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
-        self._entries: dict[Any, _Entry] = known.setdefault((inside, len(modules)), {})
+        self._entries: dict[Any, Entry] = known.setdefault((inside, len(modules)), {})
 
-    def key(self, tree: Tree, before: Before, modes: Modes, switches: Any) -> Any:
-        """Equal for runs that do the same, as far as one can see before they run; mostly the key of the last one."""
-        own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
-        tensors = [*own, *tree.leaves]
-        found = frozen(tree.shape), modes, switches, self._sharing(own), _places_of(tree.leaves)
-        last = self._last  # another thread may replace it
-        if last is not None and found == last.found and last.looks.hold(tensors):
-            return last.key
-        key = _Key((*found, tuple(_looks_of(own)), tuple(map(_leaf_look_of, tree.leaves))))
-        if last is None or key != last.key:
-            last = self._last = _Latest(found, _compat.Looks(tensors), key)
-        return last.key
+    def find(self, tree: Tree, modes: Modes, switches: Any) -> Finding:
+        """What a run finds, to be called before it; mostly what the latest one found."""
+        seen, latest = found.seen(tree, modes, switches), self._latest  # another thread may replace it
+        if latest is not None and latest.seen == seen:
+            before = latest.before(self.state)
+            if before is not None:
+                return Finding(before, latest.key, latest.entry, is_settled=True)
+        before = self.state.before()
+        finding = Finding(before, Key((*seen, found.looks_of([*before.parameters, *before.buffers]))))
+        entry = self._entries.get(finding.key)
+        if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
+            finding.entry, numbers = entry, entry.constants.numbers
+            self._latest = Latest.of(finding, seen, latest) if numbers == self._numbers else None
+            self._numbers = numbers
+        return finding
 
-    def _sharing(self, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-        """Which of a block's parameters and buffers lie in one storage, and where; mostly as when it ran last."""
-        places, last = _compat.addresses(tensors), self._places
-        if places != last[0]:
-            last = self._places = places, _shared(tensors)
-        return last[1]
-
-    def following(self, option: int, key: Any, before: Before) -> tuple[Recipe | None, list[bool]]:
-        """What a run that keeps a part can follow, and its training flags. None: it has to be recorded first, or the
-        block cannot be opened.
-        """
-        entry = self._entries.get(key)
-        if entry is None or not entry.constants.hold(before.modules, before.attributes, before.children):
-            return None, []
-        recipe = entry.recipes.get(option)
-        return self._recipe(entry, option) if recipe is None else recipe, entry.constants.flags
+    def following(self, option: int, finding: Finding) -> Recipe | None:
+        """What a run that keeps a part can follow. None: it has to be recorded first, or the block cannot be opened."""
+        entry = finding.entry
+        if entry is None:
+            return None
+        recipe = entry.recipes.get(option) or self._recipe(entry, option)
+        if recipe is not None and recipe.calls is not None and not finding.is_settled:
+            place(finding.before.modules[part] for part in recipe.calls)
+        return recipe
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
         """Prepares a run of the block that saves by an option."""
@@ -142,7 +114,7 @@ class OpenedBlock:
         recipe = self._recipe(entry, option)
         return _Following(self, option, devices, recipe, entry.reason)
 
-    def _recipe(self, entry: _Entry, option: int) -> Recipe | None:
+    def _recipe(self, entry: Entry, option: int) -> Recipe | None:
         """The recipe of an option; None: there is none, for a reason that the entry says."""
         if entry.graph is None:
             return None
@@ -165,7 +137,7 @@ class OpenedBlock:
             reason = f"changes {constants.difference(self.state.modules())} in every run"
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
-        self._entries[key] = _Entry(None if reason else graph, reason, constants, changed)
+        self._entries[key] = Entry(None if reason else graph, reason, constants, changed)
         while len(self._entries) > _ENTRIES_KEPT:
             del self._entries[next(iter(self._entries))]
 
@@ -179,12 +151,13 @@ class OpenedBlock:
         entry = self._entries.get(key)
         if entry is not None:
             entry.graph, entry.reason = None, reason
+            entry.recipes.clear()
 
 
 _ENTRIES_KEPT = 8
 
 #: What was recorded of blocks, by their first module; a plan that is applied anew finds it again.
-_recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, _Entry]]] = weakref.WeakKeyDictionary()
+_recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, Entry]]] = weakref.WeakKeyDictionary()
 
 
 class Saving:
@@ -267,6 +240,7 @@ class _Recording(Saving):
         super().__init__(block, option, devices)
         self.difference = difference
         self._key = key
+        remove(block.state.modules())  # whose forwards will be noted
         self._constants = Constants(block.state.modules())
         self._recorder: BlockRecorder | None = None
         self._kept: dict[int, torch.Tensor] = {}  # and masks
@@ -276,7 +250,8 @@ class _Recording(Saving):
     @contextlib.contextmanager
     def running(self, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
         state = self.block.state
-        self._recorder = BlockRecorder(arguments, state.parameters(), [r[k] for r, k in state.buffers()])
+        buffers = [registry[key] for registry, key in state.buffers()]
+        self._recorder = BlockRecorder(arguments, state.parameters(), buffers, state.modules())
         with self._recorder:
             yield
 
@@ -322,43 +297,3 @@ class _Recording(Saving):
             if known is not None:
                 rebuild.take_state(count, known)
         return rebuild
-
-
-# -- what a forward is passed --------------------------------------------------------------------------------
-
-
-def _looks_of(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
-    """Which have gradients, and how they lie in memory."""
-    try:
-        return [*map(_own_look_of, tensors), *map(_stride_of, tensors)]
-    except (AttributeError, RuntimeError):  # one is None, or sparse
-        known = [None if t is None or t.layout is not torch.strided else t.stride() for t in tensors]
-        return [*(None if t is None else _own_look_of(t) for t in tensors), *known]
-
-
-def _shared(tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """For each the first that lies in its storage, and where it begins there."""
-    first: dict[int, int] = {}
-    found = []
-    for index, tensor in enumerate(tensors):
-        key = 0 if tensor is None else _compat.storage_key(tensor)
-        found.append((first.setdefault(key, index), tensor.storage_offset()) if tensor is not None and key else None)
-    return tuple(found)
-
-
-def _places_of(leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Where in their storages they begin, which lie in one, and which have no history."""
-    storages: dict[int, int] = {}
-    found: list[Any] = []
-    for index, leaf in enumerate(leaves):
-        where = storages.setdefault(_compat.storage_key(leaf), index) if len(leaves) > 1 else 0
-        found.append((leaf.storage_offset() if leaf.layout is torch.strided else None, where, leaf.is_leaf))
-    return tuple(found)
-
-
-def _leaf_look_of(leaf: torch.Tensor) -> Any:
-    return _look_of(leaf), leaf.stride() if leaf.layout is torch.strided else None
-
-
-_own_look_of, _stride_of = operator.attrgetter("requires_grad", "shape", "dtype"), operator.methodcaller("stride")
-_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")

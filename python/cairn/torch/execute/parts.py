@@ -21,6 +21,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
@@ -31,6 +32,7 @@ from ..context.ambient import RandomState
 from ..saved.holders import Holder, Lease, Packed, written
 from ..saved.rebuild import Item, Rebuild, Recipe, mask_of
 from ..schedule.program import FORWARD_SAVE, Op
+from .part_hooks import PartHooks
 
 if TYPE_CHECKING:
     from ..context.state import Record
@@ -58,11 +60,13 @@ class Part(Lease):
     """One run of a block."""
 
     __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_is_running", "_name", "_recipe",
-                 "_rebuild", "flags", "versions")  # fmt: skip
+                 "_rebuild", "versions")  # fmt: skip
 
-    def __init__(self, run: Run, name: str, stage: int, block: BlockRun, recipe: Recipe, flags: list[bool]) -> None:
+    def __init__(
+        self, run: Run, name: str, stage: int, block: BlockRun, recipe: Recipe, devices: Sequence[torch.device]
+    ) -> None:
         self.run, self._name, self.stage = run, name, stage
-        self._block, self._recipe, self.flags = block, recipe, flags
+        self._block, self._recipe, self._devices = block, recipe, devices
         self.versions = [argument.version for argument in block.arguments]
         self._rebuild: Rebuild | None = Rebuild(recipe)
         self._coming = iter(recipe.items)
@@ -73,14 +77,16 @@ class Part(Lease):
 
     # -- the forward -----------------------------------------------------------------------------------------
 
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[torch.device]) -> Any:
-        """Runs the block under hooks; its output."""
-        self._devices = devices
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[nn.Module]) -> Any:
+        """Runs the block, which is made of these modules, under hooks; its output."""
         packing = self._packing()
         next(packing)
+        block, calls = self._block, self._recipe.calls
         try:
-            with saved_tensors_hooks(packing.send, _unpack):
-                return self._block.forward(*args, **kwargs)
+            if calls is None:
+                with saved_tensors_hooks(packing.send, _unpack):
+                    return block.forward(*args, **kwargs)
+            return PartHooks(modules, calls, packing.send, _unpack).run(block.forward, *args, **kwargs)
         finally:
             packing.close()  # autograd's graph has it, and it may have a tensor with that graph
 
@@ -92,29 +98,30 @@ class Part(Lease):
             if item is True:
                 tensor = yield tensor, saved_version(tensor), name
                 continue
-            absent = None if item is False else self._take(item, tensor)
-            if absent is None:
-                tensor = yield tensor.detach(), saved_version(tensor), name
-            else:
+            stays = tensor.detach() if item is False else self._take(item, tensor)
+            if isinstance(stays, Absent):
                 del tensor  # which is to be gone before the next one comes
-                tensor = yield absent
+                tensor = yield stays
+            else:
+                tensor = yield stays, saved_version(stays), name
 
-    def _take(self, item: Item | None, tensor: torch.Tensor) -> Absent | None:
-        """Takes note of a tensor that is not just kept, or (without an item) that was not expected; what stands for it
-        if it is not kept.
+    def _take(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | Absent:
+        """Takes note of a tensor that is not just kept, or (without an item) that was not expected; what stands for it,
+        if it is kept without its history.
         """
         rebuild = self._rebuild
-        if item is None or rebuild is None or not item.pack.matches(tensor):
+        if item is None or rebuild is None or not item.is_of(tensor):
             self._rebuild = None  # from here on, all is kept
             self._extra += item is None
-            return None
+            return tensor.detach()
         index = item.index
         if item.takes_state:
             rebuild.take_state(index + 1, RandomState(self._devices))
         if item.decision == KEEP:
+            kept = tensor.detach()
             if item.is_held:
-                rebuild.hold(index, tensor.detach())
-            return None
+                rebuild.hold(index, kept)
+            return kept
         if item.is_held:
             rebuild.hold(index, mask_of(tensor))
         if item.sample is not None:
@@ -177,10 +184,12 @@ class Part(Lease):
 
     def _run_again(self) -> None:
         """Runs the block again as a whole, which brings every tensor that somebody still waits for."""
-        count = len(self._recipe.items) - operator.length_hint(self._coming) + self._extra
-        holders = [self._absent.get(index, _nobody) for index in range(count)]
-        metas = [self._recipe.metas[index] if index in self._absent else None for index in range(count)]
-        self._block.first = Packed(holders, metas)
+        items = self._recipe.items
+        packed = [*items[: len(items) - operator.length_hint(self._coming)], *itertools.repeat(True, self._extra)]
+        absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
+        metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
+        self._block.first = Packed([found or _nobody for found in absent], metas)
+        self._block.calls = self._recipe.calls
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
 
 
@@ -189,7 +198,7 @@ def _nobody() -> None:
 
 
 def _unpack(saved: Staying | Absent) -> torch.Tensor:
-    if not isinstance(saved, tuple):
+    if isinstance(saved, Absent):
         return saved.unpack()
     tensor, version, name = saved
     if saved_version(tensor) != version:

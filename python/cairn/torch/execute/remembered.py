@@ -15,6 +15,7 @@ from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..context.ambient import Modes, RandomState
 from ..context.state import Record
 from ..saved.holders import Box, Packed, View, geometry
+from ..saved.part_calls import Calls
 
 
 class Outputs:
@@ -100,6 +101,7 @@ class BlockRun:
     found: Record | None = None
     first: Packed | None = None
     box: Box | None = None  # of an opened block
+    calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
     samples: list[Any] | None = None  # of what it returned; None: not compared
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
@@ -69,7 +70,9 @@ from ..schedule.program import (
     Value,
 )
 from .cargo import Cargo
+from .found import Finding
 from .opened import OpenedBlock, Saving
+from .part_hooks import PartHooks, placed
 from .parts import Part
 from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
 from .travel import Travel
@@ -173,7 +176,8 @@ class Run:
         try:
             if self._program.native[stage]:
                 output = forward(*args, **kwargs)
-                self._returns(op, output, tensors_in((args, kwargs)))
+                if not self._program.quiet[stage]:
+                    self._returns(op, output, tensors_in((args, kwargs)))
             else:
                 output = self._first_run(op, forward, args, kwargs)
         finally:
@@ -212,52 +216,61 @@ class Run:
         hidden = hidden_in(tree.opaque, site.name) if tree.opaque else []
         arguments, state = self._arguments(stage, tree.leaves), self._random_state(tree.leaves)
         block = BlockRun(forward, tree, arguments, hidden, self._modes, state)
-        before, key, part = site.state.before(), None, None
-        if site.opened is not None:
-            key = site.opened.key(tree, before, self._modes, self._switches.key)
-            if op.option and self._program.lasting[stage] and self._settings.determinism_check != "values":
-                recipe, flags = site.opened.following(op.option, key, before)
-                part = None if recipe is None else Part(self, site.name, stage, block, recipe, flags)
-        if part is None:
-            output = self._run_recorded(op, block, key, before, args, kwargs)
+        if site.opened is None:
+            finding, part = Finding(site.state.before()), None
         else:
-            output = self._run_part(part, block, before, args, kwargs)
+            finding = site.opened.find(tree, self._modes, self._switches.key)
+            part = self._part(op, site, finding, block)
+        if part is None:
+            output = self._run_recorded(op, block, finding, args, kwargs)
+        else:
+            output = self._run_part(part, block, finding.before, args, kwargs)
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
-        self._returns(op, output, passed)
+        if not self._program.quiet[stage]:
+            self._returns(op, output, passed)
         return output
+
+    def _part(self, op: Op, site: Site, finding: Finding, block: BlockRun) -> Part | None:
+        """For a run that keeps a part, of which nothing is ever taken away; None if the list has to be followed for it,
+        or it has to be recorded first.
+        """
+        stage, settings = op.stage, self._settings
+        if site.opened is None or not op.option or not self._program.lasting[stage]:
+            return None
+        recipe = site.opened.following(op.option, finding) if settings.determinism_check != "values" else None
+        return None if recipe is None else Part(self, site.name, stage, block, recipe, settings.devices)
 
     def _run_part(
         self, part: Part, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A run that keeps a part, of which nothing is ever taken away."""
-        output = part.forward(args, kwargs, self._settings.devices)
+        output = part.forward(args, kwargs, before.modules)
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != part.versions:
             block.refuse_written(self.name(part.stage), part.versions)
-        block.found = self._sites[part.stage].state.after(before, part.flags)
+        block.found = self._sites[part.stage].state.after(before)
         reason = part.finish()
         if reason:
             self._note_reason(part.stage, reason)
         return output
 
     def _run_recorded(
-        self, op: Op, block: BlockRun, key: Any, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Op, block: BlockRun, finding: Finding, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A run whose holders the list empties and fills."""
         stage, site = op.stage, self._sites[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
-        block.box = None if key is None else Box(key)
+        block.box = None if finding.key is None else Box(finding.key)
         saving = self._saving(op, block)
         leaves, digest = block.tree.leaves, _digest if self._settings.determinism_check == "values" else None
         first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving)
         try:
-            with hooks(first), _NOTHING if saving is None else saving.running(leaves):
+            with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
             block.refuse_written(site.name, first.versions)
         except BaseException:
             self._forget(stage)
             raise
-        block.found, block.samples = site.state.after(before), _samples(output)
+        block.found, block.samples = site.state.after(finding.before), _samples(output)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -700,10 +713,15 @@ class Run:
             surroundings.callback(Attributes(modules, with_large=self._in_forward).restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
-            surroundings.enter_context(hooks(later))
+            if block.calls is None:
+                surroundings.enter_context(saved_tensors_hooks(*hooks(later)))
+                run = block.forward
+            else:
+                surroundings.enter_context(placed(modules[part] for part in block.calls))
+                run = functools.partial(PartHooks(modules, block.calls, *hooks(later)).run, block.forward)
             if saving is not None:
                 surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
-            output = block.forward(*args, **kwargs)
+            output = run(*args, **kwargs)
             later.finish()
         if block.samples is not None and _samples(output) != block.samples:
             self.refuse_other_values(op.stage)

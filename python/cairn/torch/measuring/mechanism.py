@@ -175,7 +175,7 @@ class _Alone:
         self._saved: list[torch.Tensor] = []
         self._states = [RandomState(())]
         self._x, self._parameters = x, list(layer.parameters())
-        recorder = BlockRecorder(Tree.of(((x,), {})).leaves, self._parameters, [])
+        recorder = BlockRecorder(Tree.of(((x,), {})).leaves, self._parameters, [], list(layer.modules()))
 
         def pack(tensor: torch.Tensor) -> int:
             with recorder.paused():

@@ -148,7 +148,8 @@ class _BlockRuns:
         self.rewind()
         constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
         args, kwargs = self.arguments.source(isolate.Hooks())
-        recorder = BlockRecorder(Tree.of((args, kwargs)).leaves, self.parameters(), self.buffers(), timed=self.device)
+        leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
+        recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
         count = 0
 
         def pack(tensor: torch.Tensor) -> Any:
@@ -166,7 +167,6 @@ class _BlockRuns:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
             result = self.function(*args, **kwargs)
         graph = recorder.graph(result)
-        parts = self.block.parts()
         if not constants.hold(parts, list(map(vars, parts))):
             graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
         for (module, name), value in self._attributes.filled():
@@ -228,7 +228,7 @@ class _Opening:
         if len(proved) < 2:
             return "has no saved tensor that could be rebuilt"
         for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
-            took.saving_ns += mechanism.cost().of_part(len(recipe.decisions))
+            took.saving_ns += mechanism.cost().of_part(recipe.hooks_cost)
             took.rebuilding_ns += mechanism.cost().of_rebuilding(len(recipe.order))
         measured = self._metered(proved)
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)

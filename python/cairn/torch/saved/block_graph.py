@@ -26,11 +26,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..base import _compat, clock, memory, operators
 from ..base.tree import Slot, Tree, tensors_in
+from . import part_calls
 from .holders import View, geometry
+from .part_calls import Call
 
 ARGUMENT, PARAMETER, BUFFER, OUTSIDE = "argument", "parameter", "buffer", "outside"
 Root = tuple[str, int]  # where a value comes from that was there before the block: kind, and which
@@ -121,13 +124,14 @@ class Pack:
 
 @dataclasses.dataclass
 class BlockGraph:
-    """A recorded run of a block. `returned`: the storages of what it returns."""
+    """A recorded run of a block. `returned`: the storages of what it returns; `calls`: of its parts."""
 
     values: list[Value]
     operations: list[Operation]
     packs: list[Pack]
     returned: frozenset[int]
     closed: str = ""  # why the block cannot be opened; empty: it can
+    calls: Sequence[Call] = ()
 
     def is_dense(self, value: int) -> bool:
         """Whether the tensor that an operation returned fills its storage, so that a copy of it has the same layout."""
@@ -162,6 +166,7 @@ class BlockGraph:
 class BlockRecorder:
     """Records one run of a block: `with recorder: output = forward(...)`, its pack hooks calling `pack`.
 
+    parts: the block's modules, whose calls are noted.
     timed: the device that operations are waited for on, where their times count.
     """
 
@@ -170,25 +175,27 @@ class BlockRecorder:
         arguments: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor | None],
         buffers: Sequence[torch.Tensor | None],
+        parts: Sequence[nn.Module] = (),
         timed: torch.device | None = None,
     ) -> None:
-        self._notes = _Notes(timed)
+        self._notes, self._parts = _Notes(timed), parts
         for kind, tensors in ((ARGUMENT, arguments), (PARAMETER, parameters), (BUFFER, buffers)):
             for index, tensor in enumerate(tensors):
                 if tensor is not None and memory.has_storage(tensor):
                     self._notes.root(tensor, (kind, index))
         if any(type(t) not in _PLAIN for t in arguments):
             self._notes.close("gets a tensor of a class of its own")
-        self._modes = (_Operations(self._notes), _Reads(self._notes))
 
     def __enter__(self) -> BlockRecorder:
-        for mode in self._modes:
-            mode.__enter__()
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(part_calls.noted(self._parts, self._notes.saved_count, self._notes.calls))
+            entered.enter_context(_Operations(self._notes))
+            entered.enter_context(_Reads(self._notes))
+            self._entered = entered.pop_all()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(*exc)
+        self._entered.__exit__(*exc)
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Notes a tensor that autograd saves; only while paused."""
@@ -244,6 +251,7 @@ class _Notes:
         self._values: list[Value] = []
         self._operations: list[Operation] = []
         self._packs: list[Pack] = []
+        self.calls: list[Call] = []
         self._current: dict[int, Value] = {}  # by storage: its latest version
         self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
         self._closed = ""
@@ -251,6 +259,9 @@ class _Notes:
 
     def close(self, reason: str) -> None:
         self._closed = self._closed or reason
+
+    def saved_count(self) -> int:
+        return len(self._packs)
 
     def root(self, tensor: torch.Tensor, root: Root) -> Value:
         """The value that was there before the block in a tensor's storage."""
@@ -384,7 +395,7 @@ class _Notes:
         packs = list(map(self._as_backwards_find_it, self._packs))
         for op in self._operations:
             _simplify(op, self._values)
-        return BlockGraph(self._values, self._operations, packs, returned, self._closed)
+        return BlockGraph(self._values, self._operations, packs, returned, self._closed, self.calls)
 
     def _as_backwards_find_it(self, pack: Pack) -> Pack:
         """A saved tensor whose storage was written later, beside it (the gates of a GRU cell): as its last version."""

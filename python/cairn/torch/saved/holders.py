@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
+Pack = Callable[[torch.Tensor], Any]  # a hook on what autograd saves
+Unpack = Callable[[Any], torch.Tensor]  # and on what it reads of that again
 
 
 class Lease:
@@ -263,10 +265,9 @@ class LaterRun:
             )
 
 
-def hooks(recorder: FirstRun | LaterRun) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context in which autograd saves through the recorder."""
-    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
-    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack_any)
+def hooks(recorder: FirstRun | LaterRun) -> tuple[Pack, Unpack]:
+    """With these hooks autograd saves through the recorder."""
+    return recorder.pack if recorder.saving is None else recorder.saving.pack(recorder), _unpack_any
 
 
 def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:

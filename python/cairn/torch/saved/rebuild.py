@@ -25,10 +25,11 @@ from ..base import _compat, memory
 from ..base.prints import fingerprint
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
-from . import bits
+from . import bits, part_calls
 from .block_graph import BlockGraph, Pack
 from .block_options import DROP, MASK, is_always_there, masks, sources
 from .holders import Meta
+from .part_calls import Calls
 from .rebuild_code import MASK as KEPT_MASK
 from .rebuild_code import PACK, Code, Kept, Made, Missing, Running, Source, write
 
@@ -46,24 +47,50 @@ class Sources(Protocol):
         """A buffer of the block."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Item:
     """A saved tensor of which more has to be known than that it is kept.
 
     Attributes:
-        pack: how it looked when it was recorded.
         decision: what is done with it.
         sample: how a few bytes are compared; None where it is kept, or not on the CPU.
         is_held: something is kept of it to rebuild others.
         takes_state: the state of the generators is taken down after it.
+        meta: what it looks like.
     """
 
-    index: int
-    pack: Pack
-    decision: str
-    sample: Sample | None
-    is_held: bool
-    takes_state: bool
+    __slots__ = (
+        "_dtype",
+        "_maker",
+        "_place",
+        "_shape",
+        "decision",
+        "index",
+        "is_held",
+        "meta",
+        "sample",
+        "takes_state",
+    )
+
+    def __init__(self, index: int, pack: Pack, decision: str, code: Code) -> None:
+        self.index, self.decision = index, decision
+        self.sample = sample_of(pack) if decision != KEEP else None
+        self.is_held, self.takes_state = index in code.held, index + 1 in code.states
+        self.meta: Meta = pack.shape, pack.dtype, pack.device
+        self._shape, self._dtype, self._maker = pack.shape, pack.dtype, pack.maker
+        self._place = pack.use.view[1:] if pack.use is not None else None
+
+    @property
+    def is_just_kept(self) -> bool:
+        return self.decision == KEEP and not self.is_held and not self.takes_state
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that another run saves may be this one."""
+        return (
+            tensor.shape == self._shape
+            and tensor.dtype is self._dtype
+            and (self._maker is None or type(tensor.grad_fn) is self._maker)
+            and (self._place is None or (tensor.stride(), tensor.storage_offset()) == self._place)
+        )
 
 
 # -- recipes --------------------------------------------------------------------------------------------------
@@ -79,10 +106,10 @@ class Recipe:
         held: the saved tensors of which something is kept for it.
         states: when random state is taken down: after so many saved tensors.
         samples: by saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
-        items: by saved tensor, what to do when autograd saves it. Of one that is just kept, and that nothing is rebuilt
-            from: whether it is kept with its history, as torch itself does; not if it may come from the node that
-            saves it, which would be a cycle.
-        metas: by saved tensor, what it looks like; None where it is just kept.
+        calls: of the block's parts, in which hooks have to be in force; None: in all of the block.
+        items: what to do when autograd saves one tensor after the other where hooks are in force. Of one that is just
+            kept, and that nothing is rebuilt from: whether it is kept with its history, as torch itself does; not if it
+            may come from the node that saves it, which would be a cycle.
     """
 
     graph: BlockGraph
@@ -90,8 +117,8 @@ class Recipe:
     order: list[int]
     code: Code
     samples: list[Sample | None]
+    calls: Calls | None
     items: list[Item | bool]
-    metas: list[Meta | None]
     compiler: Compiler
     _alone: dict[int, Code] = dataclasses.field(default_factory=dict)
 
@@ -102,6 +129,11 @@ class Recipe:
     @property
     def states(self) -> frozenset[int]:
         return self.code.states
+
+    @property
+    def hooks_cost(self) -> int:
+        """Of the hooks, as so many saved tensors."""
+        return len(self.items) + part_calls.CALL_COST * sum(map(len, (self.calls or {}).values()))
 
     def alone(self, pack: int) -> Code:
         """What rebuilds one tensor from what is kept."""
@@ -123,21 +155,33 @@ def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name
     order += sorted(absent.difference(order), reverse=True)
     samples = [sample_of(graph.packs[i]) if decisions[i] != KEEP else None for i in range(len(decisions))]
     code = compiler.code(order)
-    items = [_item(graph, i, decisions[i], samples[i], code) for i in range(len(decisions))]
-    metas = [_meta(item.pack) if isinstance(item, Item) else None for item in items]
-    return Recipe(graph, decisions, order, code, samples, items, metas, compiler)
+    items = [Item(i, pack, decisions[i], code) for i, pack in enumerate(graph.packs)]
+    calls, hooked = _hooked(graph, [item.index for item in items if not item.is_just_kept])
+    seen = [_has_history(graph, items[i].index) if items[i].is_just_kept else items[i] for i in hooked]
+    return Recipe(graph, decisions, order, code, samples, calls, seen, compiler)
 
 
-def _item(graph: BlockGraph, index: int, decision: str, sample: Sample | None, code: Code) -> Item | bool:
-    pack, is_held, takes_state = graph.packs[index], index in code.held, index + 1 in code.states
-    if decision != KEEP or is_held or takes_state:
-        return Item(index, pack, decision, sample, is_held, takes_state)
+def _has_history(graph: BlockGraph, index: int) -> bool:
+    """Whether a saved tensor that is just kept is kept with its history."""
+    pack = graph.packs[index]
     value = graph.values[pack.use.value] if pack.use is not None else None
     return not (pack.cyclic or value is None or value.overwritten or value.storage in graph.returned)
 
 
-def _meta(pack: Pack) -> Meta:
-    return pack.shape, pack.dtype, pack.device
+def _hooked(graph: BlockGraph, wanted: Sequence[int]) -> tuple[Calls | None, list[int]]:
+    """The calls in which hooks are in force so that they see these saved tensors, and all that they see.
+
+    Off the CPU no bytes of what is rebuilt are compared, so there hooks see how many tensors all of the block saves.
+    """
+    count = len(graph.packs)
+    is_compared = all(pack.device.type == "cpu" for pack in graph.packs)
+    found = part_calls.covering(graph.calls, wanted, count) if is_compared and wanted else None
+    if found is None:
+        return None, list(range(count))
+    calls: Calls = {}
+    for call in found:
+        calls[call.part] = (*calls.get(call.part, ()), call.number)
+    return calls, [index for call in found for index in range(call.first, call.end)]
 
 
 class Compiler:

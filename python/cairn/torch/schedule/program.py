@@ -90,6 +90,7 @@ class Program:
     opened: list[bool]  # blocks that are saved by an option other than keeping everything
     watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
+    quiet: list[bool] = field(default_factory=list)  # stages after whose first forward nothing is to be done
 
     @property
     def stage_count(self) -> int:
@@ -154,6 +155,10 @@ def compile_program(
         refs, tuple(compiled), first_forward, backward, lasting, native, is_block, replayed, opened, watched
     )
     program.releases = _last_reads(program)
+    program.quiet = [
+        not (replayed[i + 1] or watched[i] or program.releases[position] or compiled[position].kind == FORWARD_DROP)
+        for i, position in enumerate(first_forward)
+    ]
     return program
 
 

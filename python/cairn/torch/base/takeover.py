@@ -9,7 +9,6 @@ the `__dict__`; making one is refused.
 from __future__ import annotations
 
 import inspect
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -31,12 +30,10 @@ TAKEN = frozenset(("forward", "__reduce_ex__", _REPLICATE))
 class Takeover:
     """Stands for a module's `forward` until it is removed."""
 
-    def __init__(
-        self, module: nn.Module, handler: Handler, owner: object = None, may_be_compiled: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, handler: Handler, owner: object = None, is_of_part: bool = False) -> None:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler
-        self._may_be_compiled = may_be_compiled  # the handler is left out then
+        self.is_of_part = is_of_part  # of a block, and of no meaning to anybody else: it may be compiled without
         self._owner = owner  # lives as long as this does
         self._others: dict[str, Any] = {"__reduce_ex__": _Reducer(module)}
         if hasattr(type(module), _REPLICATE):
@@ -53,7 +50,7 @@ class Takeover:
         """Runs in place of the module's forward."""
         handler = self._handler
         if handler is not None and _compat.compiler_is_active():
-            if not self._may_be_compiled:
+            if not self.is_of_part:
                 raise Unsupported(
                     "a planned model, or a block of one, cannot be compiled: its schedule is carried out by hooks, "
                     "which torch.compile does not see; put torch.compile(block) in the place of each block before "
@@ -76,7 +73,7 @@ class Takeover:
         if module is None:
             raise RuntimeError("the module of this forward is gone")
         before = self._before.get("forward")
-        return before if before is not None else types.MethodType(type(module).forward, module)
+        return before if before is not None else _of_class(module)
 
     def remove(self) -> None:
         """Puts the module back as it was. If someone replaced `forward` again meanwhile, theirs stays, and this only
@@ -105,12 +102,10 @@ class Takeover:
         """For classes that copy their `__dict__` themselves: the copy gets a forward of its own."""
         module = self._module()
         copy = memo.get(id(module))
-        return self if copy is None else types.MethodType(type(copy).forward, copy)
+        return self if copy is None else _of_class(copy)
 
     def __reduce__(self) -> Any:
-        module = self._module()
-        assert module is not None
-        return types.MethodType, (type(module).forward, module)
+        return getattr, (self._module(), "forward")  # which is its class's, while it is being made again
 
 
 class _Reducer:
@@ -123,25 +118,65 @@ class _Reducer:
         module = self._module()
         assert module is not None
         reduced = type(module).__reduce_ex__(module, protocol)
-        if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        if not isinstance(reduced, tuple):
             return reduced
-        return (*reduced[:2], without_takeover(reduced[2]), *reduced[3:])
+        made, *rest = (tuple(map(_clean, part)) if isinstance(part, tuple) else _clean(part) for part in reduced)
+        return (made, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reducer:
+        """For classes that copy their `__dict__` themselves."""
+        copy = memo.get(id(self._module()))
+        return self if copy is None else _Reducer(copy)
+
+
+def _clean(value: Any) -> Any:
+    return without_takeover(value) if isinstance(value, dict) else value
 
 
 def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
     """A module's `__dict__` as it would be without any takeover."""
     forward = state.get("forward")
-    if not isinstance(forward, Takeover):
+    if not any(is_taken(state.get(key)) for key in TAKEN):
         return state
-    clean = {key: value for key, value in state.items() if key not in forward._mine()}
-    clean.update(without_takeover(forward._before))
+    clean = {key: value for key, value in state.items() if not (key in TAKEN and is_taken(value))}
+    if isinstance(forward, Takeover):
+        clean.update(without_takeover(forward._before))
     return clean
 
 
+def is_taken(value: Any) -> bool:
+    """Whether an attribute is one that a takeover has put there."""
+    return isinstance(value, (Takeover, _Reducer)) or value is _refuse_replica
+
+
+def own_names(state: dict[str, Any]) -> list[str]:
+    """The attributes in a module's `__dict__` but for those that a takeover of a part has put there."""
+    names = list(state)
+    return [name for name in names if name not in TAKEN] if is_part_taken_over(state) else names
+
+
 def own_count(state: dict[str, Any]) -> int:
-    """How many attributes there are but for those that a takeover has put there."""
-    is_taken = isinstance(state.get("forward"), Takeover)
-    return len(state) - (len(TAKEN & state.keys()) if is_taken else 0)
+    """How many these are."""
+    return len(state) - (len(TAKEN & state.keys()) if is_part_taken_over(state) else 0)
+
+
+def is_part_taken_over(state: dict[str, Any]) -> bool:
+    """Whether it is a part of a block that has this `__dict__`, and a takeover."""
+    forward = state.get("forward")
+    return isinstance(forward, Takeover) and forward.is_of_part
+
+
+def is_copied_as_usual(module: nn.Module) -> bool:
+    """Whether copies and pickles of a module are made of its `__dict__`, as those of most modules are."""
+    cls, own = type(module), ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__")
+    return all(getattr(cls, name, None) is getattr(nn.Module, name, None) for name in own)
+
+
+def _of_class(module: nn.Module) -> Callable[..., Any]:
+    """The forward that a module has from its class, be it a method or static."""
+    forward = inspect.getattr_static(type(module), "forward")
+    bound: Callable[..., Any] = forward.__get__(module, type(module)) if hasattr(forward, "__get__") else forward
+    return bound
 
 
 def _refuse_replica() -> Any:

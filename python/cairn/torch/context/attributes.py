@@ -168,7 +168,7 @@ class Attributes:
 
     def _restore_names(self, found: Found) -> None:
         names, before = found.container, found.before
-        for name, value in [(name, value) for name, value in names.items() if name not in found.hidden]:
+        for name, value in [(name, value) for name, value in list(names.items()) if name not in found.hidden]:
             has_history = self._has_history(value)
             stays = _is_large(value) and not self._with_large and found.are_names and not has_history
             if name in before:
@@ -267,7 +267,7 @@ def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dic
     """What is put back of something with names."""
     return {
         name: value
-        for name, value in names.items()
+        for name, value in list(names.items())
         if name not in hidden and (with_large or type(value) in _SMALL or not _is_large(value))
     }
 

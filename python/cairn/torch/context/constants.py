@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from ..base import _compat
-from ..base.takeover import own_count
+from ..base.takeover import own_count, own_names
 from .attributes import OF_EVERY_MODULE
 from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
@@ -33,8 +33,7 @@ class Constants:
 
     Attributes:
         flags: the modules' training flags.
-        numbers: of what the modules' dicts held when all was compared last; another list once it was compared again.
-            None before, and where torch does not tell.
+        numbers: of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
     """
 
     __slots__ = ("_children", "_counts", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects", "_parts",
@@ -51,9 +50,10 @@ class Constants:
         self._objects = [weakref.ref(value) for value in objects]
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
-        owned = [*attributes, *names_of(objects)]
+        owned = [*map(dict.copy, attributes), *names_of(objects)]  # for another thread may put handlers into parts
         self._counts = list(map(own_count, owned))
-        self._noted = Noted(owned, [[n for n, v in each.items() if _is_noted(n, v)] for each in owned], self._is_exact)
+        names = [[name for name in own_names(each) if _is_noted(name, each[name])] for each in owned]
+        self._noted = Noted(owned, names, self._is_exact)
 
     def _is_exact(self, index: int, name: Any) -> bool:
         """Numbers that no code names can be read, but hardly be asked for their types."""
@@ -63,25 +63,44 @@ class Constants:
     def hold(
         self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None = None
     ) -> bool:
-        """Whether all are as they were, in these modules with these attributes, and children if they are known."""
+        """Whether a forward would find the same again.
+
+        children: the identities of the parts that are registered in the modules, if they are known.
+        """
         try:
-            objects = list(map(call, self._objects))
-            owned = [*attributes, *names_of(objects)]
-            numbers = _compat.contents([*owned, *itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, attributes))])
-            if self._gone or list(map(type, itertools.chain(modules, objects))) != self._kinds:
-                return False
+            owned = self._owned(modules, attributes)
+            numbers = _numbers_of(owned, attributes)
             if numbers is None or numbers != self.numbers:
                 if not self._names_hold(owned, attributes, children):
                     return False
                 self.numbers = numbers
             return self._noted.fillings_hold(owned) and self._elsewhere.hold()
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return False  # one is gone, or has become a tensor or an array
+        except _CHANGED:
+            return False
+
+    def still_hold(
+        self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], numbers: Sequence[int]
+    ) -> bool:
+        """Whether nothing was put into any of the modules' dicts since they had these numbers, and they hold."""
+        try:
+            owned = self._owned(modules, attributes)
+            is_same = _numbers_of(owned, attributes) == numbers
+            return is_same and self._noted.fillings_hold(owned) and self._elsewhere.hold()
+        except _CHANGED:
+            return False
+
+    def _owned(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The dicts of modules and plain objects, all of the classes that they were of."""
+        objects = list(map(call, self._objects))
+        if self._gone or list(map(type, itertools.chain(modules, objects))) != self._kinds:
+            raise LookupError
+        return [*attributes, *names_of(objects)]
 
     def _names_hold(
         self, owned: Sequence[dict[str, Any]], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None
     ) -> bool:
         """Of what cannot have changed while torch tells that nothing did in the dicts."""
+        owned = [*map(dict.copy, attributes), *owned[len(attributes) :]]
         return (
             list(map(own_count, owned)) == self._counts
             and _hooks_of(attributes) == self._hooks
@@ -121,6 +140,15 @@ def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
     return list(map(tuple, filter(None, registries)))
 
 
+def _numbers_of(owned: Sequence[dict[str, Any]], modules: Sequence[dict[str, Any]]) -> list[int] | None:
+    """By which torch tells whether something was put into these dicts, or into those of the modules' members and hooks;
+    None where it does not.
+    """
+    return _compat.contents([*owned, *itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, modules))])
+
+
+#: One is gone, or has become a tensor or an array.
+_CHANGED = AttributeError, LookupError, RuntimeError, TypeError, ValueError
 _pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
 _registries_of = operator.itemgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
 _HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forward_hooks
@@ -141,7 +169,7 @@ def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
 
 
 def _objects_of(owner: Any) -> Iterator[Any]:
-    for name, value in vars(owner).items():
+    for name, value in list(vars(owner).items()):
         if name not in OF_EVERY_MODULE:
             for item in items_of(value):
                 if isinstance(item, nn.Module) or (has_attributes(item) and is_referred_to(item)):

@@ -209,7 +209,8 @@ def _is_imported(owner: Any) -> bool:
     """Whether it is a module of Python, or a class at the top of one: as lasting as globals are."""
     if isinstance(owner, types.ModuleType):
         return True
-    return isinstance(owner, type) and vars(sys.modules.get(owner.__module__, types)).get(owner.__qualname__) is owner
+    home = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__dict__", {})
+    return isinstance(owner, type) and home.get(owner.__qualname__) is owner
 
 
 def _dict_of(owner: Any) -> Any:
@@ -226,9 +227,9 @@ def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
     """What surely runs, or may be called by its name in an instance."""
     for module in modules:
         yield getattr(type(module), "forward", None)
-        yield from vars(module).values()
-        yield from module._forward_hooks.values()
-        yield from module._forward_pre_hooks.values()
+        yield from list(vars(module).values())  # another thread may put a handler into it
+        yield from list(module._forward_hooks.values())
+        yield from list(module._forward_pre_hooks.values())
 
 
 class _Search:

@@ -123,7 +123,7 @@ class BlockState:
         if len(modules) != len(self._parts) or children_of(attributes) != self.children:
             self._look()
             return self.before()
-        parameters = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_parameters_of, attributes)))))
+        parameters = parameters_in(attributes)
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         if not buffers:
@@ -145,7 +145,8 @@ class BlockState:
             found = ((place, attributes[place[0]].get(place[1], self)) for place in self._filled)
             return {place: value is self for place, value in found if value is None or value is self}
         self._names = list(map(frozenset, attributes))
-        return {(i, key): False for i, names in enumerate(attributes) for key, value in names.items() if value is None}
+        there = [(i, key, value) for i, names in enumerate(attributes) for key, value in list(names.items())]
+        return {(i, key): False for i, key, value in there if value is None}
 
     def _are_filled(self, before: Before) -> dict[_Place, bool]:
         """The empty names that a first run has filled, and those that it has added."""
@@ -161,7 +162,7 @@ class BlockState:
             return {
                 (i, name): value
                 for i, names in enumerate(attributes)
-                for name, value in names.items()
+                for name, value in list(names.items())
                 if type(value) in _NUMBERS
             }
         return {
@@ -314,6 +315,11 @@ class Record:
         finally:
             for registry, key, tensor in replaced:
                 registry[key] = tensor
+
+
+def parameters_in(attributes: Sequence[dict[str, Any]]) -> list[torch.Tensor | None]:
+    """The parameters that are registered in modules with these attributes."""
+    return list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_parameters_of, attributes)))))
 
 
 def children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:

@@ -28,9 +28,9 @@ from ..context.caches import note_caches, refuse_noted_caches, with_own_caches
 from ..context.state import BlockState
 from ..context.switches import refuse_chosen_kernels
 from ..outside.replaced import Outside, Replaced
+from ..saved.part_hooks import Handlers
 from ..schedule.itinerary import Itinerary, has_transfers
 from ..schedule.program import Program, compile_program
-from . import part_hooks
 from .opened import Inside, OpenedBlock
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .travel import Depot, Travel
@@ -101,6 +101,7 @@ class Executor:
         self._model = weakref.ref(model)
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
+        self._part_handlers = Handlers()
         self._names: set[str] = set()
         self.depot = depot
         self.first = self.prepare(stages, ops, inside, itinerary)
@@ -140,7 +141,9 @@ class Executor:
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
             functools.partial(_resident_storages, self._model),
         )
-        return Prepared(settings, _sites(model, program, self._states, inside), stage_of, itinerary)
+        return Prepared(
+            settings, _sites(model, program, self._states, inside, self._part_handlers), stage_of, itinerary
+        )
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -171,6 +174,7 @@ class Executor:
                     f"a {type(module).__name__} of the plan was compiled in place (Module.compile), around what the "
                     "plan has to do; put torch.compile(module) in the module's place instead, and plan then"
                 )
+        self._part_handlers.open()
         for module, handler in handlers:
             self._takeovers.append(weakref.ref(Takeover(module, handler, owner if module is model else None)))
 
@@ -180,8 +184,7 @@ class Executor:
             takeover = self._takeovers.pop()()
             if takeover is not None:
                 takeover.remove()
-        for state in self._states.values():
-            part_hooks.remove(state.modules())
+        self._part_handlers.release()
         if self.depot is not None:
             self.depot.retire()
 
@@ -362,7 +365,11 @@ def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
 
 
 def _sites(
-    model: nn.Module, program: Program, states: dict[str, BlockState], inside: Mapping[int, Inside]
+    model: nn.Module,
+    program: Program,
+    states: dict[str, BlockState],
+    inside: Mapping[int, Inside],
+    handlers: Handlers,
 ) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):
@@ -375,7 +382,7 @@ def _sites(
                         f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
                     ) from error
             state = states[ref.name]
-            opened = OpenedBlock(inside[stage], state, ref.name) if program.opened[stage] else None
+            opened = OpenedBlock(inside[stage], state, ref.name, handlers) if program.opened[stage] else None
             sites[stage] = Site(str(ref), state, opened)
     return sites
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,7 @@ from ..base.tree import Tree
 from ..context import sharded
 from ..context.ambient import Modes
 from ..context.frozen import frozen
-from ..context.noted import call
-from ..context.state import Before, BlockState, attributes_of
+from ..context.state import Before, BlockState, attributes_of, parameters_in
 
 if TYPE_CHECKING:
     from .opened import Entry
@@ -55,40 +53,42 @@ class Key:
 
 
 class Latest:
-    """What a run found that followed a recording. Parameters are referred to weakly: those that are replaced can go."""
+    """What a run found that followed a recording. It refers to no parameter: torch swaps none that somebody refers to
+    weakly, and those that are replaced can go.
+    """
 
-    __slots__ = ("_addresses", "_children", "_looks", "_numbers", "_parameters", "entry", "key", "seen")
+    __slots__ = ("_addresses", "_children", "_looks", "_numbers", "entry", "key", "seen")
 
-    def __init__(self, finding: Finding, entry: Entry, seen: Any, known: Latest | None) -> None:
-        before = finding.before
+    def __init__(self, finding: Finding, entry: Entry, seen: Any, numbers: list[int], known: Latest | None) -> None:
+        parameters = finding.before.parameters
         self.key, self.entry, self.seen = finding.key, entry, seen
-        self._numbers, self._children = entry.constants.numbers, before.children
-        self._parameters = [weakref.ref(p) for p in before.parameters if p is not None]
-        self._addresses = _compat.addresses(before.parameters)
-        if known is not None and known._numbers == self._numbers and known._looks.hold(before.parameters):
+        self._numbers, self._children = numbers, finding.before.children
+        self._addresses = _compat.addresses(parameters)
+        if known is not None and known._numbers == numbers and known._looks.hold(parameters):
             self._looks: _compat.Looks = known._looks
         else:
-            self._looks = _compat.Looks(before.parameters)
+            self._looks = _compat.Looks(parameters)
 
     @classmethod
-    def of(cls, finding: Finding, seen: Any, known: Latest | None) -> Latest | None:
+    def of(cls, finding: Finding, seen: Any, numbers: list[int] | None, known: Latest | None) -> Latest | None:
         """None where each run may find something else: buffers, what runs fill or count; or where torch does not tell.
 
-        `known`: what an earlier run found.
+        numbers: of what the modules' dicts held.
+        known: what an earlier run found.
         """
         before, entry = finding.before, finding.entry
-        if entry is None or entry.constants.numbers is None or before.buffers or before.empty or before.numbers:
+        if entry is None or numbers is None or before.buffers or before.empty or before.numbers:
             return None
         is_sharded = None in before.parameters or sharded.is_any(before.modules)
-        return None if is_sharded else cls(finding, entry, seen, known)
+        return None if is_sharded else cls(finding, entry, seen, numbers, known)
 
     def before(self, state: BlockState) -> Before | None:
         """What a run finds now; None if it may be something else."""
         modules, constants = state.modules(), self.entry.constants
         attributes = list(map(attributes_of, modules))
-        if not constants.hold(modules, attributes, self._children) or constants.numbers is not self._numbers:
+        if not constants.still_hold(modules, attributes, self._numbers):
             return None
-        parameters = list(map(call, self._parameters))
+        parameters = parameters_in(attributes)
         if _compat.addresses(parameters) != self._addresses or not self._looks.hold(parameters):
             return None
         return Before(

@@ -31,10 +31,10 @@ from ..context.state import BlockState
 from ..saved.block_graph import BlockGraph, BlockRecorder
 from ..saved.block_options import MASK
 from ..saved.holders import FirstRun, LaterRun
+from ..saved.part_hooks import Handlers
 from ..saved.rebuild import Rebuild, Recipe, compile_recipe, mask_of
 from . import found
 from .found import Finding, Key, Latest
-from .part_hooks import place, remove
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Entry:
 class OpenedBlock:
     """A block of a plan with options other than keeping everything."""
 
-    def __init__(self, inside: Inside, state: BlockState, name: str) -> None:
-        self.inside, self.state, self._name = inside, state, name
+    def __init__(self, inside: Inside, state: BlockState, name: str, handlers: Handlers) -> None:
+        self.inside, self.state, self._name, self._handlers = inside, state, name, handlers
         self._latest: Latest | None = None
         self._numbers: list[int] | None = None  # of what its modules held in the run before
         modules = state.modules()
@@ -89,7 +89,7 @@ class OpenedBlock:
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
-            self._latest = Latest.of(finding, seen, latest) if numbers == self._numbers else None
+            self._latest = Latest.of(finding, seen, numbers, latest) if numbers == self._numbers else None
             self._numbers = numbers
         return finding
 
@@ -99,8 +99,8 @@ class OpenedBlock:
         if entry is None:
             return None
         recipe = entry.recipes.get(option) or self._recipe(entry, option)
-        if recipe is not None and recipe.calls is not None and not finding.is_settled:
-            place(finding.before.modules[part] for part in recipe.calls)
+        if recipe is not None and recipe.calls is not None and not finding.is_settled:  # else they are there
+            self._handlers.hold(finding.before.modules[part] for part in recipe.calls)
         return recipe
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
@@ -138,8 +138,8 @@ class OpenedBlock:
         if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
             reason = "does something else than while it was profiled"
         self._entries[key] = Entry(None if reason else graph, reason, constants, changed)
-        while len(self._entries) > _ENTRIES_KEPT:
-            del self._entries[next(iter(self._entries))]
+        for oldest in list(self._entries)[:-_ENTRIES_KEPT]:
+            self._entries.pop(oldest, None)  # another thread may be here as well
 
     def recipe(self, key: Any, option: int) -> tuple[Recipe | None, str]:
         """The recipe of an option, or why there is none."""
@@ -240,7 +240,6 @@ class _Recording(Saving):
         super().__init__(block, option, devices)
         self.difference = difference
         self._key = key
-        remove(block.state.modules())  # whose forwards will be noted
         self._constants = Constants(block.state.modules())
         self._recorder: BlockRecorder | None = None
         self._kept: dict[int, torch.Tensor] = {}  # and masks

@@ -30,9 +30,9 @@ from ..base.errors import RecomputationError, Unsupported
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
 from ..saved.holders import Holder, Lease, Packed, written
+from ..saved.part_hooks import PartHooks
 from ..saved.rebuild import Item, Rebuild, Recipe, mask_of
 from ..schedule.program import FORWARD_SAVE, Op
-from .part_hooks import PartHooks
 
 if TYPE_CHECKING:
     from ..context.state import Record
@@ -59,8 +59,8 @@ class Absent(Holder):
 class Part(Lease):
     """One run of a block."""
 
-    __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_is_running", "_name", "_recipe",
-                 "_rebuild", "versions")  # fmt: skip
+    __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_hooks", "_is_running", "_name",
+                 "_recipe", "_rebuild", "versions")  # fmt: skip
 
     def __init__(
         self, run: Run, name: str, stage: int, block: BlockRun, recipe: Recipe, devices: Sequence[torch.device]
@@ -72,6 +72,7 @@ class Part(Lease):
         self._coming = iter(recipe.items)
         self._extra = 0  # tensors that it saved beside those
         self._absent: dict[int, weakref.ref[Absent]] = {}
+        self._hooks: PartHooks | None = None  # None: they were in force in all of the block
         self._is_running = True
         self._backward: int | None = None  # the first that asked for a tensor
 
@@ -86,7 +87,8 @@ class Part(Lease):
             if calls is None:
                 with saved_tensors_hooks(packing.send, _unpack):
                     return block.forward(*args, **kwargs)
-            return PartHooks(modules, calls, packing.send, _unpack).run(block.forward, *args, **kwargs)
+            self._hooks = PartHooks(modules, calls, packing.send, _unpack)
+            return self._hooks.run(block.forward, *args, **kwargs)
         finally:
             packing.close()  # autograd's graph has it, and it may have a tensor with that graph
 
@@ -189,7 +191,7 @@ class Part(Lease):
         absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
         metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
         self._block.first = Packed([found or _nobody for found in absent], metas)
-        self._block.calls = self._recipe.calls
+        self._block.calls = None if self._hooks is None else self._hooks.entered
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
 
 

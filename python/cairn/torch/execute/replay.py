@@ -53,6 +53,7 @@ from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
 from ..saved.block_options import SEED_BYTES
 from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
+from ..saved.part_hooks import PartHooks, handlers_in
 from ..saved.rebuild import Rebuild, sampled
 from ..schedule.program import (
     BACKWARD,
@@ -72,7 +73,6 @@ from ..schedule.program import (
 from .cargo import Cargo
 from .found import Finding
 from .opened import OpenedBlock, Saving
-from .part_hooks import PartHooks, placed
 from .parts import Part
 from .remembered import Argument, BlockRun, Outputs, Returned, hidden_in
 from .travel import Travel
@@ -717,7 +717,7 @@ class Run:
                 surroundings.enter_context(saved_tensors_hooks(*hooks(later)))
                 run = block.forward
             else:
-                surroundings.enter_context(placed(modules[part] for part in block.calls))
+                surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
                 run = functools.partial(PartHooks(modules, block.calls, *hooks(later)).run, block.forward)
             if saving is not None:
                 surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))

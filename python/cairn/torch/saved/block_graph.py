@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..base import _compat, clock, memory, operators
 from ..base.tree import Slot, Tree, tensors_in
-from . import part_calls
+from . import part_hooks
 from .holders import View, geometry
 from .part_calls import Call
 
@@ -188,7 +188,7 @@ class BlockRecorder:
 
     def __enter__(self) -> BlockRecorder:
         with contextlib.ExitStack() as entered:
-            entered.enter_context(part_calls.noted(self._parts, self._notes.saved_count, self._notes.calls))
+            entered.enter_context(part_hooks.noted(self._parts, self._notes.saved_count, self._notes.calls))
             entered.enter_context(_Operations(self._notes))
             entered.enter_context(_Reads(self._notes))
             self._entered = entered.pop_all()

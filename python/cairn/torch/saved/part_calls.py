@@ -8,16 +8,8 @@ saved that is to be dropped, or to be at hand for rebuilding; in all of the bloc
 from __future__ import annotations
 
 import bisect
-import collections
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-
-import torch
-from torch import nn
-
-from ..base import _compat
+from collections.abc import Sequence
+from typing import NamedTuple
 
 CALL_COST = 4  # as much as the hooks of so many saved tensors cost
 
@@ -35,48 +27,6 @@ class Call(NamedTuple):
     number: int  # of the part's calls
     first: int
     end: int
-
-
-@contextlib.contextmanager
-def noted(parts: Sequence[nn.Module], saved_count: Callable[[], int], calls: list[Call]) -> Iterator[None]:
-    """Notes the calls of parts that the body makes in this thread; `saved_count` says how many tensors were saved so
-    far.
-    """
-    numbers: collections.Counter[int] = collections.Counter()
-    here = threading.get_ident()
-
-    def noting(part: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != here or _compat.compiler_is_active():
-                return forward(*args, **kwargs)
-            number, first = numbers[part], saved_count()
-            numbers[part] += 1
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                calls.append(Call(part, number, first, saved_count()))
-
-        return run
-
-    found = _that_can_be_told(parts)
-    for part, module in found:
-        vars(module)["forward"] = noting(part, module.forward)
-    try:
-        yield
-    finally:
-        for _, module in found:
-            del vars(module)["forward"]
-
-
-def _that_can_be_told(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
-    """The parts, each once, in whose calls its class's forward runs, and what is set in its place would."""
-    compiled = {inner for module in parts for inner in _compat.parts_compiled_with(module)}
-    first = {module: part for part, module in reversed(list(enumerate(parts)))}
-    return [
-        (part, module)
-        for module, part in first.items()
-        if not (module in compiled or isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module))
-    ]
 
 
 def covering(calls: Sequence[Call], wanted: Sequence[int], saved_count: int) -> list[Call] | None:

@@ -58,18 +58,8 @@ class Item:
         meta: what it looks like.
     """
 
-    __slots__ = (
-        "_dtype",
-        "_maker",
-        "_place",
-        "_shape",
-        "decision",
-        "index",
-        "is_held",
-        "meta",
-        "sample",
-        "takes_state",
-    )
+    __slots__ = ("_dtype", "_maker", "_place", "_shape", "decision", "index", "is_held", "meta", "sample",
+                 "takes_state")  # fmt: skip
 
     def __init__(self, index: int, pack: Pack, decision: str, code: Code) -> None:
         self.index, self.decision = index, decision

@@ -136,34 +136,24 @@ def _clean(value: Any) -> Any:
 def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
     """A module's `__dict__` as it would be without any takeover."""
     forward = state.get("forward")
-    if not any(is_taken(state.get(key)) for key in TAKEN):
+    if not any(_is_taken(state.get(key)) for key in TAKEN):
         return state
-    clean = {key: value for key, value in state.items() if not (key in TAKEN and is_taken(value))}
+    clean = {key: value for key, value in state.items() if not (key in TAKEN and _is_taken(value))}
     if isinstance(forward, Takeover):
         clean.update(without_takeover(forward._before))
     return clean
 
 
-def is_taken(value: Any) -> bool:
+def _is_taken(value: Any) -> bool:
     """Whether an attribute is one that a takeover has put there."""
     return isinstance(value, (Takeover, _Reducer)) or value is _refuse_replica
 
 
-def own_names(state: dict[str, Any]) -> list[str]:
+def names_but_handlers(state: dict[str, Any]) -> list[str]:
     """The attributes in a module's `__dict__` but for those that a takeover of a part has put there."""
-    names = list(state)
-    return [name for name in names if name not in TAKEN] if is_part_taken_over(state) else names
-
-
-def own_count(state: dict[str, Any]) -> int:
-    """How many these are."""
-    return len(state) - (len(TAKEN & state.keys()) if is_part_taken_over(state) else 0)
-
-
-def is_part_taken_over(state: dict[str, Any]) -> bool:
-    """Whether it is a part of a block that has this `__dict__`, and a takeover."""
-    forward = state.get("forward")
-    return isinstance(forward, Takeover) and forward.is_of_part
+    names, forward = list(state), state.get("forward")
+    is_part = isinstance(forward, Takeover) and forward.is_of_part
+    return [name for name in names if name not in TAKEN] if is_part else names
 
 
 def is_copied_as_usual(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from ..base import _compat
-from ..base.takeover import own_count, own_names
+from ..base.takeover import names_but_handlers
 from .attributes import OF_EVERY_MODULE
 from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
@@ -51,9 +51,10 @@ class Constants:
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # for another thread may put handlers into parts
-        self._counts = list(map(own_count, owned))
-        names = [[name for name in own_names(each) if _is_noted(name, each[name])] for each in owned]
-        self._noted = Noted(owned, names, self._is_exact)
+        names = list(map(names_but_handlers, owned))
+        self._counts = list(map(len, names))
+        noted = [[name for name in each if _is_noted(name, own[name])] for own, each in zip(owned, names, strict=True)]
+        self._noted = Noted(owned, noted, self._is_exact)
 
     def _is_exact(self, index: int, name: Any) -> bool:
         """Numbers that no code names can be read, but hardly be asked for their types."""
@@ -102,7 +103,7 @@ class Constants:
         """Of what cannot have changed while torch tells that nothing did in the dicts."""
         owned = [*map(dict.copy, attributes), *owned[len(attributes) :]]
         return (
-            list(map(own_count, owned)) == self._counts
+            list(map(_count, owned)) == self._counts
             and _hooks_of(attributes) == self._hooks
             and (children_of(attributes) if children is None else children) == self._children
             and self._noted.names_hold(owned)
@@ -130,8 +131,12 @@ class Constants:
         if _hooks_of(attributes) != self._hooks:
             return "a hook"
         counts = zip(kinds, owned, self._counts, strict=True)
-        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if own_count(now) != before]
+        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if _count(now) != before]
         return changed[0] if changed else self._elsewhere.difference()
+
+
+def _count(names: dict[str, Any]) -> int:
+    return len(names_but_handlers(names))
 
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:

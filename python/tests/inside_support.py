@@ -35,9 +35,9 @@ class Mlp(nn.Module):
 class Net(nn.Module):
     """Blocks of one kind between an embedding and a head; the blocks may be one and the same."""
 
-    def __init__(self, layer: Callable[[], nn.Module], count: int = 3) -> None:
+    def __init__(self, layer: Callable[[], nn.Module], count: int = 3, width: int = WIDTH) -> None:
         super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, 3)
         self.layers = nn.ModuleList(layer() for _ in range(count))
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import inside_support
 import pytest
 import torch
 from cairn.torch.base import memory
@@ -73,19 +74,11 @@ class Layer(nn.Module):
         return x + (y if scale is None else y * scale)
 
 
-class Net(nn.Module):
+class Net(inside_support.Net):
     """Some layers between an embedding and a head."""
 
     def __init__(self, count: int = 5, layer: Callable[[], nn.Module] = Layer) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
-        self.layers = nn.ModuleList(layer() for _ in range(count))
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        x = self.enter(x)
-        for layer in self.layers:
-            x = layer(x, **kwargs)
-        return self.leave(x)
+        super().__init__(layer, count, WIDTH)
 
 
 def net(count: int = 5, layer: Callable[[], nn.Module] = Layer) -> Net:

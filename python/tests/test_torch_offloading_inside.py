@@ -11,10 +11,10 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
-from cairn.torch.execute.opened import Inside
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.profiler import RANDOM_STATE_BYTES
 from executor_support import Op, backward, differing, drop, expected_runs, train
+from inside_support import inside_of
 from offloading_support import CPU, FAST, MIB, by_chance, carried_out, copies, offload, prefetch, trace_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -94,14 +94,6 @@ def profile_of(layer: Callable[[], nn.Module]) -> ct.Profile:
     return ct.profile(net(layer), X, loss_fn=mean_square, passes=1)
 
 
-def inside_of(layer: Callable[[], nn.Module]) -> dict[int, Inside]:
-    return {
-        number: Inside(s.digest, tuple(s.asked), tuple(s.draws), tuple(option.decisions for option in s.options))
-        for number, s in enumerate(profile_of(layer).stages, 1)
-        if s.options
-    }
-
-
 def travelling(option: int) -> list[Op]:
     """Blocks 1 to 3 keep a part, which leaves after the next block ran and comes back one block before it is needed."""
     ops: list[Op] = [("forward_save", 1, option), offload("saved", 1)]
@@ -123,7 +115,7 @@ def test_what_a_part_keeps_travels(layer: Callable[[], nn.Module], option: int) 
     stages = profile_of(layer).refs
     plain, other = net(layer), net(layer)
     ops = travelling(option)
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(layer)) as (executor, _, depot):
+    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, depot):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(stages, ops)
@@ -133,7 +125,7 @@ def test_what_a_part_keeps_travels(layer: Callable[[], nn.Module], option: int) 
 
 def test_parts_of_one_tensor_travel_with_all_of_it() -> None:
     """As a view of what is kept reads what lies beside that, too."""
-    stages, inside = profile_of(Chunks).refs, inside_of(Chunks)
+    stages, inside = profile_of(Chunks).refs, inside_of(profile_of(Chunks))
     ways = min(len(each.options) for each in inside.values())
     plain, other = net(Chunks), net(Chunks)
     for option in range(1, ways):
@@ -152,7 +144,7 @@ def test_any_list_that_the_simulator_accepts(layer: Callable[[], nn.Module], see
     stages = profile_of(layer).refs
     ops = by_chance(seed, stages, WAYS)
     plain, other = net(layer), net(layer)
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(layer)) as (executor, _, _):
+    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, _):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(stages, ops)
@@ -183,7 +175,7 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
     kept: dict[str, int] = {}
     stays = [op for op in travelling(1) if op[0] not in ("offload", "drop", "prefetch")]
     for name, ops in (("away", travelling(1)), ("there", stays)):
-        with carried_out(other, stages, ops, ways=WAYS, budget=8 * MIB, inside=inside_of(Mlp)):
+        with carried_out(other, stages, ops, ways=WAYS, budget=8 * MIB, inside=inside_of(profile_of(Mlp))):
             loss_of(other).backward()
             other.zero_grad()
             meter = memory.meter_for(CPU)
@@ -209,7 +201,7 @@ def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:
         found = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=again) for again in (True, False)]
         return [grad for grads in found for grad in grads]
 
-    with carried_out(other, stages, travelling(WAYS - 1), ways=WAYS, inside=inside_of(Mlp)):
+    with carried_out(other, stages, travelling(WAYS - 1), ways=WAYS, inside=inside_of(profile_of(Mlp))):
         for _ in range(2):
             assert all(map(torch.equal, twice(plain), twice(other)))
 
@@ -218,7 +210,7 @@ def test_a_kept_tensor_that_is_changed_in_place_while_it_is_away_is_an_error_as_
     stages = profile_of(Mlp).refs
     other = net(Mlp)
     ops: list[Op] = [op for op in travelling(0) if op[1:] != ("saved", 3)]
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(Mlp)):
+    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(Mlp))):
         seen: list[Tensor] = []
         hook = other.layers[0].down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         loss = loss_of(other)

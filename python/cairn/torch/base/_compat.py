@@ -317,17 +317,21 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
 class Looks:
     """Classes, shapes, strides, types and devices of tensors, which of them need gradients, and which are missing."""
 
-    __slots__ = ("_are_missing", "_check")
+    __slots__ = ("_are_missing", "_check", "_is_any_missing")
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._are_missing = [tensor is None for tensor in tensors]
+        self._is_any_missing = any(self._are_missing)
         self._check = _looks_check([tensor for tensor in tensors if tensor is not None])
 
     def hold(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether others surely look the same. Where torch does not tell, or one tensor is there twice, none do."""
-        if self._check is None or [tensor is None for tensor in tensors] != self._are_missing:
+        if self._check is None or len(tensors) != len(self._are_missing):
             return False
-        return self._check(*[tensor for tensor in tensors if tensor is not None])
+        if not self._is_any_missing:
+            return self._check(*tensors)  # which tells if one is missing now
+        are_missing = [tensor is None for tensor in tensors]
+        return are_missing == self._are_missing and self._check(*[t for t in tensors if t is not None])
 
 
 def _looks_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
@@ -429,18 +433,18 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """`version` of many at once; 0 for what is not there."""
     tensors = list(tensors)
     try:
-        return list(map(_version_of, tensors))
-    except (AttributeError, RuntimeError):  # there is none, or an inference tensor among them
-        return [0 if t is None else version(t) for t in tensors]
+        return [0 if tensor is None else tensor._version for tensor in tensors]
+    except RuntimeError:  # an inference tensor is among them
+        return [0 if tensor is None else version(tensor) for tensor in tensors]
 
 
 def addresses(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """Where tensors begin in memory; 0 where there is none, or none that torch tells."""
     tensors = list(tensors)
     try:
-        return list(map(address, tensors))
-    except (RuntimeError, TypeError):
-        return [_address_or_none(tensor) for tensor in tensors]
+        return [0 if tensor is None else address(tensor) for tensor in tensors]
+    except RuntimeError:
+        return list(map(_address_or_none, tensors))
 
 
 def _address_or_none(tensor: torch.Tensor | None) -> int:

@@ -164,8 +164,12 @@ def is_copied_as_usual(module: nn.Module) -> bool:
 
 def _of_class(module: nn.Module) -> Callable[..., Any]:
     """The forward that a module has from its class, be it a method or static."""
-    forward = inspect.getattr_static(type(module), "forward")
-    bound: Callable[..., Any] = forward.__get__(module, type(module)) if hasattr(forward, "__get__") else forward
+    cls = type(module)
+    for base in cls.__mro__:
+        if "forward" in base.__dict__:
+            forward = base.__dict__["forward"]
+            break
+    bound: Callable[..., Any] = forward.__get__(module, cls) if hasattr(forward, "__get__") else forward
     return bound
 
 

@@ -147,9 +147,10 @@ def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 def _numbers_of(owned: Sequence[dict[str, Any]], modules: Sequence[dict[str, Any]]) -> list[int] | None:
     """By which torch tells whether something was put into these dicts, or into those of the modules' members and hooks;
-    None where it does not.
+    None where it does not. Most of these are empty, and have no number: no two dicts have the same.
     """
-    return _compat.contents([*owned, *itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, modules))])
+    registries = itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, modules))
+    return _compat.contents([*owned, *filter(None, registries)])
 
 
 #: One is gone, or has become a tensor or an array.

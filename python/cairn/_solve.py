@@ -376,7 +376,10 @@ class SolverInfo:
     options: tuple[str, ...]
 
 
-def _solver_of(info: _structs.SolverInfo) -> SolverInfo:
+@functools.cache
+def _solver_at(address: int) -> SolverInfo:
+    """What the library has at an address, where it stays."""
+    info = _structs.SolverInfo.from_address(address)
     values: dict[str, Any] = {}
     for name in (field_.name for field_ in fields(SolverInfo) if field_.name != "options"):
         value = getattr(info, name)
@@ -395,7 +398,7 @@ def solvers() -> tuple[SolverInfo, ...]:
     """All solvers, in the order of the documentation."""
     found: list[SolverInfo] = []
     while pointer := lib.cairn_solver_at(len(found)):
-        found.append(_solver_of(pointer.contents))
+        found.append(_solver_at(ctypes.addressof(pointer.contents)))
     return tuple(found)
 
 

@@ -14,7 +14,7 @@ _imported = 0
 def pytest_runtest_setup() -> None:
     """What importing made stays: collections, of which measured steps begin with one each, need not look through it."""
     global _imported
-    if len(sys.modules) > _imported or not gc.get_freeze_count():
+    if len(sys.modules) > _imported:
         _imported = len(sys.modules)
         gc.collect()
         gc.freeze()

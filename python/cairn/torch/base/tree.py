@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-_ATOMS = frozenset(
+#: Classes of what holds nothing.
+ATOMS = frozenset(
     (
         type(None),
         bool,
@@ -79,13 +80,13 @@ class Tree:
         """`of((args, kwargs))`, in short."""
         tree = cls(None, [], [])
         seen: dict[int, Slot] = {}
-        shapes = [value if type(value) in _ATOMS else tree._take(value, seen) for value in args]
+        shapes = [value if type(value) in ATOMS else tree._take(value, seen) for value in args]
         tree.shape = tuple(shapes), {name: tree._take(value, seen) for name, value in kwargs.items()}
         return tree
 
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
         cls = type(value)
-        if cls in _ATOMS:
+        if cls in ATOMS:
             return value
         if isinstance(value, torch.Tensor):
             slot = seen.get(id(value))
@@ -169,7 +170,7 @@ def _put(shape: Any, leaves: list[torch.Tensor]) -> Any:
     cls = type(shape)
     if cls is Slot:
         return leaves[shape.index]
-    if cls in _ATOMS:
+    if cls in ATOMS:
         return shape
     if cls is tuple:
         return tuple([_put(item, leaves) for item in shape])
@@ -201,7 +202,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested containers, in a fixed order, as often as it appears."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif type(value) not in _ATOMS:
+    elif type(value) not in ATOMS:
         for _, item in children(value) or ():
             yield from tensors_in(item)
 
@@ -218,7 +219,7 @@ def unique_tensors_in(value: Any) -> list[torch.Tensor]:
 def _collect(value: Any, found: dict[int, torch.Tensor], seen: set[int]) -> None:
     if isinstance(value, torch.Tensor):
         found[id(value)] = value
-    elif type(value) not in _ATOMS and id(value) not in seen:
+    elif type(value) not in ATOMS and id(value) not in seen:
         seen.add(id(value))
         for _, item in children(value) or ():
             _collect(item, found, seen)
@@ -233,7 +234,7 @@ def _search(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple
     if isinstance(value, torch.Tensor):
         yield name, value
         return
-    if depth == 0 or type(value) in _ATOMS or id(value) in seen or isinstance(value, torch.nn.Module):
+    if depth == 0 or type(value) in ATOMS or id(value) in seen or isinstance(value, torch.nn.Module):
         return
     seen.add(id(value))
     items = children(value)

@@ -18,8 +18,8 @@ from torch import nn
 
 from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
-from ..base.tree import tensors_in, unique_tensors_in
-from ..context.attributes import LARGE_BYTES, MANY, NESTED
+from ..base.tree import ATOMS, tensors_in, unique_tensors_in
+from ..context.attributes import LARGE_BYTES, MANY, NESTED, OF_EVERY_MODULE
 from ..context.reach import CONTAINERS, own_names, reached
 from . import isolate
 
@@ -70,9 +70,8 @@ class Beside:
 
     def _tensors(self) -> list[torch.Tensor]:
         at_hand = (value for _, _, value in reached(self._parts))
-        attributes = list(map(vars, self._parts))
-        objects = map(own_names, itertools.chain.from_iterable(names.values() for names in attributes))
-        return unique_tensors_in([*attributes, *objects, *map(_filled, at_hand), _collected()])
+        attributes = [value for part in self._parts for _, value in _items_of(vars(part))]
+        return unique_tensors_in([*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected()])
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.
@@ -90,10 +89,19 @@ def _names_in(names: dict[Any, Any], place: tuple[Any, ...], seen: set[int]) -> 
     """The names at a place, and those of dicts and objects among them, each once."""
     yield place, names
     seen.add(id(names))
-    for name, value in list(names.items()) if len(place) <= NESTED and len(names) <= MANY else ():
+    for name, value in _items_of(names) if len(place) <= NESTED and len(names) <= MANY else ():
         inner = value if isinstance(value, dict) else own_names(value)
         if isinstance(inner, dict) and id(inner) not in seen:
             yield from _names_in(inner, (*place, name), seen)
+
+
+_WITHOUT_TENSORS = OF_EVERY_MODULE - {"_parameters", "_buffers"}  # of the attributes of modules
+
+
+def _items_of(names: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Those that may have to do with a tensor; they are a few of many."""
+    items = list(names.items())
+    return [(name, value) for name, value in items if type(value) not in ATOMS and name not in _WITHOUT_TENSORS]
 
 
 def _filled(value: Any) -> Any:

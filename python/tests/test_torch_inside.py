@@ -945,6 +945,10 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
     "a field of a namespace": lambda layer: setattr(layer.namespace, "slope", 0.5),
     "a frozen parameter": lambda layer: layer.norm.requires_grad_(False),
     "a frozen bias": lambda layer: layer.down.bias.requires_grad_(False),
+    "a bias that is taken away": lambda layer: setattr(layer.down, "bias", None),
+    "a parameter where there was none": lambda layer: setattr(layer.dropout, "extra", nn.Parameter(torch.ones(2))),
+    "a buffer where there was none": lambda layer: layer.up.register_buffer("extra", torch.ones(2)),
+    "a part where there was none": lambda layer: layer.up.add_module("extra", nn.Identity()),
 }
 
 
@@ -1021,6 +1025,7 @@ def test_looks_that_hold() -> None:
     for other in ({"size": (4, 3)}, {"dtype": torch.float64}, {"requires_grad": False}, {"device": "meta"}):
         assert not looks.hold(tensors(**other))
     assert not looks.hold([*tensors()[:2], torch.zeros(4, 3, requires_grad=True).t()])
+    assert not _compat.Looks([torch.zeros(2)]).hold([None])
     doubled = _compat.Looks([torch.zeros(2)] * 2)
     assert not doubled.hold([torch.zeros(2)] * 2)  # told too rarely, never wrongly
 

@@ -8,7 +8,6 @@ block's backward, which then begins with it, too.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

@@ -16,9 +16,12 @@ from typing import Any
 import cairn.torch as ct
 import torch
 from cairn.torch.base import memory
+from cairn.torch.base.stage_measure import KEEP
 from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.executor import Executor
 from cairn.torch.execute.opened import Inside
+from cairn.torch.saved.block_options import MASK
+from cairn.torch.saved.rebuild import Recipe
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -117,13 +120,56 @@ class Timed:
             Timed.taken_ns += time.perf_counter_ns() - began
 
 
-def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> float:
-    """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
+def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
+    """What the layers follow after some steps; the executor stays attached."""
     executor.attach()
     for _ in range(WARM):
         step()
-    entries = [e for s in executor.first.sites.values() if s.opened is not None for e in s.opened._entries.values()]
-    codes = [recipe.code for entry in entries for recipe in entry.recipes.values()]
+    opened = [site.opened for site in executor.first.sites.values() if site.opened is not None]
+    return [recipe for each in opened for entry in each._entries.values() for recipe in entry.recipes.values()]
+
+
+class ByHand:
+    """Hooks as one would write them for these layers alone: they drop and rebuild the same, and look at nothing."""
+
+    def __init__(self, recipe: Recipe, layer: nn.Module, x: Tensor) -> None:
+        self._decisions, self._held, self._layer, self._x = recipe.decisions, recipe.held, layer, x
+        self._kept: dict[int, tuple[Tensor, int]] = {}
+        self._made: list[Tensor | None] = []
+        self._count = 0
+        self._running = recipe.code.begin(self._kept, {}, self._made)
+        next(self._running)
+
+    def argument(self, index: int) -> Tensor:
+        return self._x
+
+    def parameter(self, index: int) -> Tensor:
+        return list(self._layer.parameters())[index]
+
+    def pack(self, tensor: Tensor) -> Tensor | int:
+        index = self._count
+        self._count = index + 1
+        if index in self._held:
+            self._kept[index] = tensor.detach(), tensor._version
+        return tensor if self._decisions[index] == KEEP else index
+
+    def unpack(self, saved: Tensor | int) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self._running.send(self)
+        made = self._made.pop()
+        assert made is not None
+        return made
+
+    def run(self) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            output: Tensor = self._layer(self._x)
+            return output
+
+
+def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> float:
+    """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
+    codes = [recipe.code for recipe in recipes_of(executor, step)]
     before = [code.begin for code in codes]
     for code in codes:
         code.begin = lambda *args, begin=code.begin: Timed(begin(*args))
@@ -164,7 +210,16 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
 
     by_dropped = sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
     first, least = executor(by_dropped[0]), executor(by_dropped[-1])
+    recipes = recipes_of(first, step)
+    first.detach()
+
+    def by_hand() -> None:
+        following = iter(recipes)
+        model(x, lambda layer, x: ByHand(next(following), layer, x).run()).sum().backward()
+
     methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "most is kept": (step, first)}
+    if not any(recipe.states or MASK in recipe.decisions for recipe in recipes):
+        methods["the same by hand"] = by_hand, None
     methods |= {"least is kept": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
     taken: dict[str, list[int]] = {name: [] for name in methods}
     for _ in range(RUNS // 4):

@@ -28,6 +28,7 @@ from cairn.torch.base import _compat, memory
 from cairn.torch.base.blocks import Block
 from cairn.torch.base.stage_measure import StageMeasure
 from cairn.torch.measuring import mechanism, option_measure, waiting
+from cairn.torch.measuring.beside import Beside
 from cairn.torch.measuring.optimizer import KeptStates, measure_optimizer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -1582,3 +1583,15 @@ def test_threads_take_turns_to_profile() -> None:
         profiles = [each.result() for each in made]
     assert all(block_names(profile) for profile in profiles)
     assert len([name for name, _ in itertools.groupby(runs)]) == 3
+
+
+@pytest.mark.parametrize("name", ["validation", "training", "_modules"])
+def test_what_a_run_replaces_under_a_name_that_was_there_is_not_added(name: str) -> None:
+    """Also where dicts of the user's have names that modules have for attributes of their own."""
+    module = torch.nn.Linear(2, 2)
+    module.kept = {name: {"loss": torch.ones(3)}}
+    beside = Beside([module])
+    module.kept[name]["loss"] = torch.ones(3)  # type: ignore[index, assignment]
+    assert beside.added() == []
+    module.other = {name: torch.ones(3)}
+    assert len(beside.added()) == 1

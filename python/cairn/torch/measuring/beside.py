@@ -62,14 +62,14 @@ class Beside:
         """The attributes of parts and of objects there, and the dicts among them, each by its place."""
         seen: set[int] = set()
         for part in self._parts:
-            yield from _names_in(vars(part), (id(part),), seen)
+            yield from _names_in(vars(part), (id(part),), seen, _HIDDEN)
         for module, name, value in reached(self._parts):
             names = vars(value) if isinstance(value, nn.Module) else {name: value}
             yield from _names_in(names, (id(module), "at hand"), seen)
 
     def _tensors(self) -> list[torch.Tensor]:
         at_hand = (value for _, _, value in reached(self._parts))
-        attributes = [value for part in self._parts for _, value in _items_of(vars(part))]
+        attributes = [value for part in self._parts for _, value in _items_of(vars(part), _HIDDEN)]
         return unique_tensors_in([*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected()])
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
@@ -84,23 +84,25 @@ class Beside:
         return returned + others, [*layouts_of(returned), *(None for _ in others)]
 
 
-def _names_in(names: dict[Any, Any], place: tuple[Any, ...], seen: set[int]) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """The names at a place, and those of dicts and objects among them, each once."""
+#: The attributes of modules that have no tensors.
+_HIDDEN = OF_EVERY_MODULE - {"_parameters", "_buffers"}
+
+
+def _names_in(
+    names: dict[Any, Any], place: tuple[Any, ...], seen: set[int], hidden: frozenset[str] = frozenset()
+) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    """The names at a place, and those of dicts and objects among them, each once; those under hidden names left out."""
     yield place, names
     seen.add(id(names))
-    for name, value in _items_of(names) if len(place) <= NESTED and len(names) <= MANY else ():
+    for name, value in _items_of(names, hidden) if len(place) <= NESTED and len(names) <= MANY else ():
         inner = value if isinstance(value, dict) else own_names(value)
         if isinstance(inner, dict) and id(inner) not in seen:
             yield from _names_in(inner, (*place, name), seen)
 
 
-_WITHOUT_TENSORS = OF_EVERY_MODULE - {"_parameters", "_buffers"}  # of the attributes of modules
-
-
-def _items_of(names: dict[Any, Any]) -> list[tuple[Any, Any]]:
+def _items_of(names: dict[Any, Any], hidden: frozenset[str]) -> list[tuple[Any, Any]]:
     """Those that may have to do with a tensor; they are a few of many."""
-    items = list(names.items())
-    return [(name, value) for name, value in items if type(value) not in ATOMS and name not in _WITHOUT_TENSORS]
+    return [(name, value) for name, value in list(names.items()) if type(value) not in ATOMS and name not in hidden]
 
 
 def _filled(value: Any) -> Any:

@@ -317,18 +317,17 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
 class Looks:
     """Classes, shapes, strides, types and devices of tensors, which of them need gradients, and which are missing."""
 
-    __slots__ = ("_are_missing", "_check", "_is_any_missing")
+    __slots__ = ("_are_missing", "_check")
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._are_missing = [tensor is None for tensor in tensors]
-        self._is_any_missing = any(self._are_missing)
         self._check = _looks_check([tensor for tensor in tensors if tensor is not None])
 
     def hold(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether others surely look the same. Where torch does not tell, or one tensor is there twice, none do."""
         if self._check is None or len(tensors) != len(self._are_missing):
             return False
-        if not self._is_any_missing:
+        if True not in self._are_missing:
             return self._check(*tensors)  # which tells if one is missing now
         are_missing = [tensor is None for tensor in tensors]
         return are_missing == self._are_missing and self._check(*[t for t in tensors if t is not None])
@@ -378,7 +377,9 @@ class _Owner:
 
 
 def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
-    """Whether a number of what is in a dict tells every change, however attributes and items are set."""
+    """Whether a number of what is in a dict tells every change, however attributes and items are set, and no other dict
+    has it.
+    """
     owner = _Owner()
     names = vars(owner)
     ways: list[Callable[[object], Any]] = [
@@ -400,18 +401,23 @@ def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
         lambda value: delattr(kind, "value"),
     ]
     try:
-        return _tells_each(number, names, ways) and _tells_each(number, dicts_behind([vars(kind)])[0], ways_of_class)
+        found = _numbers_through(number, names, ways)
+        found += _numbers_through(number, dicts_behind([vars(kind)])[0], ways_of_class)
+        return len(set(found)) == len(found)
     except Exception:
         return False
 
 
-def _tells_each(number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]) -> bool:
+def _numbers_through(
+    number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]
+) -> list[int]:
+    """Of a dict as it is, and after every change."""
     found = [number(names)]
     for _ in range(_TIMES):
         for way in ways:
             way(object())
             found.append(number(names))
-    return len(set(found)) == len(found)
+    return found
 
 
 _TIMES = 100  # after a few the interpreter has its own short way of doing it
@@ -464,10 +470,8 @@ def backward_id() -> int:
 
 _graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
 
-_version_of: Callable[[Any], int] = operator.attrgetter("_version")
-
 #: `version` of a tensor that autograd saves, which is never an inference tensor; called for every one of them
-saved_version: Callable[[torch.Tensor], int] = _version_of
+saved_version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 
 
 @contextlib.contextmanager

@@ -759,6 +759,22 @@ def test_running_again_costs_more_than_the_run() -> None:
     assert 0 < few <= many
 
 
+def test_bookkeeping_is_timed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others, of which one may wait for a core that something else has, would be in all of its times."""
+    threads: set[int] = set()
+    timed = mechanism._time
+
+    def time_of(run: Callable[[], None]) -> int:
+        threads.add(torch.get_num_threads())
+        return timed(run)
+
+    monkeypatch.setattr(mechanism, "_time", time_of)
+    torch.set_num_threads(2)
+    mechanism.cost.__wrapped__()
+    assert threads == {1}
+    assert torch.get_num_threads() == 2
+
+
 def test_nothing_is_saved_to_be_dropped_unused() -> None:
     """Where running again costs something, to save and drop is no way around it."""
     profile = profiled(torch_models.made("llama"))

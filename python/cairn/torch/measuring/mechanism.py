@@ -9,11 +9,12 @@ that they save, by two sizes of layers. On CUDA all this happens on the host whi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,13 +87,24 @@ class Cost:
 @functools.cache
 def cost() -> Cost:
     """Measures; takes about a second, the first time."""
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), _one_thread():
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
     again_ns, again_saved_ns = _line(small, large, "again_ns")
     part_ns, part_saved_ns = _line(small, large, "part_ns")
     buffer_ns = max(0.0, buffered.again_ns - small.again_ns) / BUFFERS
     return Cost(again_ns, again_saved_ns, buffer_ns, part_ns, part_saved_ns, large.rebuilt_ns)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Bookkeeping is done by one; where others wait for a core, kernels this small would wait for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _line(small: _Measured, large: _Measured, name: str) -> tuple[float, float]:

@@ -39,6 +39,7 @@ from cairn.torch.saved.block_options import (
 from cairn.torch.saved.rebuild import Rebuild, compile_recipe, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 
 class Recorded:
@@ -635,7 +636,27 @@ def test_reasons_not_to_open() -> None:
     for function, reason in cases:
         assert reason in Recorded(function, leaf(8, 8)).graph.closed
     assert not Recorded(gelu, leaf(8, 8)).graph.closed
-    assert not Recorded(lambda x: x[torch.arange(4)].sin(), leaf(8, 8)).graph.closed
+
+
+def test_values_that_functions_read_themselves_are_a_reason_not_to_open() -> None:
+    places, lengths = torch.tensor([1, 5]), torch.tensor([4, 3, 1])
+    reading: list[Any] = [
+        lambda x, places: x.tensor_split(places, -1)[1].sin(),
+        lambda x, places: torch.tensor_split(x, tensor_indices_or_sections=places)[0].sin(),
+        lambda x, places: pad_packed_sequence(PackedSequence(x, lengths))[0].sin(),
+    ]
+    for function in reading:
+        assert "depends on the values of its tensors" in Recorded(function, leaf(8, 8), places).graph.closed
+    harmless: list[Any] = [
+        lambda x, places: x[places].sin(),
+        lambda x, places: x[:2, :1].expand_as(places.view(2, 1).expand(2, 4)).sin(),
+        lambda x, places: x[places.long().contiguous().view(2)].sin() * places.shape[0],
+        lambda x, places: x.type_as(x.to(places)).sin() * places.to(x.dtype).sum(),
+        lambda x, places: F.embedding(places, x).sin(),
+        lambda x, places: torch.where(x > 0, x, 0).sin().masked_fill(x > 1, 0.0),
+    ]
+    for function in harmless:
+        assert not Recorded(function, leaf(8, 8), places).graph.closed
 
 
 def test_reasons_not_to_replay() -> None:

@@ -43,6 +43,8 @@ MAX_OPERATIONS = 20000
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _READERS = "numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "set_", "apply_"
 _READS_VALUES = frozenset(getattr(torch.Tensor, name) for name in _READERS if hasattr(torch.Tensor, name))
+#: Functions that read no values of the last tensor that they are passed, but how it looks.
+_LIKE_ANOTHER = {"expand_as", "view_as", "reshape_as", "type_as", "to", "sum_to_size", "broadcast_tensors"}
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"}
 _TAKES_NO_STATISTICS = {"native_batch_norm", "cudnn_batch_norm"}
 _RESERVED = 3  # among the results
@@ -238,9 +240,27 @@ class _Reads(TorchFunctionMode):
         self._notes = notes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS_VALUES and not self._notes.paused:
-            self._notes.close(f"reads tensors from Python ({getattr(func, '__name__', func)})")
-        return func(*args, **(kwargs or {}))
+        name, notes = getattr(func, "__name__", str(func)), self._notes
+        if notes.paused:
+            return func(*args, **(kwargs or {}))
+        if func in _READS_VALUES:
+            notes.close(f"reads tensors from Python ({name})")
+        outside, notes.reached = notes.reached, set()
+        result = func(*args, **(kwargs or {}))
+        if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
+            notes.close(f"depends on the values of its tensors ({name})")
+        notes.reached |= outside
+        return result
+
+    def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether whole numbers were passed that no operation was, to make a tensor: `tensor_split` reads them itself.
+
+        What is returned as it was, or as a view, reads nothing.
+        """
+        passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
+        keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._notes.reached
+        made = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
+        return bool(made) and not keys <= made
 
 
 class _Notes:
@@ -256,6 +276,7 @@ class _Notes:
         self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
         self._closed = ""
         self.paused = False
+        self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
 
     def close(self, reason: str) -> None:
         self._closed = self._closed or reason
@@ -286,6 +307,7 @@ class _Notes:
             return func(*args, **kwargs)
         tree = Tree.of((args, kwargs))
         known = [_is_plain(t) for t in tree.leaves]
+        self.reached.update(_compat.storage_id(t) for t, plain in zip(tree.leaves, known, strict=True) if plain)
         operands = [
             Use(self.root(t, (OUTSIDE, 0)).index, geometry(t)) if plain else Use(-1, ((), (), 0))
             for t, plain in zip(tree.leaves, known, strict=True)

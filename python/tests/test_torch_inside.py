@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import dataclasses
@@ -791,7 +792,7 @@ class Config:
 
     def __init__(self) -> None:
         self.slope, self.names = 0.5, ("tanh", "sin")
-        self.inner, self.more = Inner(), {"slopes": [1.0, 2.0]}
+        self.inner, self.more, self.named = Inner(), {"slopes": [1.0, 2.0]}, 1.0
 
 
 def _halved(x: Tensor) -> Tensor:
@@ -1060,6 +1061,31 @@ class Settled:
 
 
 SETTLED = Settled()
+ARGUMENTS, PIECE = argparse.Namespace(slope=1.0), nn.Module()
+PIECE.inner, PIECE.slope = nn.Identity(), 1.0
+PIECE.inner.slope = 1.0
+
+
+class Only:
+    """One object for all, that a method of the class gives."""
+
+    slope: float = 1.0
+    one: ClassVar[Only | None] = None
+
+    @classmethod
+    def get(cls) -> Any:
+        cls.one = cls.one or cls()
+        return cls.one
+
+
+def _by_default(slopes: dict[str, float] = {"a": 1.0}, *, setting: Config = SETTING) -> float:  # noqa: B006
+    return slopes["a"] * setting.inner.slope
+
+
+def _by_others() -> float:
+    """What code finds behind objects, modules, defaults and texts."""
+    slope = ARGUMENTS.slope * SETTING.inner.slope * PIECE.slope * PIECE.inner.slope
+    return slope * _by_default() * Only.get().slope * getattr(SETTING, "named")  # noqa: B009
 
 
 class Scaled(torch.autograd.Function):
@@ -1123,7 +1149,7 @@ def _with(setting: list[float]) -> type[Mlp]:
 
         def act(self, x: Tensor) -> Tensor:
             x = x * SETTINGS["slope"] * SETTING.slope * self.factor * self.factors[1] * self.squared * slope
-            x = x * Settled.slope * Settled.slopes["a"] * SETTLED()
+            x = x * Settled.slope * Settled.slopes["a"] * SETTLED() * _by_others()
             x = OTHER_FILE.turn(F.softplus(turner(x)))
             return torch.tanh(Scaled.apply(_sloped(x))) * x.sin()
 
@@ -1135,6 +1161,15 @@ _CHANGES_ELSEWHERE: dict[str, Callable[[pytest.MonkeyPatch, type[Any], list[floa
     "an item of a global dict": lambda patch, layer, setting: patch.setitem(SETTINGS, "slope", 0.5),
     "an attribute of a global object": lambda patch, layer, setting: patch.setattr(SETTING, "slope", 0.25),
     "what a global object's method reads": lambda patch, layer, setting: patch.setitem(SETTINGS, "slopes", [0.5]),
+    "an argument of the command line": lambda patch, layer, setting: patch.setattr(ARGUMENTS, "slope", 0.5),
+    "an attribute of an object of a global object": lambda patch, layer, setting: patch.setattr(
+        SETTING.inner, "slope", 0.25
+    ),
+    "an attribute of a global module": lambda patch, layer, setting: patch.setattr(PIECE, "slope", 0.5),
+    "an attribute of a global module's part": lambda patch, layer, setting: patch.setattr(PIECE.inner, "slope", 0.5),
+    "an item of a default": lambda patch, layer, setting: patch.setitem(_by_default.__defaults__[0], "a", 0.5),  # type: ignore[index]
+    "an attribute of what a method gives": lambda patch, layer, setting: patch.setattr(Only.get(), "slope", 0.5),
+    "an attribute that a text names": lambda patch, layer, setting: patch.setattr(SETTING, "named", 0.5),
     "an item deep in a global object": lambda patch, layer, setting: patch.setitem(SETTING.more, "slopes", [1.0, 1.0]),
     "an attribute of the layer's class": lambda patch, layer, setting: patch.setattr(layer, "factor", 0.5),
     "a tuple of the layer's class": lambda patch, layer, setting: patch.setattr(layer, "factors", (1.0, 0.5)),

@@ -2,11 +2,12 @@
 
 A recorded run holds only for the constants that it found and the functions that it called, and a change to one need not
 show in the few bytes that are compared. What code reads beside its arguments is in its names: `LOAD_GLOBAL` and
-attribute access take theirs from `co_names`, closures from cells. So the search begins at the functions that a block
-runs for sure (the forwards of its modules, functions among their attributes, hooks) and follows what their names stand
-for: functions and classes of the same global namespace, methods of the block's own classes and objects, functions in
-cells. What it finds is noted, with the place to look it up again. Constants are compared in every run, functions,
-classes and objects once in a step.
+attribute access take theirs from `co_names`, closures from cells; `getattr` takes a text. So the search begins at the
+functions that a block runs for sure (the forwards of its modules, functions among their attributes, hooks) and follows
+what their names stand for: functions and classes of the same global namespace, methods of the block's own classes and
+objects, functions in cells. Of an object that it comes by, in these or in defaults, the attributes count that any of
+the code names, and so of objects among these. What it finds is noted, with the place to look it up again. Constants are
+compared in every run, functions, classes and objects once in a step.
 
 A name may stand for something else than what is found, so too much can be noted, which costs a recording where it
 changes. What is called through a table, or by libraries of Python, PyTorch and NumPy, is not followed.
@@ -14,6 +15,7 @@ changes. What is called through a table, or by libraries of Python, PyTorch and 
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import operator
@@ -28,12 +30,12 @@ from torch import nn
 
 from ..base import _compat
 from .noted import Noted, Place, call, is_constant, is_noted, value_at
-from .reach import has_attributes, is_of_library, names_in
+from .reach import is_of_library, is_own_object, names_in
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
 
-_FUNCTIONS_FOLLOWED = 500
+_FUNCTIONS_FOLLOWED = _OBJECTS_FOLLOWED = 500
 _get_contents = operator.attrgetter("cell_contents")
 
 
@@ -60,22 +62,22 @@ class Definitions:
     Blocks that run the same code share them.
     """
 
-    __slots__ = ("__weakref__", "_classes", "_compared_in", "_counts", "_forwards", "_hold", "_noted", "_places")
+    __slots__ = ("__weakref__", "_compared_in", "_counts", "_forwards", "_hold", "_noted", "_owners", "_places")
 
-    def __init__(self, places: _Places, kinds: Sequence[type], bases: Iterable[type]) -> None:
+    def __init__(self, places: _Places, kinds: Sequence[type], owners: Iterable[Any]) -> None:
         self._places, self._forwards = places, kinds
-        self._classes = list(map(_reference_to, bases))
+        self._owners = list(map(_reference_to, owners))
         self._counts = self._counted()
         self._noted = Noted(self._namespaces(), [*places.names, range(len(kinds))])
         self._compared_in, self._hold = _step, True
 
     @classmethod
-    def shared(cls, places: _Places, kinds: Sequence[type], bases: Iterable[type]) -> Definitions:
-        """New ones, or those of other blocks."""
-        key = places.key(), tuple(kinds)
+    def shared(cls, places: _Places, kinds: Sequence[type], owners: Sequence[Any]) -> Definitions:
+        """New ones, or those of other blocks; `owners` are classes and objects to which no attribute may be added."""
+        key = places.key(), tuple(kinds), tuple(map(id, owners))
         found = _shared.get(key)
         if found is None or not found.are_as_they_were():
-            found = _shared[key] = cls(places, kinds, bases)
+            found = _shared[key] = cls(places, kinds, owners)
         return found
 
     def hold(self) -> bool:
@@ -85,7 +87,7 @@ class Definitions:
         return self._hold
 
     def are_as_they_were(self) -> bool:
-        """Whether the names stand for the same, and no attribute was added to a class."""
+        """Whether the names stand for the same, and no attribute was added."""
         try:
             return self._counted() == self._counts and self._noted.hold(self._namespaces())
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -95,13 +97,13 @@ class Definitions:
         """What is another than it was, for people."""
         place = self._noted.difference(self._namespaces())
         if place is None:
-            return None if self._counted() == self._counts else "the number of attributes of a class"
+            return None if self._counted() == self._counts else "the number of attributes of a class or an object"
         if place[0] == len(self._places.names):
             return f"the forward of {self._forwards[place[1]].__name__}"
         return _described(place)
 
     def _counted(self) -> list[int]:
-        return list(map(len, names_of(map(call, self._classes))))
+        return list(map(len, names_of(map(call, self._owners))))
 
     def _namespaces(self) -> list[Any]:
         return [*self._places.namespaces(), list(map(_forward_of, self._forwards))]
@@ -126,11 +128,12 @@ class Elsewhere:
             search.add_class(type(owner))
         bases = search.classes()
         search.run(_roots(modules))
+        owners = [*bases, *search.objects()]
         self.read = frozenset(search.names)
         self._constants = _Places(search, is_constant)
         self._noted = Noted(self._constants.namespaces(), self._constants.names)
         others = _Places(search, lambda value: not is_constant(value))
-        self._definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), bases)
+        self._definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), owners)
 
     def hold(self) -> bool:
         """Whether all is as it was; functions, classes and objects, when it was looked at first in this step.
@@ -220,7 +223,7 @@ def _dict_of(owner: Any) -> Any:
 
 def _described(place: Place) -> str:
     """What is at such a place, in words."""
-    return f"'{place[1]}', which its code reads," if type(place[1]) is str else "a variable of a closure"
+    return f"'{place[1]}', which its code reads," if type(place[1]) is str else "a variable of a closure, or a default,"
 
 
 def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
@@ -233,17 +236,18 @@ def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
 
 
 class _Search:
-    """Follows functions; `globals` are namespaces and the names to note in them, `attributes` classes and objects with
-    theirs, `cells` variables of closures.
+    """Follows functions; `globals` are namespaces and the names to note in them, or defaults and which of them,
+    `attributes` classes and objects with theirs, `cells` variables of closures.
     """
 
     def __init__(self, is_wanted: Callable[[Any], bool] = is_noted) -> None:
         self._is_wanted = is_wanted
-        self.globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+        self.globals: dict[int, tuple[Any, dict[Any, None]]] = {}
         self.attributes: dict[int, tuple[Owner, dict[str, None]]] = {}
         self.cells: dict[int, Any] = {}
         self.names: set[str] = set()
         self._classes: dict[int, type] = {}
+        self._objects: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._waiting: list[types.FunctionType] = []
 
@@ -255,29 +259,41 @@ class _Search:
         """Those that were added."""
         return list(self._classes.values())
 
+    def objects(self) -> list[Any]:
+        """Those that it came by; no modules, into which plans put attributes of their own."""
+        return [value for value in self._objects.values() if not isinstance(value, nn.Module)]
+
     def run(self, roots: Iterable[Any]) -> None:
         """Follows them, and what they lead to."""
         for root in roots:
             self._follow(root)
-        while self._waiting and len(self._seen) < _FUNCTIONS_FOLLOWED:
-            self._read(self._waiting.pop())
+        looked: tuple[int, int] | None = None
+        while self._waiting or looked != (len(self.names), len(self._objects)):
+            while self._waiting:
+                self._read(self._waiting.pop())
+            looked = len(self.names), len(self._objects)
+            for value in list(self._objects.values()):
+                self._look_into_object(value)
 
     def _follow(self, value: Any) -> None:
         """If it is something that runs."""
         for function in _functions_of(value):
-            if id(function) not in self._seen and not is_of_library(function.__module__):
+            is_new = id(function) not in self._seen and len(self._seen) < _FUNCTIONS_FOLLOWED
+            if is_new and not is_of_library(function.__module__):
                 self._seen.add(id(function))
                 self._waiting.append(function)
 
     def _read(self, function: types.FunctionType) -> None:
-        names = names_in(function.__code__) | {"__call__"}  # of objects, which no name tells
+        names = names_in(function.__code__) | _texts_in(function.__code__) | {"__call__"}  # of objects: no name tells
         self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
-            self._found(namespace[name], names, functools.partial(self._note_global, namespace, name))
+            self._found(namespace[name], names, functools.partial(self._note_item, namespace, name))
         for cell in function.__closure__ or ():
             if cell != types.CellType():
                 self._found(cell.cell_contents, names, functools.partial(self.cells.__setitem__, id(cell), cell))
+        for space, name, value in _defaults_of(function):
+            self._found(value, names, functools.partial(self._note_default, function, space, name))
         for cls in list(self._classes.values()):
             self._look_into(cls, names)
 
@@ -286,17 +302,29 @@ class _Search:
         if self._is_wanted(value):
             note()
         self._follow(value)
+        self._add_object(value)
         if isinstance(value, type):
             self.add_class(value)
             for base in _own_bases(value):
                 self._look_into(base, names)
         elif isinstance(value, types.ModuleType):
             self._look_into_module(value, names, set())
-        elif has_attributes(value) and not is_of_library(type(value).__module__):
-            self.add_class(type(value))
-            self._look_into(value, names)
-        elif isinstance(value, types.SimpleNamespace):
-            self._look_into(value, names)
+
+    def _add_object(self, value: Any) -> None:
+        """If its attributes may be meant by names: a module, an object of the user's, or one that is but its names."""
+        is_such = isinstance(value, (nn.Module, types.SimpleNamespace, argparse.Namespace)) or is_own_object(value)
+        if is_such and len(self._objects) < _OBJECTS_FOLLOWED:
+            self._objects[id(value)] = value
+
+    def _look_into_object(self, value: Any) -> None:
+        """The attributes, of its own or of its class, that any of the code names; and a module's forward and parts."""
+        self.add_class(type(value))
+        for owner in (value, *_own_bases(type(value))):
+            self._look_into(owner, self.names)
+        if isinstance(value, nn.Module):
+            self._follow(type(value).forward)
+            for name in self.names & value._modules.keys():
+                self._add_object(value._modules[name])
 
     def _look_into_module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
         """And into modules in it: code says `nn.functional.silu`."""
@@ -314,9 +342,29 @@ class _Search:
             if self._is_wanted(attributes[name]):
                 self.attributes.setdefault(id(owner), (_reference_to(owner), {}))[1][name] = None
             self._follow(attributes[name])
+            self._add_object(attributes[name])
 
-    def _note_global(self, namespace: dict[str, Any], name: str) -> None:
+    def _note_item(self, namespace: Any, name: Any) -> None:
         self.globals.setdefault(id(namespace), (namespace, {}))[1][name] = None
+
+    def _note_default(self, function: types.FunctionType, defaults: Any, name: Any) -> None:
+        """What may be filled with something else, of a function that lasts: what others have is not to be held."""
+        if isinstance(defaults[name], (list, dict)) and "<locals>" not in function.__qualname__:
+            self._note_item(defaults, name)
+
+
+def _defaults_of(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
+    """The defaults of a function: a tuple or a dict of them, an index or a name there, and what it is."""
+    positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    yield from ((positional, index, value) for index, value in enumerate(positional))
+    yield from ((named, name, value) for name, value in named.items())
+
+
+def _texts_in(code: types.CodeType) -> set[str]:
+    """The texts in code that may be names, for `getattr`."""
+    found = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return found.union(*map(_texts_in, inner))
 
 
 def _own_bases(cls: type) -> Iterator[type]:

@@ -10,6 +10,7 @@ one that adds to them. More seeds: CAIRN_SEEDS=50 python -m pytest python/tests/
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -35,6 +36,7 @@ from cairn.torch.base.stages import StageRef
 from cairn.torch.context.untouched import untouched
 from cairn.torch.execute import opened
 from cairn.torch.held_outside import counted_for
+from inside_support import mean_square
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -448,6 +450,86 @@ def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(
         after = meter.mark()
     assert meter.level(after) - meter.level(before) < 4096  # a step leaves what the step before left
     _FEATURES.clear()
+
+
+class _Lingering(nn.Module):
+    """Leaves what outlives the backward: a history that no loss uses, a gradient of its own; or hides what it has."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.up, self.down = how, nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how.startswith("hidden"):
+            return self.hiding(x)
+        inner = torch.tanh(self.up(x))
+        if self.how == "a number":
+            self.extra = (inner.softmax(-1) * inner).mean()
+        elif self.how == "numbers":
+            self.extra = (inner.softmax(-1) * inner).sum(-1)
+        elif self.how == "a gradient":
+            inner.retain_grad()
+            self.extra = inner
+        return x + self.down(inner)
+
+    def hiding(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "hidden input":
+            return self.down(torch.tanh(self.up(_Square.apply(x, True))))
+        if self.how == "hidden output":
+            return _Square.apply(self.down(torch.tanh(self.up(x))), False)
+        return self.down(torch.tanh(_Square.apply(self.up(x), True)))
+
+
+class _Square(torch.autograd.Function):
+    """Holds its input, or its output, past autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, holds_input: bool) -> torch.Tensor:
+        y = x.square()
+        ctx.held = {"values": [x if holds_input else y.detach()]}
+        ctx.holds_input = holds_input
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        [held] = ctx.held["values"]
+        return grad * 2 * (held if ctx.holds_input else held.sqrt()), None
+
+
+def _lingering(how: str) -> nn.Sequential:
+    return nn.Sequential(*(_Lingering(how) for _ in range(6)))
+
+
+@pytest.mark.parametrize("how", ["a number", "numbers", "a gradient"])
+def test_what_outlives_a_backward_is_counted(how: str) -> None:
+    """As there during all of a step, though the forward of each block replaces its own."""
+    x, model = torch.randn(512, 32), _lingering(how)
+    profile = ct.profile(model, x, loss_fn=mean_square, passes=1)
+    assert any("larger than need be" in note for note in profile.notes) == (how != "a gradient")
+    top = ct.plan(profile, UNLIMITED)
+    for budget in (top.least_budget_bytes, (top.least_budget_bytes + top.plain_peak_bytes) // 2, UNLIMITED):
+        plan, trained = ct.plan(profile, budget), copy.deepcopy(model)
+        assert ct.verify(model, plan, x, loss_fn=mean_square).ok
+        ct.apply(trained, plan)
+        ct.handle(trained).shapes.watch(front.Watch(3, False, lambda *told: None))
+        for _ in range(3):
+            mean_square(trained(x)).backward()
+        report = ct.report(trained)
+        assert report.measured is not None
+        assert 0.75 * report.predicted_peak_bytes < report.measured.peak_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("how", ["hidden input", "hidden output", "hidden inside"])
+def test_what_custom_functions_hold_past_autograd_stays(how: str) -> None:
+    x, model = torch.randn(512, 32), _lingering(how)
+    profile = ct.profile(model, x, loss_fn=mean_square, passes=1)
+    assert all(stage.keep_reason for stage in profile.stages)
+    assert "outside what autograd saves" in " ".join(profile.notes)
+    for memory_beside in ({}, {"host_budget": "1GiB", "link": "20GB/s"}):
+        least = ct.plan(profile, UNLIMITED, **memory_beside).least_budget_bytes
+        plan = ct.plan(profile, least, **memory_beside)
+        assert ct.verify(model, plan, x, loss_fn=mean_square).ok
+        assert plan.plain_peak_bytes > 0.9 * least
 
 
 def test_outputs_that_the_loop_still_has_are_measured() -> None:

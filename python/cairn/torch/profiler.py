@@ -311,10 +311,17 @@ def _present_bytes(model: nn.Module, given: Sequence[torch.Tensor], optimizer: t
     return memory.unique_bytes([*parameters, *model.buffers(), *given, *grads, *state])
 
 
+_LEAVES = (
+    "keeps {} bytes from step to step, in a cache or in the history of a value that no loss uses: detach such values"
+)
+
+
 def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]) -> list[str]:
     notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
     closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and not stage.keep_reason)
     notes += told(closed, "kept or run again as a whole")
+    leftovers = (stage for stage in measured.blocks if stage.leftover_bytes)
+    notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
     if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}

@@ -10,6 +10,8 @@ SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two
 KEEP = "k"  # what is done with a saved tensor that stays
 LEFT_BESIDE = "left by blocks beside their results"  # among what is resident
 CHANGES_INPUT = "changes its input in place"
+HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
+HIDES_INPUT = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
 OVERWRITTEN = "is passed a tensor that is changed in place after it ran"
 
@@ -55,6 +57,7 @@ class StageMeasure:
     pinned_bytes: int = 0  # of its output, what is resident to the end of the step
     pinned_saved_bytes: int = 0  # of that, what it saves itself
     added_bytes: int = 0  # left beside its output and saved, resident; runs again put their own beside it
+    leftover_bytes: int = 0  # saved for something left beside its output that no loss uses, resident
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     left_saved_bytes: int = 0  # of that, what it saves itself
     output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel

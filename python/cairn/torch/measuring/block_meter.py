@@ -17,13 +17,14 @@ from ..base import _compat, memory
 from ..base.blocks import Block
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, saving_nothing
 from ..base.prints import fingerprint
-from ..base.stage_measure import CHANGES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
 from ..base.tree import tensors_in
 from ..context.attributes import Attributes
 from ..context.lasting import Lasting
 from ..context.untouched import Buffers, Randomness
 from . import isolate
 from .beside import Arrivals, Beside, collecting_apart
+from .hidden import hidden_storages
 
 
 class Created:
@@ -74,6 +75,8 @@ class BlockMeter:
         self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
         self.added: set[int] = set()  # those of them that it saves, and that stay beside those of runs again
         self.kept_bytes = 0  # large gradients that hooks have kept
+        self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
+        self._hides_input = False  # or an output: one of these is
         #: by a run that saves: what stays beside that of runs again, and whether it saves that
         self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
@@ -82,6 +85,7 @@ class BlockMeter:
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
         self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
         self._handed_bytes = 0
+        self._visible_bytes = 0  # of what a run that saves has left where it can be found
 
     def run(
         self,
@@ -108,6 +112,8 @@ class BlockMeter:
             self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
         if any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
+        if self._hides_input:
+            self._stage.keep_reason = self._stage.keep_reason or HIDES_INPUT
         if attributes.have_history():
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
@@ -154,8 +160,10 @@ class BlockMeter:
         self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
         self._stage.saved_count = saved.count
         tensors = list(tensors_in(result))
+        self.hidden = hidden_storages(tensors).difference(self._static)
+        held = saved.storages | self.hidden
         self._saved_outputs = {
-            i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in saved.storages
+            i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in held
         }
         self._note_travelling(saved, arguments, tensors)
         prints = [fingerprint(t) for t in tensors]
@@ -175,6 +183,9 @@ class BlockMeter:
         self._gone = created.take_since(first)
         self.kept_bytes = sum(ref.nbytes for ref in backward.storages(self._static).values())
         self._take_weight_grads()
+        self._mark("after")
+        there = {*self._static, *memory.storages(arguments.tensors)}
+        self._visible_bytes = sum(ref.nbytes for ref in beside.storages(there).values())
         return prints
 
     def _take_weight_grads(self) -> None:
@@ -194,8 +205,10 @@ class BlockMeter:
         given = memory.storages(arguments.tensors)
         returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
         sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
+        self._hides_input = not self.hidden.isdisjoint({*given, *returned})
         plain = all(t.device == self._device and memory.can_travel(t) for t in outputs)
         plain = plain and not any(key in self._static for key in returned)
+        plain = plain and self.hidden.isdisjoint({*given, *sizes})
         self._stage.output_travels = plain and bool(returned)
         if plain and not saved.stays:
             self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)
@@ -269,6 +282,7 @@ class BlockMeter:
         hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
         if hidden > SLACK_BYTES:
             stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+            stage.travel_bytes = 0
 
     def read_saving(self) -> None:
         """Fills in what the run shows that saves."""
@@ -276,6 +290,8 @@ class BlockMeter:
         base = meter.level(at["base"])
         stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
         stage.forward_rise_bytes = meter.peak(at["base"], at["forward"]) - base
+        leftover = meter.level(at["after"]) - base - self._visible_bytes
+        stage.leftover_bytes = leftover if leftover > SLACK_BYTES else 0
         if "begun" in at:
             full = base + stage.saved_bytes + self._handed_bytes
             stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full

@@ -20,7 +20,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.blocks import Block, intercepted
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, without_waiting
-from ..base.stage_measure import LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import HIDDEN_BEHIND, LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
 from ..context.attributes import OF_EVERY_MODULE
@@ -384,7 +384,7 @@ class MemoryPass:
                 output = f"output of {shown(run.stage.name)}"
                 pinned[output] = pinned.get(output, 0) + size
         kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
-        if left := kept + sum(run.left_bytes for run in self._runs):
+        if left := kept + sum(run.left_bytes + run.stage.leftover_bytes for run in self._runs):
             pinned[LEFT_BESIDE] = left
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
@@ -611,9 +611,14 @@ class MemoryPass:
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
-        if run.left_bytes:  # resident: nothing that saving adds, once it has replaced what was there, or sending frees
-            stage.saved_bytes = max(stage.saved_bytes - (run.left_bytes - stage.added_bytes), stage.output_bytes)
+        if stays := run.left_bytes + stage.leftover_bytes:
+            # resident: nothing that saving adds, once it has replaced what was there, or sending frees
+            stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
+        for earlier in self._runs[:index]:
+            if any(ref.key in run.alone.hidden for ref in earlier.outputs):
+                earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND
+                earlier.stage.travel_bytes, earlier.stage.output_travels = 0, False
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:

@@ -199,7 +199,7 @@ static void cut_by_length(attempt *a, int32_t length)
 static int32_t tries_of(int32_t n, int32_t length)
 {
     int32_t others = (n - 1) / length, most = n <= CUTS_ALL ? KEPT_MAX : KEPT_MAX * CUTS_ALL / n;
-    return (int32_t)crn_min(others, crn_max(most, KEPT_LEAST));
+    return (int32_t)crn_max(1, crn_min(others, crn_max(most, KEPT_LEAST)));
 }
 
 /* A step is a length, 2^power, and which of its tries; the lengths follow each other. */
@@ -210,7 +210,7 @@ static bool cut_and_keep(attempt *a, int32_t *step)
         power++;
         try = 1;
     }
-    if (power >= 30 || 1 << power >= n)
+    if (power >= 30 || 1 << power >= crn_max(2, n)) /* one stage is a segment, too */
         return false;
     if (a->length != 1 << power)
         cut_by_length(a, 1 << power);

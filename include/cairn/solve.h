@@ -148,7 +148,7 @@ CAIRN_API cairn_status cairn_solve(const cairn_env *env, const cairn_problem *pr
 /**
  * The same for several budgets at once (CAIRN_NONE = no budget; option "budget" is not looked at): solvers that keep
  * tables build them once. infos and, unless it is NULL, schedules have room for count; a time limit holds for each
- * budget. On failure all of them are empty. Errors: as cairn_solve.
+ * budget. On failure all of them are empty. Errors: as cairn_solve; BAD_ARGUMENT (a count below 0).
  */
 CAIRN_API cairn_status cairn_solve_many(const cairn_env *env, const cairn_problem *problem,
                                         const cairn_options *options, const int64_t *budgets_bytes, int count,

@@ -235,7 +235,7 @@ typedef struct search {
     crn_answer *best;
     cairn_replay replay; /* of the best */
     int64_t bound_ns;
-    int rank;            /* the highest of those that answered completely */
+    int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
 } search;
@@ -267,34 +267,57 @@ static void take(search *s, const candidate *c, crn_answer *own, const cairn_rep
     s->replay = *replay;
 }
 
-static cairn_status consider(search *s, const candidate *c, crn_answer *own, cairn_error *error)
+/* Takes an answer over where it is the best so far. What takes more than 2^63 - 1 ns is none. */
+static cairn_status consider(search *s, const candidate *c, crn_answer *own, bool *found, cairn_error *error)
 {
     cairn_replay replay;
     s->bound_ns = crn_max(s->bound_ns, own->lower_bound_ns);
+    *found = false;
     if (!own->found)
         return CAIRN_OK;
     CRN_TRY(crn_replay(s->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), s->budget_bytes,
                        &replay, error));
+    if (replay.violation.code == CAIRN_VIOLATION_OVERFLOW)
+        return CAIRN_OK;
     if (!replay.valid)
         return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "%s made a schedule that is not valid: %s",
                            c->solver->info.name, replay.violation.message);
+    *found = true;
     if (is_better(s, &replay))
         take(s, c, own, &replay);
+    return CAIRN_OK;
+}
+
+/*
+ * Whether a candidate that finds nothing has spoken for its whole class. Where there is room, it has met times that it
+ * cannot count; another may be able to.
+ */
+static cairn_status is_refusal(const search *s, const crn_task *part, const candidate *c, bool *refuses,
+                               cairn_error *error)
+{
+    crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
+    if (c->solver->least)
+        CRN_TRY(c->solver->least(part, c->state, &least, error));
+    *refuses = least.bytes == CAIRN_NONE || (s->budget_bytes != CAIRN_NONE && s->budget_bytes < least.bytes);
     return CAIRN_OK;
 }
 
 static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_error *error)
 {
     crn_answer own;
+    bool found = false;
     CRN_TRY(crn_answer_init(&own, s->task, error));
     cairn_status status = open_candidate(part, c, error);
     if (status == CAIRN_OK)
         status = c->solver->solve(part, c->state, s->budget_bytes, &own, error);
-    if (status == CAIRN_OK && !own.stopped_early && !own.cut_short)
-        s->rank = c->solver->rank > s->rank ? c->solver->rank : s->rank;
+    bool answers = status == CAIRN_OK && !own.stopped_early && !own.cut_short && c->solver->rank > s->rank;
     bool stopped = s->best->stopped_early || own.stopped_early, cut = s->best->cut_short || own.cut_short;
     if (status == CAIRN_OK)
-        status = consider(s, c, &own, error);
+        status = consider(s, c, &own, &found, error);
+    if (status == CAIRN_OK && answers && !found)
+        status = is_refusal(s, part, c, &answers, error);
+    if (status == CAIRN_OK && answers)
+        s->rank = c->solver->rank;
     s->best->stopped_early = stopped;
     s->best->cut_short = cut;
     crn_answer_clear(&own, s->task);
@@ -351,7 +374,8 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         candidate *c = &session->candidates[i];
         if ((c->work > CRN_WORK_MAX) != dear)
             continue;
-        if (should_stop(s, i, session->count)) {
+        bool is_free = c->turn == 0 && crn_task_is_past(s->task); /* then it is asked in any case */
+        if (!is_free && should_stop(s, i, session->count)) {
             s->best->stopped_early = true;
             return CAIRN_OK;
         }

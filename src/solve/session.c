@@ -312,11 +312,15 @@ static void take_replay(cairn_info *info, const cairn_replay *replay, bool has_m
     info->stall_ns = replay->stall_ns;
 }
 
-static cairn_status judge(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
+/* What takes more than 2^63 - 1 ns is no answer. */
+static cairn_status judge(crn_session *session, crn_answer *answer, cairn_info *info, cairn_error *error)
 {
     cairn_replay replay;
     CRN_TRY(crn_replay(&session->task, cairn_builder_ops(answer->builder), cairn_builder_count(answer->builder),
                        info->budget_bytes, &replay, error));
+    answer->found = replay.violation.code != CAIRN_VIOLATION_OVERFLOW;
+    if (!answer->found)
+        return CAIRN_OK;
     if (!replay.valid)
         return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "%s made a schedule that is not valid: %s",
                            info->solver, replay.violation.message);
@@ -350,8 +354,8 @@ static bool is_refuted(const cairn_info *info)
 /* There is room, but times beyond 2^63 - 1 cannot be told, and some solvers stop counting somewhat before. */
 static bool is_beyond_counting(const cairn_info *info)
 {
-    return info->least_bytes != CAIRN_NONE && info->budget_bytes != CAIRN_NONE &&
-           info->budget_bytes >= info->least_bytes;
+    return info->least_bytes != CAIRN_NONE &&
+           (info->budget_bytes == CAIRN_NONE || info->budget_bytes >= info->least_bytes);
 }
 
 static cairn_outcome outcome_of_nothing(const crn_answer *answer, const cairn_info *info)
@@ -434,7 +438,7 @@ static cairn_status fill_least(crn_session *session, const crn_answer *answer, c
     return CAIRN_OK;
 }
 
-static cairn_status fill_info(crn_session *session, const crn_answer *answer, cairn_info *info, cairn_error *error)
+static cairn_status fill_info(crn_session *session, crn_answer *answer, cairn_info *info, cairn_error *error)
 {
     snprintf(info->solver, sizeof(info->solver), "%s", answer->solver ? answer->solver : session->solver->info.name);
     info->store_all_bytes = session->store_all_bytes;

@@ -39,6 +39,8 @@ cairn_status cairn_solve_many(const cairn_env *env, const cairn_problem *problem
                               cairn_error *error)
 {
     crn_session session;
+    if (count < 0)
+        return crn_fail(error, CAIRN_BAD_ARGUMENT, "a count of %d budgets", count);
     for (int i = 0; i < count; i++) {
         crn_info_reset(&infos[i]);
         if (schedules)

@@ -119,6 +119,101 @@ static void what_takes_too_long_to_count_is_not_infeasible(void **state)
     cairn_problem_free(problem);
 }
 
+enum { LONG_STAGES = 8 };
+
+/* Stages of which each takes so long, but for a little less from one to the next; outputs of 2 bytes, 4 saved. */
+static cairn_problem *long_stages(int64_t forward_ns, int64_t backward_ns, int64_t less_ns)
+{
+    cairn_stage_option options[LONG_STAGES];
+    cairn_stage stages[LONG_STAGES];
+    cairn_chain chain = {0, 0, LONG_STAGES, stages};
+    cairn_problem *problem;
+    for (int64_t i = 0; i < LONG_STAGES; i++) {
+        options[i] = (cairn_stage_option){"keep", 4, forward_ns - i * less_ns, backward_ns - i * less_ns, 0, 0};
+        stages[i] = (cairn_stage){"long", 2, 2, 0, options[i].forward_ns, 0, false, 1, &options[i]};
+    }
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    return problem;
+}
+
+/* Recomputing passes 2^63 - 1 ns for all of them, or for those that stop counting before; it never is a defect. */
+static void long_times_are_no_defect(void **state)
+{
+    static const int64_t cases[][3] = {
+        {50000000000000000, 1000000000000000000, 1}, {(INT64_C(1) << 59) - 1, 0, 0},
+        {169547280089242200, 45212608023797920, 0},  {100000000000000000, 900000000000000000, 3},
+        {INT64_C(1) << 57, INT64_C(1) << 58, 5},
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        cairn_problem *problem = long_stages(cases[c][0], cases[c][1], cases[c][2]);
+        for (int64_t budget = 8; budget < 44; budget += 2) {
+            int64_t best_ns = INT64_MAX;
+            const cairn_solver_info *solver;
+            for (int i = 0; (solver = cairn_solver_at(i)); i++) {
+                cairn_info info;
+                cairn_options *options = test_options(solver->name, budget, "");
+                cairn_status status = cairn_solve(NULL, problem, options, NULL, &info, NULL);
+                cairn_options_free(options);
+                assert_int_not_equal(status, CAIRN_INTERNAL);
+                if (status == CAIRN_OK && info.makespan_ns != CAIRN_NONE && strcmp(solver->name, "auto") != 0)
+                    best_ns = info.makespan_ns < best_ns ? info.makespan_ns : best_ns;
+            }
+            cairn_info info = test_solve(problem, test_options("auto", budget, ""), NULL);
+            assert_int_equal(info.makespan_ns, best_ns == INT64_MAX ? CAIRN_NONE : best_ns);
+            cairn_info_clear(&info);
+        }
+        cairn_problem_free(problem);
+    }
+}
+
+/* Without a budget sizes do not matter, however large they are. */
+static void no_budget_is_no_large_one(void **state)
+{
+    static const int64_t large = INT64_C(2305843009213693950);
+    static const int32_t first[] = {0}, second[] = {1}, third[] = {2};
+    static const cairn_node nodes[] = {
+        {.cost_ns = 10, .bytes = large, .alias_of = -1},
+        {.cost_ns = 10, .bytes = large, .deps = first, .dep_count = 1, .alias_of = -1, .keep = true},
+        {.cost_ns = 10, .deps = second, .dep_count = 1, .alias_of = -1},
+        {.bytes = large,
+         .workspace_bytes = -large,
+         .deps = third,
+         .dep_count = 1,
+         .alias_of = -1,
+         .no_recompute = true},
+        {.cost_ns = 10, .deps = first, .dep_count = 1, .alias_of = -1, .no_recompute = true},
+    };
+    static const char *const solvers[] = {"auto", "graph-exact", "graph-search", "graph-online", "store-all"};
+    cairn_graph graph = {5, nodes, 0};
+    cairn_problem *problem;
+    (void)state;
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++) {
+        cairn_info info = test_solve(problem, test_options(solvers[i], -1, "budget=none"), NULL);
+        assert_true(info.outcome == CAIRN_OUTCOME_OPTIMAL && info.makespan_ns == 40 && info.lower_bound_ns == 40);
+        cairn_info_clear(&info);
+    }
+    cairn_problem_free(problem);
+}
+
+static void one_stage_is_a_segment(void **state)
+{
+    static const cairn_stage_option option = {"keep", 4, 10, 10, 0, 0};
+    static const cairn_stage stage = {"one", 0, 0, 0, 10, 0, false, 1, &option};
+    static const char *const solvers[] = {"periodic", "chen-sqrt", "chen-greedy", "keep-greedy"};
+    cairn_chain chain = {8, 0, 1, &stage};
+    cairn_problem *problem;
+    (void)state;
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++) {
+        cairn_info info = test_solve(problem, test_options(solvers[i], -1, "budget=none"), NULL);
+        assert_true(info.outcome == CAIRN_OUTCOME_OPTIMAL && info.makespan_ns == 20);
+        cairn_info_clear(&info);
+    }
+    cairn_problem_free(problem);
+}
+
 static void what_is_asked_must_make_sense(void **state)
 {
     (void)state;
@@ -263,10 +358,25 @@ static void cancelling_before_anything_is_found(void **state)
     assert_int_equal(cairn_solve(&env, problem, options, &schedule, &info, NULL), CAIRN_CANCELLED);
     assert_int_equal(polls, 1); /* asked once, and remembered */
     assert_null(schedule);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+static void no_time_at_all_does_to_store_everything(void **state)
+{
+    (void)state;
+    cairn_problem *problem = two_stages(NULL);
+    cairn_options *options = options_of("auto", "60");
+    cairn_info info;
     cairn_options_set(options, "time-limit", "0ns", NULL);
-    assert_int_equal(cairn_solve(NULL, problem, options, &schedule, &info, NULL), CAIRN_OK);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_OPTIMAL);
+    assert_string_equal(info.solver, "store-all");
+    int64_t less = info.store_all_bytes - 1;
+    assert_int_equal(cairn_solve_many(NULL, problem, options, &less, 1, NULL, &info, NULL), CAIRN_OK);
     assert_int_equal(info.outcome, CAIRN_OUTCOME_UNKNOWN);
     assert_true(info.stopped_early && strlen(info.reason) > 0);
+    assert_int_equal(cairn_solve_many(NULL, problem, options, &less, -1, NULL, &info, NULL), CAIRN_BAD_ARGUMENT);
     cairn_options_free(options);
     cairn_problem_free(problem);
 }
@@ -474,12 +584,16 @@ int main(void)
         cmocka_unit_test(an_answer_is_complete),
         cmocka_unit_test(infeasible_is_an_outcome),
         cmocka_unit_test(what_takes_too_long_to_count_is_not_infeasible),
+        cmocka_unit_test(long_times_are_no_defect),
+        cmocka_unit_test(no_budget_is_no_large_one),
+        cmocka_unit_test(one_stage_is_a_segment),
         cmocka_unit_test(what_is_asked_must_make_sense),
         cmocka_unit_test(an_overridden_machine_is_recorded),
         cmocka_unit_test(a_curve_equals_its_points),
         cmocka_unit_test(limits_and_bounds),
         cmocka_unit_test(solvers_say_what_they_take),
         cmocka_unit_test(cancelling_before_anything_is_found),
+        cmocka_unit_test(no_time_at_all_does_to_store_everything),
         cmocka_unit_test(sessions_keep_no_task),
         cmocka_unit_test(polling_waits_for_its_interval),
         cmocka_unit_test(solvers_of_segments_say_when_they_are_stopped),

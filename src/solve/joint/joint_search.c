@@ -397,13 +397,20 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
 
 /* ---- all solvers without transfers ---- */
 
-/* Of the time that is left, one of so many parts is for them. */
-enum { ALONE_SHARE = 2 };
+/*
+ * Of the time that is left, one of so many parts is for them; and of that, what those may take that are asked first, so
+ * that there is something to go on with when it ends.
+ */
+enum { ALONE_SHARE = 2, QUICK_SHARE = 16 };
+
+/* When solvers are asked: the quick ones under a time limit, the others, and those that may take too long. */
+typedef enum turn { QUICK, USUAL, DEAR } turn;
 
 typedef struct asking {
     crn_joint_search *search;
     const crn_solver *solver;
     int64_t budget_bytes; /* the search's, as solvers want it */
+    int64_t quick_work;   /* who takes no more is quick; below 0 = nobody is */
     int rank;             /* of those that answered completely */
 } asking;
 
@@ -420,17 +427,23 @@ static cairn_status take_answer(void *context, int64_t budget_bytes, const crn_a
     return crn_joint_offer_list(a->search, own->builder, NULL, error);
 }
 
-static bool is_alone(const crn_task *sub, const crn_solver *solver, bool dear)
+static bool is_alone(const crn_task *sub, const crn_solver *solver)
 {
     const cairn_solver_info *info = &solver->info;
-    if (strcmp(info->name, "auto") == 0 || info->needs_machine || info->minimizes_memory || solver->available ||
-        crn_solver_accepts(solver, sub, NULL) != CAIRN_OK)
-        return false;
-    return ((solver->work ? solver->work(sub) : 0) > CRN_WORK_MAX) == dear;
+    return strcmp(info->name, "auto") != 0 && !info->needs_machine && !info->minimizes_memory && !solver->available &&
+           crn_solver_accepts(solver, sub, NULL) == CAIRN_OK;
+}
+
+static turn turn_of(const asking *a, const crn_task *sub, const crn_solver *solver)
+{
+    int64_t work = solver->work ? solver->work(sub) : 0;
+    if (work > CRN_WORK_MAX)
+        return DEAR;
+    return work <= a->quick_work && !solver->is_anytime ? QUICK : USUAL;
 }
 
 /* The strongest first, in the order of the registry among equals. last: the one before; NULL at the beginning. */
-static const crn_solver *next_solver(const crn_task *sub, bool dear, const crn_solver *last)
+static const crn_solver *next_solver(const asking *a, const crn_task *sub, turn whose, const crn_solver *last)
 {
     const crn_solver *next = NULL;
     bool passed = !last;
@@ -438,22 +451,23 @@ static const crn_solver *next_solver(const crn_task *sub, bool dear, const crn_s
         int rank = (*solver)->rank;
         bool after = !last || rank < last->rank || (rank == last->rank && passed);
         passed |= *solver == last;
-        if (after && *solver != last && (!next || rank > next->rank) && is_alone(sub, *solver, dear))
+        if (after && *solver != last && (!next || rank > next->rank) && is_alone(sub, *solver) &&
+            turn_of(a, sub, *solver) == whose)
             next = *solver;
     }
     return next;
 }
 
-static cairn_status ask_ranked(asking *a, const crn_task *sub, bool dear, const char *lists_of, const int64_t *budgets,
+static cairn_status ask_ranked(asking *a, const crn_task *sub, turn whose, const char *lists_of, const int64_t *budgets,
                                int32_t count, cairn_error *error)
 {
     crn_joint_search *search = a->search;
-    for (a->solver = next_solver(sub, dear, NULL); a->solver; a->solver = next_solver(sub, dear, a->solver)) {
+    for (a->solver = next_solver(a, sub, whose, NULL); a->solver; a->solver = next_solver(a, sub, whose, a->solver)) {
         const char *name = a->solver->info.name;
         bool lists = lists_of && strcmp(name, lists_of) == 0,
              covered = a->solver->rank > 0 && a->solver->rank < a->rank;
-        if (search->best_ns <= search->bound_ns || (dear && search->best_ns < INT64_MAX) || (covered && !lists) ||
-            crn_should_stop(sub, NULL))
+        if (search->best_ns <= search->bound_ns || (whose == DEAR && search->best_ns < INT64_MAX) ||
+            (covered && !lists) || crn_should_stop(sub, NULL))
             continue;
         CRN_TRY(crn_joint_ask(sub, name, lists ? budgets : &a->budget_bytes, lists ? count : 1, take_answer, a, NULL,
                               &a->search->cut_short, error));
@@ -466,11 +480,15 @@ cairn_status crn_joint_ask_alone(crn_joint_search *search, const char *lists_of,
 {
     crn_task sub = crn_task_part(search->task, ALONE_SHARE);
     asking a = {.search = search,
-                .budget_bytes = search->budget_bytes == INT64_MAX ? CAIRN_NONE : search->budget_bytes};
+                .budget_bytes = search->budget_bytes == INT64_MAX ? CAIRN_NONE : search->budget_bytes,
+                .quick_work = -1};
+    if (sub.deadline_ns != CAIRN_NONE)
+        a.quick_work = crn_max(0, sub.deadline_ns - crn_clock_ns()) / QUICK_SHARE;
     sub.machine = NULL;
     for (int32_t i = 0; i < count; i++)
         if (sub.budget_max_bytes != CAIRN_NONE)
             sub.budget_max_bytes = crn_max(sub.budget_max_bytes, budgets[i]);
-    CRN_TRY(ask_ranked(&a, &sub, false, lists_of, budgets, count, error));
-    return ask_ranked(&a, &sub, true, NULL, NULL, 0, error);
+    CRN_TRY(ask_ranked(&a, &sub, QUICK, lists_of, budgets, count, error));
+    CRN_TRY(ask_ranked(&a, &sub, USUAL, lists_of, budgets, count, error));
+    return ask_ranked(&a, &sub, DEAR, NULL, NULL, 0, error);
 }

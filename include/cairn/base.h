@@ -6,6 +6,7 @@
  * Conventions of the whole library:
  *   - Sizes are int64_t bytes, times int64_t nanoseconds; names end in the unit.
  *   - A function that can fail returns a cairn_status and takes a cairn_error * last, which may be NULL.
+ *   - Other pointers must not be NULL unless the function says so; NULL with a count of 0 is an empty list.
  *   - Constructors are all-or-nothing: on failure their outputs are NULL.
  *   - A NULL environment means the defaults: malloc, no polling, no log.
  *   - The library prints nothing, never exits, and has no global state: calls on different problems may run on

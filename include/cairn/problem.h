@@ -119,7 +119,10 @@ CAIRN_API cairn_status cairn_chain_to_graph(const cairn_env *env, const cairn_pr
 CAIRN_API cairn_status cairn_problem_scale(const cairn_env *env, const cairn_problem *problem, int64_t multiplier,
                                            int64_t divisor, cairn_problem **made, cairn_error *error);
 
-/** Duration of a transfer: latency + ceil(bytes * 1e9 / bytes_per_s). CAIRN_NONE when it passes 2^63 - 1. */
+/**
+ * Duration of a transfer: latency + ceil(bytes * 1e9 / bytes_per_s). CAIRN_NONE when it passes 2^63 - 1, and where bytes
+ * is below 0 or bytes_per_s below 1.
+ */
 CAIRN_API int64_t cairn_transfer_ns(int64_t bytes, int64_t bytes_per_s, int64_t latency_ns);
 
 /** Checks a machine (as a problem's own is checked). Errors: BAD_INPUT. */

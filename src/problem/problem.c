@@ -25,6 +25,8 @@ cairn_status cairn_machine_check(const cairn_machine *machine, cairn_error *erro
 int64_t cairn_transfer_ns(int64_t bytes, int64_t bytes_per_s, int64_t latency_ns)
 {
     /* bytes * 1e9 / rate, rounded up, without passing 64 bits: whole seconds first, then the rest in 128 bits. */
+    if (bytes < 0 || bytes_per_s < 1)
+        return CAIRN_NONE;
     int64_t seconds = bytes / bytes_per_s, rest = bytes % bytes_per_s, ns;
     crn_wide part = (crn_wide)(uint64_t)rest * 1000000000u;
     part += (uint64_t)bytes_per_s - 1;

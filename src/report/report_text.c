@@ -49,7 +49,7 @@ typedef struct scale {
     double factor;
 } scale;
 
-/* Three digits, in the largest unit of which there is at least one. */
+/* Three digits, in the largest unit of which there is one at least, once rounded. */
 static const char *format(int64_t value, const scale *scales, size_t count, char *out, size_t size)
 {
     size_t i = 0;
@@ -57,7 +57,7 @@ static const char *format(int64_t value, const scale *scales, size_t count, char
         snprintf(out, size, "-");
         return out;
     }
-    while (i + 1 < count && (double)value >= scales[i + 1].factor)
+    while (i + 1 < count && (double)value >= scales[i + 1].factor - scales[i].factor / 2)
         i++;
     double shown = (double)value / scales[i].factor;
     int digits = i == 0 || shown >= 99.95 ? 0 : shown >= 9.995 ? 1 : 2;

@@ -241,6 +241,8 @@ static void transfers_take_latency_and_rounded_up_time(void **state)
     assert_int_equal(cairn_transfer_ns(12, 12000000000, 0), 1);
     assert_int_equal(cairn_transfer_ns(13, 12000000000, 5), 7);
     assert_int_equal(cairn_transfer_ns(INT64_MAX, INT64_MAX, 0), 1000000000);
+    assert_int_equal(cairn_transfer_ns(1, 0, 0), CAIRN_NONE);
+    assert_int_equal(cairn_transfer_ns(-1, 1, 0), CAIRN_NONE);
     assert_int_equal(cairn_transfer_ns(INT64_MAX, 1, 0), CAIRN_NONE);
     assert_int_equal(cairn_transfer_ns(1, 1000000000, INT64_MAX), CAIRN_NONE);
 }

@@ -154,6 +154,19 @@ static int index_of(const cairn_option_info *option)
     return i;
 }
 
+/* What the library calls an option is a flag here. */
+static cli_exit fail_by_flag(const cli_call *call, cairn_error *error)
+{
+    static const char library[] = "option ", shown[] = "--";
+    size_t begins = sizeof(library) - 1, shorter = sizeof(shown) - 1;
+    char *rest = error->message + begins;
+    if (strncmp(error->message, library, begins) == 0) {
+        memmove(error->message + shorter, rest, strlen(rest) + 1);
+        memcpy(error->message, shown, shorter);
+    }
+    return cli_fail(call, NULL, error);
+}
+
 static cli_exit set_option(cli_call *call, const flag *found, const char *value)
 {
     cairn_error error;
@@ -168,7 +181,7 @@ static cli_exit set_option(cli_call *call, const flag *found, const char *value)
     if (strcmp(found->name, "minimize") == 0)
         call->minimizes_memory = strcmp(value, "memory") == 0;
     if (cairn_options_set(call->options, found->name, value ? value : "true", &error) != CAIRN_OK)
-        return cli_fail(call, NULL, &error);
+        return fail_by_flag(call, &error);
     return CLI_FOUND;
 }
 

@@ -73,9 +73,9 @@ static cli_exit choose_budgets(cli_call *call, budgets *out)
     long long count = call->budgets ? strtoll(call->budgets, NULL, 10) : BUDGETS_DEFAULT;
     if (count < 1 || count > BUDGETS_MAX)
         return cli_misuse(call,
-                          "--budgets is a number of budgets from 1 to %d, or sizes: a single one in bytes is "
-                          "written with a comma, \"%s,\"",
-                          BUDGETS_MAX, call->budgets);
+                          "--budgets %s: a number of budgets is from 1 to %d; for a single budget of %s bytes write "
+                          "\"%s,\"",
+                          call->budgets, BUDGETS_MAX, call->budgets, call->budgets);
     out->count = (int)count;
     return space_evenly(call, out);
 }

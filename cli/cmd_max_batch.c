@@ -25,7 +25,8 @@ static const char *proof_of(const cairn_max_batch *found, char *out, size_t size
     else if (found->refuted_batch <= next)
         snprintf(out, size, "proved: %lld is not possible", (long long)found->refuted_batch);
     else
-        snprintf(out, size, "%sproved: %lld is not possible", early, (long long)found->refuted_batch);
+        snprintf(out, size, "%s%lld to %lld: not known; proved: %lld is not possible", early, (long long)next,
+                 (long long)found->refuted_batch - 1, (long long)found->refuted_batch);
     return out;
 }
 
@@ -48,7 +49,7 @@ static void print_least(const cli_call *call, int64_t measured_batch)
 
 static void print_max_batch(const cli_call *call, int64_t measured_batch, const cairn_max_batch *found)
 {
-    char value[32], other[32], note[96];
+    char value[32], other[32], note[128];
     snprintf(value, sizeof(value), "%lld", (long long)found->batch);
     cli_row("max batch", found->batch == CAIRN_NONE ? "none" : value, proof_of(found, note, sizeof(note)));
     cli_row("budget", cairn_format_bytes(found->budget_bytes, value, sizeof(value)), NULL);

@@ -103,6 +103,8 @@ static cairn_status refuse(const char *text, const unit *units, const char *suff
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%cB%s or %.*s%ciB%s?", text,
                         allowed, length, text, prefix, suffix, length, text, prefix, suffix);
     }
+    if (is_number && units == duration_units && *given.rest == '\0')
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %ss?", text, allowed, text);
     if (!meant)
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
     return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%s%s?", text, allowed,

@@ -2,6 +2,8 @@
 #ifndef CRN_CHECKED_H
 #define CRN_CHECKED_H
 
+#include <cairn/base.h>
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -50,6 +52,12 @@ static inline int64_t crn_max(int64_t a, int64_t b)
 static inline int64_t crn_min(int64_t a, int64_t b)
 {
     return a < b ? a : b;
+}
+
+/** A budget to compare with; CAIRN_NONE = no size passes it. */
+static inline int64_t crn_limit_of(int64_t budget_bytes)
+{
+    return budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
 }
 
 #endif

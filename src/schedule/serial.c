@@ -158,7 +158,7 @@ cairn_status crn_serial_replay(cairn_allocator allocator, const cairn_chain *cha
     serial s = {.chain = chain,
                 .stages = crn_alloc_zero(&allocator, count, sizeof(*s.stages)),
                 .progress = chain->stage_count,
-                .limit_bytes = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes,
+                .limit_bytes = crn_limit_of(budget_bytes),
                 .used_bytes = initial_bytes,
                 .peak_bytes = initial_bytes};
     if (!s.stages)

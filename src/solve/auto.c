@@ -298,7 +298,7 @@ static cairn_status is_refusal(const search *s, const crn_task *part, const cand
     crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
     if (c->solver->least)
         CRN_TRY(c->solver->least(part, c->state, &least, error));
-    *refuses = least.bytes == CAIRN_NONE || (s->budget_bytes != CAIRN_NONE && s->budget_bytes < least.bytes);
+    *refuses = least.bytes == CAIRN_NONE || crn_limit_of(s->budget_bytes) < least.bytes;
     return CAIRN_OK;
 }
 

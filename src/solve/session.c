@@ -354,8 +354,7 @@ static bool is_refuted(const cairn_info *info)
 /* There is room, but times beyond 2^63 - 1 cannot be told, and some solvers stop counting somewhat before. */
 static bool is_beyond_counting(const cairn_info *info)
 {
-    return info->least_bytes != CAIRN_NONE &&
-           (info->budget_bytes == CAIRN_NONE || info->budget_bytes >= info->least_bytes);
+    return info->least_bytes != CAIRN_NONE && crn_limit_of(info->budget_bytes) >= info->least_bytes;
 }
 
 static cairn_outcome outcome_of_nothing(const crn_answer *answer, const cairn_info *info)

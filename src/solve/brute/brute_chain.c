@@ -232,7 +232,7 @@ static cairn_status search_begin(search *s, const crn_task *task, int64_t budget
                   .n = chain->stage_count,
                   .state_count = (int32_t)count,
                   .per_grad = (int32_t)count / (chain->stage_count + 1),
-                  .budget_bytes = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes,
+                  .budget_bytes = crn_limit_of(budget_bytes),
                   .by_memory = by_memory,
                   .allocator = crn_allocator(task->env)};
     crn_arena_init(&s->arena, s->allocator);

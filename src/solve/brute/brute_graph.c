@@ -271,7 +271,7 @@ static cairn_status brute_solve(const crn_task *task, void *session, int64_t bud
 {
     brute_search b;
     (void)session;
-    brute_begin(task, budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes, &b);
+    brute_begin(task, crn_limit_of(budget_bytes), &b);
     int32_t end = b.fixed_bytes <= b.budget_bytes ? brute_run(task, &b) : -1;
     cairn_status status = ended(&b, error);
     if (status == CAIRN_OK && end >= 0) {

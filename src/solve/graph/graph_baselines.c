@@ -373,7 +373,7 @@ static cairn_status baseline_solve(const crn_task *task, void *session, int64_t 
                                    cairn_error *error)
 {
     baseline *b = session;
-    try_rule(task, b, budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes);
+    try_rule(task, b, crn_limit_of(budget_bytes));
     answer->stopped_early = crn_should_stop(task, NULL);
     if (b->best_cost == INT64_MAX)
         return CAIRN_OK;

@@ -579,7 +579,7 @@ static cairn_status exact_solve(const crn_task *task, void *session, int64_t bud
 {
     exact *s = session;
     const char *method;
-    int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
+    int64_t budget = crn_limit_of(budget_bytes);
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     CRN_TRY(ask_search(task, s, budget_bytes, answer, error));
     answer->iterations = crn_work_limit(task, moves_of(task) / MOVES_EACH);

@@ -139,7 +139,7 @@ static cairn_status online_solve(const crn_task *task, void *session, int64_t bu
 {
     online *o = session;
     const crn_sequence *found = &o->trial;
-    int64_t budget = crn_min(budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes, INT64_MAX - 1);
+    int64_t budget = crn_min(crn_limit_of(budget_bytes), INT64_MAX - 1);
     if (!fits(task, o, budget)) {
         CRN_TRY(find_smallest(task, o, error));
         answer->stopped_early = crn_should_stop(task, NULL);

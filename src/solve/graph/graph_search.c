@@ -385,7 +385,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
                                  cairn_error *error)
 {
     search *s = session;
-    int64_t budget = crn_min(budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes, INT64_MAX - 1);
+    int64_t budget = crn_min(crn_limit_of(budget_bytes), INT64_MAX - 1);
     const char *method;
     find_starts(task, s, budget); /* first: whoever interrupts the rest gets these */
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));

@@ -11,7 +11,7 @@ cairn_status crn_joint_begin(crn_joint_search *search, const crn_task *task, int
 {
     const char *method;
     *search = (crn_joint_search){.task = task,
-                                 .budget_bytes = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes,
+                                 .budget_bytes = crn_limit_of(budget_bytes),
                                  .best_ns = INT64_MAX,
                                  .best_peak_bytes = INT64_MAX,
                                  .seed = 1 + (uint64_t)crn_max(0, task->settings->seed),

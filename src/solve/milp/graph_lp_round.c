@@ -179,7 +179,7 @@ static cairn_status round_solve(const crn_task *task, void *session, int64_t bud
                                 cairn_error *error)
 {
     crn_frontier_best best;
-    int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
+    int64_t budget = crn_limit_of(budget_bytes);
     cairn_status status = crn_frontier_best_new(task, &best, error);
     if (status == CAIRN_OK)
         status = round_within(task, session, budget, &best, answer, error);

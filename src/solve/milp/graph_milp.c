@@ -363,7 +363,7 @@ static cairn_status solve_with(const crn_task *task, milp *s, int64_t budget_byt
                                crn_answer *answer, cairn_error *error)
 {
     const char *method;
-    int64_t budget = budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
+    int64_t budget = crn_limit_of(budget_bytes);
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     CRN_TRY(start(task, s, budget, best, answer, error));
     return best->found ? improve_answer(task, s, budget, best, answer, error) : CAIRN_OK;

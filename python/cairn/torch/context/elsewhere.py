@@ -30,7 +30,7 @@ from torch import nn
 
 from ..base import _compat
 from .noted import Noted, Place, call, is_constant, is_noted, value_at
-from .reach import is_of_library, is_own_object, names_in
+from .reach import is_of_library, is_own_object, names_in, texts_in
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
@@ -284,7 +284,7 @@ class _Search:
                 self._waiting.append(function)
 
     def _read(self, function: types.FunctionType) -> None:
-        names = names_in(function.__code__) | _texts_in(function.__code__) | {"__call__"}  # of objects: no name tells
+        names = names_in(function.__code__) | texts_in(function.__code__) | {"__call__"}  # of objects: no name tells
         self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
@@ -358,13 +358,6 @@ def _defaults_of(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     yield from ((positional, index, value) for index, value in enumerate(positional))
     yield from ((named, name, value) for name, value in named.items())
-
-
-def _texts_in(code: types.CodeType) -> set[str]:
-    """The texts in code that may be names, for `getattr`."""
-    found = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return found.union(*map(_texts_in, inner))
 
 
 def _own_bases(cls: type) -> Iterator[type]:

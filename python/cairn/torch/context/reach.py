@@ -95,11 +95,20 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 def names_in(code: types.CodeType) -> set[str]:
     """The globals and attributes that code reads, what is defined in it included."""
-    names = {name for name in code.co_names if not name.startswith("__")}
+    return {name for each in _codes_in(code) for name in each.co_names if not name.startswith("__")}
+
+
+def texts_in(code: types.CodeType) -> set[str]:
+    """The texts in code, what is defined in it included, that may be names, for `getattr`."""
+    texts = (text for each in _codes_in(code) for text in each.co_consts if isinstance(text, str))
+    return set(filter(str.isidentifier, texts))
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= names_in(constant)
-    return names
+            yield from _codes_in(constant)
 
 
 def is_of_library(module: str | None) -> bool:

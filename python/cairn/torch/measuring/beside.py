@@ -71,7 +71,8 @@ class Beside:
         at_hand = (value for _, _, value in reached(self._parts))
         attributes = [value for part in self._parts for _, value in _items_of(vars(part), _HIDDEN)]
         found = unique_tensors_in([*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected()])
-        return unique_tensors_in([*found, *(tensor.grad for tensor in found if tensor.retains_grad)])
+        retained = [tensor.grad for tensor in found if tensor.retains_grad]
+        return unique_tensors_in([*found, *retained]) if retained else found
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
         """What a backward of the block begins with, and how the gradients lie, None where there is none.

@@ -376,6 +376,7 @@ class MemoryPass:
             stages += [stage for stage in surroundings[-1:] if stage is not None]
             if run is not None:
                 self._finish_block(index, run)
+                self._keep_hidden(run, self._runs[:index])
                 stages.append(run.stage)
         self._count_waiting(surroundings)
         pinned: dict[str, int] = {}
@@ -615,10 +616,6 @@ class MemoryPass:
             # resident: nothing that saving adds, once it has replaced what was there, or sending frees
             stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
-        for earlier in self._runs[:index]:
-            if any(ref.key in run.alone.hidden for ref in earlier.outputs):
-                earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND
-                earlier.stage.travel_bytes, earlier.stage.output_travels = 0, False
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:
@@ -626,6 +623,13 @@ class MemoryPass:
             stage.grad_bytes = following.alone.grad_bytes(ref.key for ref in run.outputs if ref.key in following.main)
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
+
+    def _keep_hidden(self, run: _Run, before: Sequence[_Run]) -> None:
+        """Whose output a block holds past autograd can neither take it away nor send it."""
+        for earlier in before:
+            if _bytes_of(earlier, run.alone.hidden):
+                earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND
+                earlier.stage.travel_bytes, earlier.stage.output_travels = 0, False
 
 
 def _is_settled(run: _Run) -> bool:

@@ -245,11 +245,10 @@ class _Reads(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func in _READS_VALUES:
             notes.close(f"reads tensors from Python ({name})")
-        outside, notes.reached = notes.reached, set()
+        notes.reached.clear()  # functions that this one calls do not come here
         result = func(*args, **(kwargs or {}))
         if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
             notes.close(f"depends on the values of its tensors ({name})")
-        notes.reached |= outside
         return result
 
     def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:

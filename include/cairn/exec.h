@@ -12,7 +12,8 @@ extern "C" {
 
 /**
  * What the caller does for each operation of a chain. stage is l (1-based). A non-zero return stops the run with
- * CAIRN_CALLBACK and error->index = the operation's position; nothing is called after that.
+ * CAIRN_CALLBACK and error->index = the position of the operation (a wait: that before which it is called; what is freed
+ * later, too); nothing is called after that.
  *
  * forward: computes a[stage] from a[stage-1], which is there as such or as part of the saved set of stage - 1. With
  * save: keep all that backward(stage) needs, in the way that option says; a[stage] is part of that. Without: keep
@@ -20,7 +21,10 @@ extern "C" {
  * backward: computes d[stage-1] from d[stage] and the saved set of stage; then frees d[stage] and the saved set and, with
  * free_input, a[stage-1].
  * drop, offload, prefetch, discard: of a[stage] (CAIRN_VALUE_OUTPUT) or of the saved set of stage (CAIRN_VALUE_SAVED).
- * wait: a transfer of this value was started and must be complete now, because what follows reads or frees it.
+ * wait: a transfer of this value was started and must be complete now: what follows reads the copy that it makes, or frees
+ * the one that it reads. A computation that only reads what is on its way to the host does not wait. What is dropped or
+ * discarded on its way is waited for and freed later, before the first operation by whose start the transfer has ended in
+ * the simulation, and at last at the end; no memory is used that the verified peak does not have.
  * The last five may be NULL where the schedule has no such operation.
  */
 typedef struct cairn_exec_callbacks {
@@ -37,7 +41,8 @@ typedef struct cairn_exec_callbacks {
 /**
  * Runs a verified chain schedule: calls back for its operations, in order.
  * Errors: BAD_ARGUMENT (a graph's schedule; verified, which cairn_verify leaves NULL where a schedule is not valid, or a
- * callback that it needs is NULL; nothing was called), CALLBACK, NO_MEMORY.
+ * callback that it needs is NULL; nothing was called), CALLBACK, NO_MEMORY. Cost: O(operations), and with transfers a
+ * simulation before.
  */
 CAIRN_API cairn_status cairn_exec_run(const cairn_env *env, const cairn_verified *verified,
                                       const cairn_exec_callbacks *callbacks, cairn_error *error);

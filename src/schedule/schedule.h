@@ -42,6 +42,9 @@ cairn_status crn_builder_reserve(cairn_builder *builder, int64_t count, cairn_er
 /** Appends operations, all or none; as cairn_builder_add one by one, in less time. */
 cairn_status crn_builder_add_all(cairn_builder *builder, const cairn_op *ops, int64_t count, cairn_error *error);
 
+/** The budget under which it was verified, as cairn_verify took it. */
+int64_t crn_verified_budget(const cairn_verified *verified);
+
 /** BAD_INPUT, and why, for operations that the problem cannot have; position is where the first stands in the list. */
 cairn_status crn_ops_check(const cairn_problem *problem, const cairn_op *ops, int64_t count, int64_t position,
                            cairn_error *error);

@@ -9,6 +9,7 @@ struct cairn_verified {
     cairn_allocator allocator;
     const cairn_problem *problem;
     const cairn_schedule *schedule;
+    int64_t budget_bytes; /* as cairn_verify took it */
     cairn_replay replay;
 };
 
@@ -45,13 +46,14 @@ static cairn_status judge(const cairn_env *env, const cairn_problem *problem, co
 }
 
 static cairn_status make_verified(const cairn_env *env, const cairn_problem *problem, const cairn_schedule *schedule,
-                                  const cairn_replay *replay, cairn_verified **verified, cairn_error *error)
+                                  int64_t budget_bytes, const cairn_replay *replay, cairn_verified **verified,
+                                  cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(env);
     *verified = crn_alloc(&allocator, 1, sizeof(**verified));
     if (!*verified)
         return crn_no_memory(error);
-    **verified = (cairn_verified){allocator, problem, schedule, *replay};
+    **verified = (cairn_verified){allocator, problem, schedule, budget_bytes, *replay};
     return CAIRN_OK;
 }
 
@@ -62,7 +64,7 @@ cairn_status cairn_verify(const cairn_env *env, const cairn_problem *problem, co
         *verified = NULL;
     cairn_status status = judge(env, problem, schedule, budget_bytes, replay, error);
     if (status == CAIRN_OK && verified && replay->valid)
-        status = make_verified(env, problem, schedule, replay, verified, error);
+        status = make_verified(env, problem, schedule, budget_bytes, replay, verified, error);
     if (status != CAIRN_OK)
         crn_replay_clear(replay);
     return status;
@@ -76,6 +78,11 @@ const cairn_problem *cairn_verified_problem(const cairn_verified *verified)
 const cairn_schedule *cairn_verified_schedule(const cairn_verified *verified)
 {
     return verified->schedule;
+}
+
+int64_t crn_verified_budget(const cairn_verified *verified)
+{
+    return verified->budget_bytes;
 }
 
 const cairn_replay *cairn_verified_replay(const cairn_verified *verified)

@@ -175,6 +175,45 @@ static void the_largest_sizes_are_solved(void **state)
     }
 }
 
+enum { MANY_WAYS = 60 };
+
+/* The first of three stages can be saved in ways that take less time, the more scratch they have: first, first + step, ... */
+static cairn_info with_ways(int32_t first, int32_t step, int32_t count, const char *solver, int64_t budget_bytes)
+{
+    cairn_stage_option options[MANY_WAYS], two = {"", 500, 1000, 1000, 0, 0}, three = {"", 4500, 1000, 1000, 0, 0};
+    cairn_stage stages[] = {{"", 10, 10, 0, 50000, 0, false, count, options},
+                            {"", 10, 10, 0, 1000, 0, false, 1, &two},
+                            {"", 10, 10, 0, 1000, 0, false, 1, &three}};
+    cairn_problem *problem;
+    for (int32_t i = 0, way = first; i < count; i++, way += step)
+        options[i] = (cairn_stage_option){"", 4000, 40000 - 500 * way, 1000, 50 * way, 0};
+    assert_int_equal(cairn_problem_new_chain(NULL, &(cairn_chain){10, 10, 3, stages}, NULL, &problem, NULL), CAIRN_OK);
+    cairn_info info = solve(problem, solver, budget_bytes, 0);
+    cairn_problem_free(problem);
+    return info;
+}
+
+/* What is claimed to be the best of its class is no worse than what there is with fewer ways. */
+static void what_was_given_up_is_not_claimed(void **state)
+{
+    static const char *const solvers[] = {"chain-exact", "chain-weak"};
+    int claimed = 0, refrained = 0;
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        for (int64_t budget_bytes = 4600; budget_bytes < 8000; budget_bytes += 150)
+            for (int32_t count = 2; count <= MANY_WAYS; count += 4) {
+                cairn_info all = with_ways(1, 1, count, solvers[i], budget_bytes);
+                bool claims = all.optimal_in[0] != '\0';
+                for (int32_t other = 2; claims && all.makespan_ns >= 0 && other <= count; other++) {
+                    cairn_info two = with_ways(1, other - 1, 2, solvers[i], budget_bytes);
+                    assert_true(two.makespan_ns < 0 || all.makespan_ns <= two.makespan_ns);
+                }
+                claimed += claims;
+                refrained += all.outcome == CAIRN_OUTCOME_FEASIBLE && !claims;
+            }
+    assert_true(claimed > 20 && refrained > 20);
+}
+
 /* How many kinds of sub-chains there are at least is known without looking at them all: exactly so where all differ. */
 static void kinds_are_counted_from_below(void **state)
 {
@@ -247,9 +286,10 @@ static void a_short_time_is_for_an_answer(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(optimum_is_that_of_bytes),        cmocka_unit_test(longer_chains_too),
-        cmocka_unit_test(one_session_answers_all_budgets), cmocka_unit_test(the_largest_sizes_are_solved),
-        cmocka_unit_test(kinds_are_counted_from_below),    cmocka_unit_test(a_short_time_is_for_an_answer),
+        cmocka_unit_test(optimum_is_that_of_bytes),         cmocka_unit_test(longer_chains_too),
+        cmocka_unit_test(one_session_answers_all_budgets),  cmocka_unit_test(the_largest_sizes_are_solved),
+        cmocka_unit_test(kinds_are_counted_from_below),     cmocka_unit_test(a_short_time_is_for_an_answer),
+        cmocka_unit_test(what_was_given_up_is_not_claimed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -220,7 +220,8 @@ static void slots_and_bytes_agree(void **state)
 static void in_slots_the_claim_is_that_of_the_schedule(void **state)
 {
     test_random random = test_random_seeded(46);
-    test_chain_shape shape = {.stages_min = 90, .stages_max = 90, .positive = true, .bytes_max = 1 << 20};
+    test_chain_shape shape = {.stages_min = 90, .stages_max = 90, .positive = true, .equal_forwards = true};
+    shape.bytes_max = 1 << 20;
     cairn_problem *problem = test_random_chain(&random, &shape);
     int64_t least = limits(problem, "chain-exact").least_bytes;
     int64_t span = limits(problem, "chain-exact").store_all_bytes - least;

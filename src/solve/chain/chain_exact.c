@@ -315,7 +315,8 @@ static cairn_status chain_exact_solve(const crn_task *task, void *state, int64_t
     int64_t bytes = useful_bytes(p, budget_bytes);
     if (bytes == CAIRN_NONE)
         return CAIRN_OK;
-    answer->found = answer->optimal_in_class = true;
+    answer->found = true;
+    answer->optimal_in_class = bytes == p->full_bytes || !p->table.gave_up;
     return crn_chain_unfold(task, p->model, decide, p, bytes, answer->builder, error);
 }
 

@@ -43,25 +43,29 @@ static int32_t least_useful(const crn_way *list, int32_t count)
     return fastest == count - 1 ? count - 2 : count - 1;
 }
 
-/* Adds a way unless one is no worse; what it beats goes. The list is in order of peak and has room for max + 1. */
-static void add_way(crn_way *list, int32_t *count, int32_t max, const crn_way *way)
+/*
+ * Adds a way unless one is no worse; what it beats goes. The list is in order of peak and has room for max + 1; false
+ * where one was given up.
+ */
+static bool add_way(crn_way *list, int32_t *count, int32_t max, const crn_way *way)
 {
     int32_t kept = 0, i;
     for (i = 0; i < *count; i++)
         if (is_no_worse(&list[i], way))
-            return;
+            return true;
     for (i = 0; i < *count; i++)
         if (!is_no_worse(way, &list[i]))
             list[kept++] = list[i];
     for (i = kept; i > 0 && list[i - 1].peak_bytes > way->peak_bytes; i--)
         list[i] = list[i - 1];
     list[i] = *way;
-    if (++kept > max) {
-        i = least_useful(list, kept);
-        memmove(&list[i], &list[i + 1], (size_t)(kept - 1 - i) * sizeof(*list));
-        kept = max;
-    }
-    *count = kept;
+    *count = ++kept;
+    if (kept <= max)
+        return true;
+    i = least_useful(list, kept);
+    memmove(&list[i], &list[i + 1], (size_t)(kept - 1 - i) * sizeof(*list));
+    *count = max;
+    return false;
 }
 
 /* The way of length one more: peak and time of an operation added. Times near 2^63 do not wrap: such a way is not there. */
@@ -84,7 +88,7 @@ static void save_from(const crn_chain_model *model, const crn_way *from, int32_t
             continue;
         way.resident_bytes = from->resident_bytes + option->saved_bytes;
         way.option = (int16_t)k;
-        add_way(to->saved, &to->saved_count, CRN_SAVED_WAYS_MAX, &way);
+        to->gave_up |= !add_way(to->saved, &to->saved_count, CRN_SAVED_WAYS_MAX, &way);
     }
 }
 
@@ -95,7 +99,7 @@ static void go_alone(const crn_chain_model *model, const crn_way *from, int32_t 
     if (!extend(from, index, from_saved, op_bytes, crn_stage(model, j)->forward_only_ns, &way))
         return;
     way.resident_bytes = model->output[j];
-    add_way(to->alone, &to->alone_count, CRN_WAYS_MAX, &way);
+    to->gave_up |= !add_way(to->alone, &to->alone_count, CRN_WAYS_MAX, &way);
 }
 
 static void step(const crn_chain_model *model, int32_t s, int32_t j, const crn_ways *from, crn_ways *to)
@@ -104,6 +108,7 @@ static void step(const crn_chain_model *model, int32_t s, int32_t j, const crn_w
     int64_t keep_bytes = crn_keep_bytes(stage);
     int64_t alone_bytes = j == s ? keep_bytes : crn_drop_bytes(model, j);
     to->alone_count = to->saved_count = 0;
+    to->gave_up = from->gave_up;
     for (int32_t i = 0; i < from->alone_count; i++) {
         go_alone(model, &from->alone[i], i, false, alone_bytes, j, to);
         save_from(model, &from->alone[i], i, false, j, to);

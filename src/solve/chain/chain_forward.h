@@ -10,7 +10,8 @@
  *   saved(j): A[i+1], ..., A[j] of some options, on top of a[i], i < j (on top of X for i = s - 1),
  *
  * and has a time and a peak (beside base and X); of each state the ways that no other beats are kept, saved(j) also by
- * what is resident. Their number is limited: those with the least peak and the least time always stay.
+ * what is resident. Their number is limited: those with the least peak and the least time always stay, and what was given
+ * up is told.
  *
  * A stage that must not be recomputed ends the row: a forward whose result is dropped would have to be repeated.
  * O(n) time a row, for a bounded number of ways and options.
@@ -20,7 +21,7 @@
 
 #include "solve/chain/chain_model.h"
 
-enum { CRN_WAYS_MAX = 6, CRN_SAVED_WAYS_MAX = 8 };
+enum { CRN_WAYS_MAX = 12, CRN_SAVED_WAYS_MAX = 32 };
 
 /** A way; of alone(j) in increasing order of peak and decreasing order of time. */
 typedef struct crn_way {
@@ -34,6 +35,7 @@ typedef struct crn_way {
 typedef struct crn_ways {
     crn_way alone[CRN_WAYS_MAX + 1], saved[CRN_SAVED_WAYS_MAX + 1]; /* one more while they are made */
     int32_t alone_count, saved_count;
+    bool gave_up; /* ways to here, or on the way, for want of room */
 } crn_ways;
 
 /** The ways from one s. */

@@ -55,6 +55,7 @@ static cairn_status fill_passes(crn_chain_table *table, const crn_task *task, ca
     bool filled = crn_forward_init(&forward, &table->allocator, &table->model), stopped = false;
     for (int32_t s = 1; filled && !stopped && s <= n; s++) {
         crn_forward_fill(&forward, s, n - 1);
+        table->gave_up |= forward.row[crn_max(s - 1, forward.end)].gave_up;
         filled = store_row(table, &forward);
         stopped = crn_should_stop(task, NULL);
     }

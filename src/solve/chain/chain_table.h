@@ -30,6 +30,7 @@ typedef struct crn_chain_table {
     int64_t least_bytes; /* always_bytes + L(1,n) */
     int64_t *row;        /* L, rows of s one after the other: contiguous in t */
     int64_t *column;     /* L, columns of t one after the other: contiguous in s */
+    bool gave_up;        /* ways forward, for want of room: what is found may not be the best of its class */
 } crn_chain_table;
 
 /**

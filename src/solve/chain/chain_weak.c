@@ -236,7 +236,7 @@ static cairn_status improve(session *p, const crn_task *task, int64_t available,
     else
         CRN_TRY(crn_weak_slots_solve(&p->least, task, available, p->slots, ns, answer->builder, &found, error));
     answer->found |= found;
-    if (p->in_bytes)
+    if (p->in_bytes && !p->table.gave_up)
         claim_class(answer);
     else if (found)
         answer->optimal_in_class = false;

@@ -316,7 +316,8 @@ static bool is_split(const program *p, int32_t s, int32_t t, int32_t m, int64_t 
         const crn_pass *pass = crn_passes_of(p->table, s, split - 1, &count);
         int64_t both_ns = value_at(p, split, t, rest) + value_at(p, s, split - 1, m);
         for (int32_t i = 0; i < count; i++)
-            if (pass[i].ns + both_ns == value && slots_of(p, p->model->base[t] + pass[i].peak_bytes) <= m) {
+            if (crn_add_saturating(pass[i].ns, both_ns) == value &&
+                slots_of(p, p->model->base[t] + pass[i].peak_bytes) <= m) {
                 *decision =
                     (crn_decision){.kind = CRN_DECIDE_CHECKPOINT, .split = split, .way = i, .right = rest, .left = m};
                 return true;
@@ -332,7 +333,7 @@ static bool is_save(const program *p, int32_t s, int32_t t, int32_t m, int64_t v
         const cairn_stage_option *option = &stage->options[k];
         int32_t rest = m - saved_slots(p, s, k);
         int64_t ns = option->forward_ns + option->backward_ns - least_ns(p, s);
-        if (ns + (s < t ? value_at(p, s + 1, t, rest) : 0) == value && save_from(p, t, option) <= m &&
+        if (crn_add_saturating(ns, s < t ? value_at(p, s + 1, t, rest) : 0) == value && save_from(p, t, option) <= m &&
             backward_from(p, s, option) <= m) {
             *decision = (crn_decision){.kind = CRN_DECIDE_SAVE, .option = k, .right = rest};
             return true;
@@ -350,7 +351,7 @@ static crn_decision save_and_drop(const program *p, int32_t s, int32_t t, int32_
         decision.option = k;
         decision.right = m - saved_slots(p, s, k);
         int64_t rest_ns = value_at(p, s + 1, t, (int32_t)decision.right) + value_at(p, s, s, m);
-        if (option->forward_ns + rest_ns == value && save_from(p, t, option) <= m)
+        if (crn_add_saturating(option->forward_ns, rest_ns) == value && save_from(p, t, option) <= m)
             break;
     }
     return decision;
@@ -519,7 +520,7 @@ static cairn_status improve_with(const session *open, const crn_task *task, int6
     if (status == CAIRN_OK) {
         int64_t value = value_at(&p, 1, p.n, p.slots), makespan_ns;
         *finite = value < CRN_ROW_INFINITE;
-        answer->optimal_in_class = is_exact(&p);
+        answer->optimal_in_class = is_exact(&p) && !open->table.gave_up;
         if (*finite && crn_add(p.model->work_ns, value, &makespan_ns) && makespan_ns <= open->least_ns) {
             answer->found = true;
             cairn_builder_truncate(answer->builder, 0);

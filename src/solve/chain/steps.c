@@ -590,9 +590,9 @@ int64_t crn_term_at(const crn_term *term, const crn_cells *cells, int64_t bytes)
         return CRN_STEPS_INFINITE;
     int64_t ns = term->ns;
     if (term->first)
-        ns += crn_steps_at(term->first, cells, bytes - term->first_shift);
+        ns = crn_add_saturating(ns, crn_steps_at(term->first, cells, bytes - term->first_shift));
     if (term->second)
-        ns += crn_steps_at(term->second, cells, bytes - term->second_shift);
+        ns = crn_add_saturating(ns, crn_steps_at(term->second, cells, bytes - term->second_shift));
     return ns;
 }
 

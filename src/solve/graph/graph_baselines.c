@@ -326,7 +326,7 @@ static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articu
 {
     CRN_TRY(crn_graph_model_new(task, &b->model, error));
     size_t n = (size_t)b->model->node_count;
-    int32_t capacity = (int32_t)crn_min((b->rule == RULE_LOG ? 16 : 3) * (int64_t)n + 16, CAIRN_OPS_MAX / 2);
+    int32_t capacity = crn_sequence_capacity(b->model->node_count, b->rule == RULE_LOG ? 16 : 3);
     CRN_TRY(crn_sequence_eval_new(b->model, &b->arena, capacity, &b->eval, error));
     CRN_TRY(crn_replan_new(b->model, &b->arena, capacity, &b->replan, error));
     bool fits = (b->candidates = crn_arena_alloc(&b->arena, n, sizeof(int32_t))) &&

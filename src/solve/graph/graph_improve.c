@@ -207,6 +207,10 @@ static int32_t closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CLOS
     const crn_graph_model *model = im->model;
     int32_t count = 0;
     *cost = 0;
+    if (im->marker == INT32_MAX) {
+        memset(im->mark, 0, (size_t)model->node_count * sizeof(*im->mark));
+        im->marker = 0;
+    }
     im->marker++;
     list[count++] = s;
     im->mark[s] = im->marker;

@@ -20,7 +20,7 @@
 #include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
 
-enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
+enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
 
 _Static_assert((int)RULES <= (int)CRN_DESCENT_RULES_MAX, "a descent follows every rule");
@@ -54,12 +54,6 @@ static void search_close(const crn_task *task, void *session)
     crn_walk_free(s->walk);
     crn_graph_model_free(s->model);
     crn_arena_clear(&s->arena);
-}
-
-static int32_t capacity_of(int32_t node_count)
-{
-    int64_t capacity = 8 * (int64_t)node_count + 64;
-    return (int32_t)crn_min(capacity, CAIRN_OPS_MAX / 2);
 }
 
 static const crn_sequence_eval *judge_scratch(search *s)
@@ -98,7 +92,7 @@ static void begin_smallest(search *s)
 static cairn_status search_fill(const crn_task *task, search *s, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &s->model, error));
-    int32_t capacity = capacity_of(s->model->node_count);
+    int32_t capacity = crn_sequence_capacity(s->model->node_count, TIMES_COMPUTED);
     CRN_TRY(crn_walk_new(s->model, &s->walk, error));
     if (!crn_sequence_new(&s->arena, capacity, &s->scratch) || !crn_sequence_new(&s->arena, capacity, &s->smallest))
         return crn_no_memory(error);
@@ -403,10 +397,10 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
 static int64_t search_memory(const crn_task *task)
 {
     const cairn_graph *graph = cairn_problem_graph(task->problem);
-    int64_t edges = 0, nodes = graph->node_count;
+    int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, TIMES_COMPUTED);
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
-    return (ISLANDS + 1) * 80 * capacity_of(graph->node_count) + nodes * 400 + edges * 64 + (1 << 20);
+    return (ISLANDS + 1) * 80 * events + nodes * 400 + edges * 64 + (1 << 20);
 }
 
 const crn_solver crn_graph_search_solver = {

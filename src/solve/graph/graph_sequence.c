@@ -2,6 +2,12 @@
 
 #include <string.h>
 
+int32_t crn_sequence_capacity(int32_t node_count, int32_t times)
+{
+    int64_t capacity = crn_min((int64_t)times * node_count + 64, CAIRN_OPS_MAX / 2);
+    return (int32_t)crn_max(node_count, capacity);
+}
+
 bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence)
 {
     *sequence = (crn_sequence){.capacity = capacity};

@@ -19,6 +19,12 @@ typedef struct crn_sequence {
     int32_t count, capacity;
 } crn_sequence;
 
+/**
+ * Room for sequences of up to so many computations a node, for one of every node at least; of more, schedules with what
+ * they free would be too long.
+ */
+int32_t crn_sequence_capacity(int32_t node_count, int32_t times);
+
 /** An empty sequence with room for so many events, in the arena. False: no memory. */
 bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence);
 /** `to` has room for it. */

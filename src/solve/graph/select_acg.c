@@ -527,7 +527,7 @@ static cairn_status measure(const crn_task *task, acg *a, cairn_error *error)
 static cairn_status fill(const crn_task *task, acg *a, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &a->model, error));
-    int32_t capacity = (int32_t)crn_min(3 * (int64_t)a->model->node_count + 16, CAIRN_OPS_MAX / 2);
+    int32_t capacity = crn_sequence_capacity(a->model->node_count, 3);
     CRN_TRY(crn_sequence_eval_new(a->model, &a->arena, capacity, &a->eval, error));
     CRN_TRY(crn_replan_new(a->model, &a->arena, capacity, &a->replan, error));
     a->replan.turn = crn_replan_find_turn(&a->replan, cairn_problem_graph(task->problem), &a->eval);

@@ -221,7 +221,7 @@ static void thin_out(program *p)
     int32_t buckets = p->states_max / BUCKET, count = 1;
     qsort(p->next, (size_t)p->next_count, sizeof(*p->next), compare_kept);
     for (int32_t b = 0; b < buckets; b++) {
-        int32_t from = (int32_t)((int64_t)p->next_count * b / buckets);
+        int32_t from = (int32_t)crn_max(1, (int64_t)p->next_count * b / buckets); /* 0 stays */
         int32_t to = (int32_t)((int64_t)p->next_count * (b + 1) / buckets);
         for (int32_t place = from; place < to && place < from + BUCKET; place++) {
             int32_t least = place;
@@ -230,8 +230,7 @@ static void thin_out(program *p)
             state moved = p->next[least];
             p->next[least] = p->next[place];
             p->next[place] = moved;
-            if (place > 0)
-                p->next[count++] = moved;
+            p->next[count++] = moved;
         }
     }
     p->next_count = (int32_t)crn_min(count, p->states_max);

@@ -81,8 +81,8 @@ CAIRN_API const char *cairn_version(void);
 
 /**
  * How many slips of typing make `word` of `other`: letters too many, missing, wrong or swapped, capitals aside; 0 also
- * where `word` is how `other` begins. -1 where it takes more of them than are likely in a word of that length. For
- * messages that say what was probably meant.
+ * where `word`, of three letters at least, is how `other` begins. -1 where it takes more of them than are likely in a word
+ * of that length. For messages that say what was probably meant.
  */
 CAIRN_API int32_t cairn_slips(const char *word, const char *other);
 

@@ -60,7 +60,7 @@ CAIRN_API cairn_status cairn_options_for(const cairn_env *env, const cairn_optio
 /** Sets an option from text. Errors: BAD_INPUT, naming the option, the value and what is allowed. */
 CAIRN_API cairn_status cairn_options_set(cairn_options *options, const char *name, const char *value,
                                          cairn_error *error);
-/** Sets a SIZE, RATE (bytes per second), DURATION (ns) or COUNT option from a number. Errors: BAD_INPUT. */
+/** Sets a SIZE, RATE (bytes per second), DURATION (ns), COUNT or FLAG (0 or 1) option from a number. Errors: BAD_INPUT. */
 CAIRN_API cairn_status cairn_options_set_int(cairn_options *options, const char *name, int64_t value,
                                              cairn_error *error);
 

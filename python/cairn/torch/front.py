@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from .._budget import Budget
+from .._errors import MemoryLimit, NoSchedule
 from .arguments import (
     APPLY_OPTIONS,
     PLAN_OPTIONS,
@@ -99,7 +100,7 @@ def _applied(
         try:
             if current is not None:
                 current.correct(missed, by_bytes)
-        except InfeasibleBudget as error:
+        except (NoSchedule, MemoryLimit) as error:
             warn(f"the plan stays as it is: {error}")
 
     if check_steps > 0:

@@ -189,7 +189,9 @@ def replacing(model: nn.Module) -> Iterator[None]:
 
 
 class Recalled:
-    """A plan that is at work on a model by turns: what its first step found out is there at the next ones."""
+    """A plan that is at work on a model by turns: what its first step found out is there at the next ones. Its slower
+    memory is not, for that of several plans may be too much.
+    """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._model, self._applied = model, apply(model, plan)
@@ -197,9 +199,10 @@ class Recalled:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """The plan is at work for the body of a with statement."""
+        """The plan is at work for the body of a with statement, and has its slower memory from the beginning."""
         _start(self._model, self._applied)
         try:
+            self._applied.executor.open_depot()
             yield
         finally:
             _stop(self._model, self._applied)

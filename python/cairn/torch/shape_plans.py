@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .._errors import MemoryLimit, NoSchedule
 from .base.blocks import resolve
 from .base.errors import InfeasibleBudget, PlanMismatch, TorchError
 from .base.stages import StageRef
@@ -277,18 +278,19 @@ class ShapePlans:
         found = {key: growth(actual, key) for key in self._profiles}
         return min(found, key=lambda key: math.inf if (by := found[key]) is None else by.most)
 
-    def _estimated(self, shapes: list[str]) -> ShapePlan | InfeasibleBudget | None:
+    def _estimated(self, shapes: list[str]) -> ShapePlan | Exception | None:
         base = self._base(shapes)
         by = growth(shapes, base)
         if by is None:
             return None
         return self._planned(scaled(self._profiles[base], by, shapes), shapes, "estimate")
 
-    def _planned(self, found: Profile, shapes: list[str], made: str) -> ShapePlan | InfeasibleBudget:
+    def _planned(self, found: Profile, shapes: list[str], made: str) -> ShapePlan | Exception:
+        """The plan of a profile, or why there is none."""
         assert self._source is not None
         try:
             return ShapePlan(shapes, self._source.plan(found), made, found)
-        except InfeasibleBudget as error:
+        except (NoSchedule, MemoryLimit) as error:
             return error.with_traceback(None)  # which would hold the frame that it is returned to
 
     def _measured(

@@ -275,6 +275,11 @@ class Executor:
             self._trace.notes.append("another step has copies in the slower memory: this one keeps its own")
         return travel
 
+    def open_depot(self) -> None:
+        """Sees to it that no step has to wait until its slower memory is there."""
+        if self.depot is not None and self.first.itinerary is not None:
+            self.depot.open(self.first.itinerary)
+
     def _run_block(
         self,
         name: str,

@@ -115,17 +115,26 @@ class Depot:
         """For one step; None while another one, also of another thread, may have copies there."""
         with self._lock:
             last = None if self._lent is None else self._lent()
-            return None if last is not None and not last.is_over else self._open(itinerary)
+            return None if last is not None and not last.is_over else self._begin(itinerary)
 
-    def _open(self, itinerary: Itinerary) -> Travel:
+    def open(self, itinerary: Itinerary) -> None:
+        """Makes room for what a step sends, which the first one would have to wait for."""
+        with self._lock:
+            self._opened(itinerary)
+
+    def _begin(self, itinerary: Itinerary) -> Travel:
+        transfers = self._opened(itinerary)
+        transfers.begin_step()
+        travel = Travel(itinerary, transfers)
+        self._lent = weakref.ref(travel)
+        return travel
+
+    def _opened(self, itinerary: Itinerary) -> Transfers:
         if self.transfers is None:
             tier = open_tier(self._where, itinerary.slab_bytes, self._device, host_budget=self._host_budget)
             self.transfers = Transfers(tier, self._device, self._shared)
         self.transfers.tier.grow(itinerary.slab_bytes)
-        self.transfers.begin_step()
-        travel = Travel(itinerary, self.transfers)
-        self._lent = weakref.ref(travel)
-        return travel
+        return self.transfers
 
     def retire(self) -> None:
         """Leaves the slower memory to the steps that still have copies there; a later step has another."""

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import random
+import sys
 import threading
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -513,6 +514,130 @@ def test_blocks_run_again_find_the_counts_that_they_found_first() -> None:
         assert [block.runs for block in planned[:4]] == [block.runs for block in plain[:4]]
 
 
+class Masking(nn.Module):
+    """Masks more positions, the more often it has run; what it counts in has many kinds."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.inner = how, nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        self.calls = self.masked = 0
+        self.is_late, self.names, self.place, self.small = False, {"runs": 0}, Keeping(0), torch.zeros(())
+
+    def count(self) -> int:
+        self.calls += 1
+        if self.how == "seldom":
+            self.masked += self.calls % 4 == 0
+            return self.masked
+        if self.how == "a flag":
+            self.is_late = self.calls > 5
+            return 3 * self.is_late
+        if self.how == "a dict":
+            self.names["runs"] += 1
+            return max(0, self.names["runs"] - 5)
+        if self.how == "an object":
+            self.place.number += 1
+            return max(0, self.place.number - 5)
+        self.small += 1
+        return max(0, int(self.small) - 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.arange(x.shape[1]) >= self.count()
+        return x + self.inner(x * mask[None, :, None])
+
+
+@pytest.mark.parametrize("how", ["seldom", "a flag", "a dict", "an object", "a small tensor"])
+def test_counts_that_come_to_matter_later_are_found_as_they_were(how: str) -> None:
+    plain, x = nn.Sequential(*(Masking(how) for _ in range(3)), nn.Linear(32, 4)), torch.randn(32, 16, 32)
+    planned = copy.deepcopy(plain)
+    profile = ct.profile(planned, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert not plan.is_plain
+    ct.apply(planned, plan)
+    for _ in range(9):
+        for model in (plain, planned):
+            model(x).square().mean().backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(planned.parameters(), plain.parameters(), strict=True))
+
+
+class Recalling(nn.Module):
+    """From its sixth run on, adds what it left in the run before; in the place of a tensor, or in a large buffer."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.runs, self.memory = how, 0, torch.zeros(32, 4, 32)
+        self.inner = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        self.register_buffer("book", torch.zeros(32, 32, 32), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        known = self.memory if self.how == "an attribute" else self.book[:, :4]
+        y = x + self.inner(torch.cat([x[:, :4] + known, x[:, 4:]], 1))
+        if self.runs > 5 and self.how == "an attribute":
+            self.memory = y[:, :4].detach()
+        elif self.runs > 5:
+            self.book.data[:, :4] = y[:, :4].detach()
+        return y
+
+
+@pytest.mark.parametrize("how", ["an attribute", "a buffer's data"])
+def test_large_memories_that_begin_to_matter_are_refused_and_not_passed_over(how: str) -> None:
+    plain, x = nn.Sequential(*(Recalling(how) for _ in range(3)), nn.Linear(32, 4)), torch.randn(32, 16, 32)
+    planned = copy.deepcopy(plain)
+    profile = ct.profile(planned, x, loss_fn=torch.sum, passes=1)
+    most = ct.plan(profile, UNLIMITED, allow=["recompute"])
+    ct.apply(planned, ct.plan(profile, most.least_budget_bytes, allow=["recompute"]))
+    for step in range(9):
+        plain(x).square().mean().backward()
+        try:
+            planned(x).square().mean().backward()
+        except ct.RecomputationError as error:
+            assert step >= 5
+            assert "computed other values" in str(error)
+            return
+        pairs = zip(planned.parameters(), plain.parameters(), strict=True)
+        assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+
+
+class Slots:
+    __slots__ = ("value",)
+
+
+def leaving(how: str) -> tuple[Callable[..., None], Callable[[], torch.Tensor]]:
+    """A hook that leaves a module's output somewhere, and what gets it from there."""
+    left: dict[str, torch.Tensor] = {}
+    slots, variable = Slots(), torch.zeros(())
+
+    def rebind(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        nonlocal variable
+        variable = output
+
+    ways: dict[str, tuple[Callable[..., None], Callable[[], torch.Tensor]]] = {
+        "a variable": (rebind, lambda: variable),
+        "a class": (lambda m, a, output: setattr(Keeping, "left", output), lambda: Keeping.left),
+        "slots": (lambda m, a, output: setattr(slots, "value", output), lambda: slots.value),
+        "a dict": (lambda m, a, output: left.__setitem__("it", output), lambda: left["it"]),
+    }
+    return ways[how]
+
+
+@pytest.mark.parametrize("how", ["a variable", "a class", "slots", "a dict"])
+def test_gradients_go_through_what_hooks_leave_outside(how: str) -> None:
+    plain, x = nn.Sequential(*(torch_models.Residual(32) for _ in range(4))), torch.randn(256, 32)
+    planned = copy.deepcopy(plain)
+    for model in (plain, planned):
+        hook, left = leaving(how)
+        parts = [part for part in model[2].modules() if isinstance(part, nn.Linear)]
+        parts[0].register_forward_hook(hook)
+        if model is planned:
+            profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+            most = ct.plan(profile, UNLIMITED, allow=["recompute"])
+            ct.apply(model, ct.plan(profile, most.least_budget_bytes, allow=["recompute"]))
+        torch.manual_seed(1)
+        model(x).square().mean().backward(retain_graph=True)
+        left().square().mean().backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(planned.parameters(), plain.parameters(), strict=True))
+
+
 class Consuming(nn.Module):
     """Takes what it needs out of the dict and the list that it is given."""
 
@@ -657,3 +782,27 @@ def test_plans_made_in_training_leave_the_loss_as_it_was() -> None:
             its(model(*args)).backward()
     assert [entry.made for entry in ct.handle(planned).plans] == ["measurement", "given"]
     assert _is_as(planned_loss, _state_of(loss)) and _is_as(planned, _state_of(plain))
+
+
+def test_an_interrupt_as_hooks_are_taken_back_leaves_none() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(16) for _ in range(3))), torch.randn(64, 16)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    most = ct.plan(profile, UNLIMITED, allow=["recompute"])
+    ct.apply(model, ct.plan(profile, most.least_budget_bytes, allow=["recompute"]))
+
+    def interrupt(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is torch.autograd.graph.saved_tensors_hooks.__exit__.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model(x).sum().backward()
+    finally:
+        sys.setprofile(before)
+    assert torch.is_grad_enabled()
+    model(x).sum().backward()  # would be refused, if hooks were in force
+    ct.handle(model).remove()
+    model(x).sum().backward()

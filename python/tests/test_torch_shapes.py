@@ -386,3 +386,15 @@ def test_a_step_with_other_arguments_is_measured_or_the_argument_is_named() -> N
     ct.checkpoint(model, x, budget=budget, loss_fn=total, passes=1, on_shape_change="error")
     with pytest.raises(ct.PlanMismatch, match=r"with mask that the sample had not"):
         model(x, mask)
+
+
+def test_models_that_have_grown_since_they_were_planned_are_told() -> None:
+    model, x = chain(4), torch.randn(32, 64)
+    profile = ct.profile(model, x, loss_fn=total)
+    ct.checkpoint(model, x, budget=between(profile, 0.5), loss_fn=total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(model, x)
+    model[1] = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
+    with pytest.warns(UserWarning, match="when the plan was made"):
+        trained(model, x)

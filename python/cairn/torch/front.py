@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cairn import MemoryLimit, NoSchedule
 from torch import nn
 
 from .._budget import Budget
-from .._errors import MemoryLimit, NoSchedule
 from .arguments import (
     APPLY_OPTIONS,
     PLAN_OPTIONS,
@@ -28,7 +28,7 @@ from .arguments import (
     solver_options,
     sorted_options,
 )
-from .base.errors import InfeasibleBudget, warn
+from .base.errors import warn
 from .handle import Handle, apply_by_shape, handle, replacing, set_aside
 from .plan import Plan, plan
 from .profiler import profile

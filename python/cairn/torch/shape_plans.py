@@ -33,11 +33,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from cairn import MemoryLimit, NoSchedule, format_bytes
 from torch import nn
 
-from .._errors import MemoryLimit, NoSchedule
 from .base.blocks import resolve
-from .base.errors import InfeasibleBudget, PlanMismatch, TorchError
+from .base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
 from .base.stages import StageRef
 from .estimates import profiling_bytes, scaled
 from .shapes import (
@@ -115,6 +115,7 @@ class ShapePlans:
         self._lock = threading.RLock()
         self._watch: Watch | None = None
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        self._parameter_bytes = _parameter_bytes(model)
         self.current = first
 
     # -- accompanying steps ----------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class ShapePlans:
         """The schedule that a step follows. Raises InfeasibleBudget or PlanMismatch where there is none."""
         if self._frozen and self._policy != "nearest":
             self._refuse_unfrozen()
+        self._warn_of_growth()
         chosen = self.choose(args, kwargs)
         if chosen.prepared is None:
             plan = chosen.plan
@@ -145,6 +147,18 @@ class ShapePlans:
                 f"requires_grad of {trained[0]}{others} was False when the plan was made and is True now, which needs "
                 "more memory: call cairn.torch.checkpoint, or profile and plan, again"
             )
+
+    def _warn_of_growth(self) -> None:
+        """Warns if the parameters have come to take more than they did."""
+        model = self._model()
+        now = 0 if model is None else _parameter_bytes(model)
+        if now > self._parameter_bytes:
+            warn(
+                f"the parameters of the planned {type(model).__name__} take {format_bytes(now)}, and "
+                f"{format_bytes(self._parameter_bytes)} when the plan was made, which leaves out the rest: steps may "
+                "take more than the budget; call cairn.torch.checkpoint, or profile and plan, again"
+            )
+            self._parameter_bytes = now
 
     def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
         """Tells who watches."""
@@ -333,3 +347,7 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
     blocks = {stage.name: resolve(model, stage.name).modules for stage in known.stages if stage.kind == "block"}
     kept = {stage.name for stage in known.stages if stage.kind == "block" and stage.keep_reason}
     return [m for modules in blocks.values() for m in modules], [m for name in kept for m in blocks[name]]
+
+
+def _parameter_bytes(model: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

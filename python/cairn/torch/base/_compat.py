@@ -550,6 +550,22 @@ def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = N
     return found is not None and found[0] != mine
 
 
+@contextlib.contextmanager
+def modes_taken_back() -> Iterator[None]:
+    """If the body fails, saved-tensor hooks and grad mode are as they were: an interrupt may come just as they change,
+    where no `with` statement of torch's sees it.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
+    hooks, is_enabled = top(True), torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(is_enabled)
+        while (found := top(True)) is not None and found != hooks:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        raise
+
+
 def is_in_reentrant_checkpoint() -> bool:
     """Whether this runs in the forward of a torch.utils.checkpoint with use_reentrant=True, which records no graph."""
     if torch.is_grad_enabled():

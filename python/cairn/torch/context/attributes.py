@@ -25,9 +25,8 @@ from torch import nn
 from ..base import _compat, memory
 from . import generators
 from .reach import has_attributes, reached
-from .state import same_numbers
+from .state import LARGE_BYTES, same_numbers
 
-LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 NESTED = 4  # so deep are containers looked into
 MANY = 1000  # items of containers that are looked into; what an attribute stands for is copied whatever its size
 
@@ -143,6 +142,13 @@ class Attributes:
             for item in items:
                 if type(item) not in ATOMS:
                     self._look_into(item, place, depth - 1)
+
+    def are_filled(self) -> bool:
+        """Whether a run since has changed what is in containers, objects or small tensors of the CPU."""
+        containers = (found for found in self._found.values() if found.place[1] or not found.are_names)
+        return any(map(_is_changed, containers)) or not all(
+            same_numbers(tensor, copy) for tensor, copy, _ in self._copies if tensor.is_cpu
+        )
 
     def restore(self) -> None:
         """Makes all be as it was, but for large tensors with a name: those that a run has left in the place of others
@@ -263,6 +269,16 @@ def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
     return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
 
 
+def _is_changed(found: Found) -> bool:
+    """Whether something else is in a container, large tensors that have names aside."""
+    container, before = found.container, found.before
+    if isinstance(container, dict):
+        return len(container) != found.size or not _holds(container, before)
+    if isinstance(container, set):
+        return bool(container != before)
+    return len(container) != len(before) or not all(map(operator.is_, container, before))
+
+
 def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dict[Any, Any]:
     """What is put back of something with names."""
     return {
@@ -273,10 +289,12 @@ def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dic
 
 
 def _is_large(value: Any) -> bool:
-    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms."""
+    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms. One
+    through which gradients may yet go is held whatever it takes.
+    """
     if not isinstance(value, torch.Tensor) or memory.storage_bytes(value) <= LARGE_BYTES:
         return False
-    return not value.retains_grad
+    return value.grad_fn is None
 
 
 def _is_small_array(value: Any) -> bool:

@@ -83,9 +83,10 @@ def said_by(model: nn.Module) -> dict[str, Any]:
 
 def _can_change(value: Any) -> bool:
     """Whether what stands under a name may be a state of the model."""
-    if isinstance(value, (*_NUMBERS, str, bytes, torch.Tensor, Mapping, *_SEQUENCES, *_SETS)):
+    if value is None or isinstance(value, (*_NUMBERS, str, bytes, torch.Tensor, Mapping, *_SEQUENCES, *_SETS)):
         return True
-    return has_attributes(value) and not is_of_library(type(value).__module__)
+    has_names = has_attributes(value) or any(fields_in_slots(value))
+    return has_names and not is_of_library(type(value).__module__)
 
 
 class _Telling:
@@ -101,6 +102,8 @@ class _Telling:
             return kind, len(value), hash(value)
         if isinstance(value, _NUMBERS):
             return kind, _text_of(value)  # a value that is not a number equals itself
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:  # a loss of somebody's may begin there
+            return kind, value.grad_fn._sequence_nr(), value.output_nr
         if isinstance(value, torch.Tensor):
             return kind, None if value.is_nested else (tuple(value.shape), _print_of(value))
         if isinstance(value, (types.FunctionType, types.MethodType)):

@@ -7,8 +7,9 @@ values for the run, in copies that take their place, so that the model's own are
 kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
 first run was seen to change. A copy of a buffer that the run did not write is let go; but only the first run of all
 compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
-Numbers that a block changes whenever it runs, such as a count of steps that it warms up by, are for a later run what
-the first one found; what its first run alone changes, such as that it has been initialized, stays.
+Attributes that a run changes, such as a count of steps that the block warms up by, are for a later run what that run
+found; what the first run of all alone changes, such as that the block has been initialized, stays. Large tensors that a
+run replaces are not held for this; where runs begin to do so, all that the block returns is compared.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ..base import _compat, memory
+from ..base.takeover import TAKEN
 from . import sharded
 
 SMALL_BUFFER_BYTES = 64 * 1024
@@ -36,7 +38,11 @@ _parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemg
 _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
-_NUMBERS = frozenset((int, float, complex))
+_ABSENT = object()  # in place of what an attribute stands for that is not there
+_RUNS_TO_LEARN = 2  # which show what runs of a block change; what was not right then would have shown itself
+LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
+_ITEMS_NOTED = 100
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 
 _Registry = dict[str, torch.Tensor | None]
 _Place = tuple[int, str]  # an attribute, with the index of its module among the parts
@@ -55,9 +61,10 @@ class BlockState:
         self._prefixes: list[str] = []
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
-        self._filled: frozenset[_Place] | None = None  # attributes that a run made where there was nothing; the same
-        self._counted: Iterable[_Place] | None = None  # numbers that each run so far has changed; the same
-        self._is_settled = False  # whether two runs have told which these are
+        self._runs = 0  # that were looked at
+        self._unnoted: set[_Place] = set()  # attributes that first runs have changed, and that take much to note
+        self.is_steady = False  # the latest run has changed no attribute
+        self.fills = False  # runs change what is in containers, objects or small tensors among attributes
         for number, root in enumerate(self._roots):
             module = root()
             prefix = "" if len(self._roots) == 1 else str(number)
@@ -126,54 +133,35 @@ class BlockState:
         parameters = parameters_in(attributes)
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
+        names = list(map(dict.copy, attributes))
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies,
-                          self._empty(attributes), self._numbers(attributes))  # fmt: skip
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names)
         with torch.no_grad():
             for index, buffer in enumerate(buffers):
                 if buffer is not None and self._may_change(index, buffer):
                     copies[index] = buffer, buffer.clone()
         versions = _compat.versions(buffers)
-        empty, numbers = self._empty(attributes), self._numbers(attributes)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, empty, numbers)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names)
 
-    def _empty(self, attributes: Sequence[dict[str, Any]]) -> dict[_Place, bool]:
-        """The names that stand for None, and those that are not there, True, that runs fill; before the first run all
-        that are there.
+    def _note_changes(self, before: Before) -> None:
+        """What of the attributes a run has changed, of which a later run is to find what this one found. What a first
+        run alone changes was made once and for all, but for what it made where there was nothing.
         """
-        if self._filled is not None:
-            found = ((place, attributes[place[0]].get(place[1], self)) for place in self._filled)
-            return {place: value is self for place, value in found if value is None or value is self}
-        self._names = list(map(frozenset, attributes))
-        there = [(i, key, value) for i, names in enumerate(attributes) for key, value in list(names.items())]
-        return {(i, key): False for i, key, value in there if value is None}
+        assert before.names is not None
+        changed = dict(_changed(before.attributes, before.names))
+        self.is_steady = not changed
+        if self._runs == 0:
+            changed = {place: old for place, old in changed.items() if old is None or old is _ABSENT}
+        before.names, before.changed = None, {place: old for place, old in changed.items() if _is_light(old)}
+        unnoted = changed.keys() - before.changed.keys()
+        if self._runs < _RUNS_TO_LEARN:
+            self._unnoted |= unnoted
+        before.is_in_doubt = not unnoted <= self._unnoted
+        self._runs += 1
 
-    def _are_filled(self, before: Before) -> dict[_Place, bool]:
-        """The empty names that a first run has filled, and those that it has added."""
-        filled = {place: False for place in before.empty if before.attributes[place[0]].get(place[1]) is not None}
-        for i, (names, known) in enumerate(zip(before.attributes, self._names, strict=True)):
-            if len(names) > len(known):
-                filled.update(((i, name), True) for name in names.keys() - known - {"forward"})
-        return filled
-
-    def _numbers(self, attributes: Sequence[dict[str, Any]]) -> dict[_Place, Any]:
-        """The numbers that runs change, such as counts of steps; before the first run all that there are."""
-        if self._counted is None:
-            return {
-                (i, name): value
-                for i, names in enumerate(attributes)
-                for name, value in list(names.items())
-                if type(value) in _NUMBERS
-            }
-        return {
-            (i, name): attributes[i][name] for i, name in self._counted if type(attributes[i].get(name)) in _NUMBERS
-        }
-
-    def _note_numbers(self, before: Before) -> None:
-        """Leaves those that every run changes. What a first run alone changes was made once and for all."""
-        changed = {p: old for p, old in before.numbers.items() if before.attributes[p[0]].get(p[1]) is not old}
-        before.numbers = {} if self._counted is None else changed
-        self._is_settled, self._counted = self._counted is not None, tuple(changed)
+    def copy_all_buffers(self) -> None:
+        """From now on, before every run: some may be written in ways that torch does not count."""
+        self._changing = set(range(len(self.buffers())))
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
         if self._changing is None or index in self._changing:
@@ -182,13 +170,13 @@ class BlockState:
 
     def after(self, before: Before) -> Record:
         """What a run left, and what it must find when it is run again."""
-        if self._filled is None:
-            before.empty = self._are_filled(before)
-            self._filled = frozenset(before.empty)
-        if not self._is_settled:
-            self._note_numbers(before)
+        if before.names is not None:
+            self._note_changes(before)
         if self._changing is None:
             self._changing = {index for index in before.copies if self._is_written(index, before)}
+        elif before.buffers:
+            now = _compat.versions(before.buffers)
+            self._changing |= {index for index, version in enumerate(before.versions) if now[index] != version}
         if before.copies:
             for index in before.copies.keys() - self._changing:
                 if memory.is_at_hand(before.copies[index][0]) and not self._is_written(index, before):
@@ -213,8 +201,9 @@ class Before:
     buffers: Sequence[torch.Tensor | None]
     versions: list[int]
     copies: _Copies
-    empty: dict[_Place, bool]  # attributes that it finds to be None, or not there, True, and fills
-    numbers: dict[_Place, Any]  # what it finds of those that every run changes
+    names: list[dict[str, Any]] | None = None  # what the attributes stand for; None after the run
+    changed: dict[_Place, Any] = field(default_factory=dict)  # of what the run has changed: what it found
+    is_in_doubt: bool = False  # the run has changed what is not noted, and others have not
     addresses: list[int] | None = None  # of its parameters, if they are known
     flags: list[bool] | None = None  # of training, the same
 
@@ -223,6 +212,11 @@ class Record:
     """What one run of a block found, for its later runs."""
 
     __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a later run may find something else than the run did."""
+        return self._before.is_in_doubt
 
     def __init__(self, state: BlockState, before: Before) -> None:
         self._state, self._before = state, before
@@ -288,9 +282,8 @@ class Record:
     @contextlib.contextmanager
     def in_force(self) -> Iterator[list[torch.Tensor]]:
         """The body finds the parameters and buffers that the run found, also where others were put in their places; of
-        the buffers that the block writes the old values, in tensors of their own, which are given to the body. What
-        the run made where there was nothing is taken away, for the body to make it again, and numbers that each run
-        changes are as it found them. Whoever runs the body puts attributes back after it.
+        the buffers that the block writes the old values, in tensors of their own, which are given to the body.
+        Attributes that the run has changed are as it found them. Whoever runs the body puts attributes back after it.
         """
         before, state = self._before, self._state
         copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
@@ -305,16 +298,38 @@ class Record:
                 if registry[key] is not tensor:
                     replaced.append((registry, key, registry[key]))
                     registry[key] = tensor
-            for (index, name), is_absent in before.empty.items():
-                before.attributes[index][name] = None
-                if is_absent:
+            for (index, name), found in before.changed.items():
+                before.attributes[index][name] = found
+                if found is _ABSENT:
                     del before.attributes[index][name]
-            for (index, name), number in before.numbers.items():
-                before.attributes[index][name] = number
             yield list(shared.values())
         finally:
             for registry, key, tensor in replaced:
                 registry[key] = tensor
+
+
+def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any]]) -> Iterator[tuple[_Place, Any]]:
+    """The attributes that no longer stand for what they did, with what that was."""
+    for index, (now, before) in enumerate(zip(attributes, names, strict=True)):
+        if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+            continue
+        now = dict.copy(now)
+        for name in (now.keys() | before.keys()) - TAKEN:
+            found = before.get(name, _ABSENT)
+            if now.get(name, _ABSENT) is not found:
+                yield (index, name), found
+
+
+def _is_light(value: Any, depth: int = 2) -> bool:
+    """Whether to hold it until the backward takes next to no memory, and keeps no graph."""
+    kind = type(value)
+    if kind in _PLAIN or value is _ABSENT:
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is None and memory.storage_bytes(value) <= LARGE_BYTES
+    if kind in (tuple, list, dict) and depth > 0 and len(value) <= _ITEMS_NOTED:
+        return all(_is_light(item, depth - 1) for item in (value.values() if kind is dict else value))
+    return False
 
 
 def parameters_in(attributes: Sequence[dict[str, Any]]) -> list[torch.Tensor | None]:

@@ -253,7 +253,7 @@ class Executor:
         run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
         self._thread.stage_of = prepared.stage_of
         try:
-            with self._replaced.during_forward() if self._replaced.anything else _NOTHING:
+            with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
                 output = forward(*args, **kwargs)
         except BaseException:
             run.abandon()

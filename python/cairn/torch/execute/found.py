@@ -71,13 +71,13 @@ class Latest:
 
     @classmethod
     def of(cls, finding: Finding, seen: Any, numbers: list[int] | None, known: Latest | None) -> Latest | None:
-        """None where each run may find something else: buffers, what runs fill or count; or where torch does not tell.
+        """None where each run may find something else: buffers; or where torch does not tell.
 
         numbers: of what the modules' dicts held.
         known: what an earlier run found.
         """
         before, entry = finding.before, finding.entry
-        if entry is None or numbers is None or before.buffers or before.empty or before.numbers:
+        if entry is None or numbers is None or before.buffers:
             return None
         is_sharded = None in before.parameters or sharded.is_any(before.modules)
         return None if is_sharded else cls(finding, entry, seen, numbers, known)
@@ -92,7 +92,15 @@ class Latest:
         if _compat.addresses(parameters) != self._addresses or not self._looks.hold(parameters):
             return None
         return Before(
-            modules, attributes, self._children, parameters, [], [], {}, {}, {}, self._addresses, constants.flags
+            modules,
+            attributes,
+            self._children,
+            parameters,
+            [],
+            [],
+            {},
+            addresses=self._addresses,
+            flags=constants.flags,
         )
 
 

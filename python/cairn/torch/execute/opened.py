@@ -76,6 +76,8 @@ class OpenedBlock:
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, Entry] = known.setdefault((inside, len(modules)), {})
+        for oldest in list(known)[:-_PLANS_KEPT]:
+            known.pop(oldest, None)  # another thread may be here as well
 
     def find(self, tree: Tree, modes: Modes, switches: Any) -> Finding:
         """What a run finds, to be called before it; mostly what the latest one found."""
@@ -89,7 +91,8 @@ class OpenedBlock:
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
-            self._latest = Latest.of(finding, seen, numbers, latest) if numbers == self._numbers else None
+            is_steady = numbers == self._numbers and self.state.is_steady
+            self._latest = Latest.of(finding, seen, numbers, latest) if is_steady else None
             self._numbers = numbers
         return finding
 
@@ -155,6 +158,7 @@ class OpenedBlock:
 
 
 _ENTRIES_KEPT = 8
+_PLANS_KEPT = 8
 
 #: What was recorded of blocks, by their first module; a plan that is applied anew finds it again.
 _recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, Entry]]] = weakref.WeakKeyDictionary()

@@ -13,6 +13,7 @@ from ..base import _compat
 from ..base.errors import Unsupported
 from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..context.ambient import Modes, RandomState
+from ..context.attributes import Attributes
 from ..context.state import Record
 from ..saved.holders import Box, Packed, View, geometry
 from ..saved.part_calls import Calls
@@ -103,6 +104,7 @@ class BlockRun:
     box: Box | None = None  # of an opened block
     calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
     samples: list[Any] | None = None  # of what it returned; None: not compared
+    contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 
     def argument_name(self, index: int) -> str:

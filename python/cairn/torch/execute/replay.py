@@ -42,7 +42,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
 from ..base.layouts import Look, first_byte
-from ..base.prints import fingerprint
+from ..base.prints import fingerprint, spread
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..context import parametrized
 from ..context.ambient import Modes, RandomState, no_autocast, with_generator
@@ -54,7 +54,7 @@ from ..context.switches import Switches
 from ..saved.block_options import SEED_BYTES
 from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from ..saved.part_hooks import PartHooks, handlers_in
-from ..saved.rebuild import Rebuild, sampled
+from ..saved.rebuild import Rebuild
 from ..schedule.program import (
     BACKWARD,
     DISCARD,
@@ -221,6 +221,8 @@ class Run:
         else:
             finding = site.opened.find(tree, self._modes, self._switches.key)
             part = self._part(op, site, finding, block)
+        if site.state.fills:
+            block.contents = Attributes(finding.before.modules)
         if part is None:
             output = self._run_recorded(op, block, finding, args, kwargs)
         else:
@@ -270,7 +272,8 @@ class Run:
         except BaseException:
             self._forget(stage)
             raise
-        block.found, block.samples = site.state.after(finding.before), _samples(output)
+        block.found = site.state.after(finding.before)
+        block.samples = _samples(output, block.found.is_in_doubt)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -705,12 +708,13 @@ class Run:
         checking = self._settings.determinism_check != "none"
         later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
         self._trace.runs.append((op.kind, op.stage))
-        with contextlib.ExitStack() as surroundings:
+        with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.told(site.state.modules))
             # in the forward, whatever the first run left has yet to be read
-            surroundings.callback(Attributes(modules, with_large=self._in_forward).restore)
+            attributes = Attributes(modules, with_large=self._in_forward)
+            surroundings.callback(attributes.restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             if block.calls is None:
@@ -723,7 +727,9 @@ class Run:
                 surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
             output = run(*args, **kwargs)
             later.finish()
-        if block.samples is not None and _samples(output) != block.samples:
+            site.state.fills = site.state.fills or attributes.are_filled()
+        if block.samples is not None and _samples(output, found.is_in_doubt) != block.samples:
+            site.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
@@ -734,6 +740,8 @@ class Run:
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
+        if block.contents is not None:
+            block.contents.restore()
         if block.found is not None:
             copies = surroundings.enter_context(block.found.in_force())
             if saves:
@@ -797,9 +805,9 @@ def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Te
     return fresh.view_as(fresh) if casting and requires_grad else fresh
 
 
-def _samples(output: Any) -> list[Any]:
-    """Some bytes of each tensor that a block returned."""
-    return [sampled(tensor) for tensor in unique_tensors_in(output)]
+def _samples(output: Any, in_full: bool) -> list[Any]:
+    """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
+    return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
 
 
 def _digest(tensor: torch.Tensor) -> int:

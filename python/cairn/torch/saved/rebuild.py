@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..base import _compat, memory
+from ..base import _compat
 from ..base.prints import fingerprint
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
@@ -374,11 +374,4 @@ def _sample_at(size: tuple[int, ...], stride: tuple[int, ...], width: int) -> Sa
     return Sample(place(2), place(5), count * width)
 
 
-def sampled(tensor: torch.Tensor) -> tuple[bytes, bytes] | None:
-    """Some bytes of any tensor; None where nothing can be told at no cost."""
-    if not tensor.is_cpu or not memory.has_storage(tensor) or tensor.numel() == 0:
-        return None
-    return _sample_at(tuple(tensor.shape), tensor.stride(), tensor.element_size()).of(tensor)
-
-
-__all__ = ["DROP", "Missing", "Recipe", "Rebuild", "Sources", "compile_recipe", "mask_of", "sampled"]
+__all__ = ["DROP", "Missing", "Recipe", "Rebuild", "Sources", "compile_recipe", "mask_of"]

@@ -118,13 +118,29 @@ void cli_list_flags(const cli_command *command, void (*show)(const char *flag, c
 
 /* ---- parsing ---- */
 
+/* Of the command's own, or else of all. */
+static const char *nearest_flag(const cli_command *command, const char *name)
+{
+    const char *best = NULL;
+    int32_t least = INT32_MAX;
+    flag found;
+    for (int i = 0; flag_at(i, &found); i++) {
+        int32_t slips = cairn_slips(name, found.name);
+        if ((command->flags & found.group) && slips >= 0 && slips < least) {
+            best = found.name;
+            least = slips;
+        }
+    }
+    return best ? best : cli_nearest(name, flag_name_at);
+}
+
 static cli_exit unknown_flag(const cli_call *call, const char *word)
 {
     char name[64];
     const char *begin = word + strspn(word, "-");
     size_t length = strcspn(begin, "=");
     snprintf(name, sizeof(name), "%.*s", length < sizeof(name) ? (int)length : (int)sizeof(name) - 1, begin);
-    const char *near = word[1] == '-' ? cli_nearest(name, flag_name_at) : NULL;
+    const char *near = nearest_flag(call->command, name);
     if (strcmp(name, "output") == 0)
         return cli_misuse(call, "there is no flag %s; did you mean -o FILE?", word);
     if (near)
@@ -220,6 +236,9 @@ static cli_exit parse_long(cli_call *call, const char *word, const char *next, i
     }
     if (!find_flag(name, length, &found))
         return unknown_flag(call, word);
+    if (!(call->command->flags & found.group) && (found.group & (CLI_BUDGET | CLI_BUDGETS)))
+        return cli_misuse(call, "`cairn %s` takes no flag --%s; did you mean --%s?", call->command->name, found.name,
+                          found.group == CLI_BUDGET ? "budgets" : "budget");
     if (!(call->command->flags & found.group))
         return cli_misuse(call, "`cairn %s` takes no flag --%s; `cairn help %s` lists those that it takes",
                           call->command->name, found.name, call->command->name);

@@ -22,9 +22,9 @@ static void print_limits(const cairn_limits *limits)
     else if (limits->least_lower_bytes != CAIRN_NONE)
         snprintf(note, sizeof(note), "not exact: every schedule needs %s",
                  cairn_format_bytes(limits->least_lower_bytes, lower, sizeof(lower)));
-    cli_row("least memory", cairn_format_bytes(limits->least_bytes, value, sizeof(value)), note);
+    cli_row("least memory", cairn_format_budget(limits->least_bytes, value, sizeof(value)), note);
     snprintf(note, sizeof(note), "in %s", cairn_format_ns(limits->store_all_ns, lower, sizeof(lower)));
-    cli_row("store-all", cairn_format_bytes(limits->store_all_bytes, value, sizeof(value)), note);
+    cli_row("store-all", cairn_format_budget(limits->store_all_bytes, value, sizeof(value)), note);
 }
 
 static cli_exit run(cli_call *call)

@@ -42,7 +42,7 @@ static void print_least(const cli_call *call, int64_t measured_batch)
         cli_watch_end();
     }
     if (status == CAIRN_OK && limits.least_bytes != CAIRN_NONE)
-        cli_row("least memory", cairn_format_bytes(limits.least_bytes, value, sizeof(value)),
+        cli_row("least memory", cairn_format_budget(limits.least_bytes, value, sizeof(value)),
                 "of a batch of 1, recomputing at any price");
     cairn_problem_free(one);
 }

@@ -44,6 +44,8 @@ CAIRN_API cairn_status cairn_report_csv(const cairn_env *env, const cairn_info *
 /** Writes "1.50 GiB", "12.3 ms" ("-" for CAIRN_NONE) into out; returns out. size is enough from 32 on. */
 CAIRN_API const char *cairn_format_bytes(int64_t bytes, char *out, size_t size);
 CAIRN_API const char *cairn_format_ns(int64_t ns, char *out, size_t size);
+/** A budget that is enough, as cairn_format_bytes but rounded up: what is read again from it is enough, too. */
+CAIRN_API const char *cairn_format_budget(int64_t bytes, char *out, size_t size);
 
 #ifdef __cplusplus
 }

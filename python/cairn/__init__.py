@@ -64,7 +64,7 @@ from ._solve import (
     solver_accepts,
     solvers,
 )
-from ._units import Size, format_bytes, format_ns, parse_duration, parse_rate, parse_size
+from ._units import Size, format_budget, format_bytes, format_ns, parse_duration, parse_rate, parse_size
 from ._version import __version__
 
 __all__ = [
@@ -117,6 +117,7 @@ __all__ = [
     "__version__",
     "bound",
     "compare",
+    "format_budget",
     "format_bytes",
     "format_ns",
     "get_include",

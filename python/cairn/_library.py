@@ -96,6 +96,7 @@ cairn_status cairn_report_comparison(const cairn_env *, const cairn_info *, int,
 cairn_status cairn_report_csv(const cairn_env *, const cairn_info *, int, cairn_sink, cairn_error *);
 const char *cairn_format_bytes(int64_t, char *, size_t);
 const char *cairn_format_ns(int64_t, char *, size_t);
+const char *cairn_format_budget(int64_t, char *, size_t);
 """
 
 _SCALARS: dict[str, Any] = {

@@ -18,7 +18,7 @@ from ._errors import BadInput, InfeasibleBudget, NoSchedule, Unavailable, Unsupp
 from ._library import Handle, lib, number_of, text_of
 from ._problem import Machine, Problem, machine_struct, problem_pointer
 from ._schedule import Schedule, budget_bytes, reported
-from ._units import Size, encoded, format_bytes, integer, listed
+from ._units import Size, encoded, format_budget, format_bytes, integer, listed
 
 
 class Outcome(str, enum.Enum):
@@ -115,7 +115,7 @@ class Solution:
         budget = "without a limit" if self.budget_bytes is None else f"within {_size_text(self.budget_bytes)}"
         if self.least_bytes is None:
             return f"{self.solver} finds no schedule {budget}; {self.reason}"
-        least = _size_text(self.least_bytes)
+        least = f"{format_budget(self.least_bytes)} ({self.least_bytes} bytes)"
         if self.least_is_exact:
             return f"no schedule stays {budget}: the least that works is {least}"
         return f"{self.solver} finds no schedule {budget}: the least that it found is {least}"

@@ -133,6 +133,11 @@ def format_bytes(count: int) -> str:
     return _format(lib.cairn_format_bytes, integer(count, "count"))
 
 
+def format_budget(count: int) -> str:
+    """The same of a budget that is enough, rounded up: what is read from it is enough, too."""
+    return _format(lib.cairn_format_budget, integer(count, "count"))
+
+
 def format_ns(ns: int) -> str:
     """A time in nanoseconds for people: "12.3 ms"."""
     return _format(lib.cairn_format_ns, integer(ns, "ns"))

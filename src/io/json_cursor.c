@@ -74,8 +74,6 @@ static const char *fault_text(const json_error_t *fault)
     case json_error_null_character:
     case json_error_null_byte_in_key:
         return "a string with a NUL character";
-    case json_error_numeric_overflow:
-        return "a number that is too large";
     case json_error_stack_overflow:
         return "too deeply nested";
     case json_error_premature_end_of_input:
@@ -85,11 +83,36 @@ static const char *fault_text(const json_error_t *fault)
     }
 }
 
+static bool is_of_number(char c)
+{
+    return c != '\0' && strchr("0123456789+-.eE", c) != NULL;
+}
+
+/* A number that passes what can be held is shown, and its beginning is the place. */
+static cairn_status number_failure(crn_cursor *cursor, const json_error_t *fault)
+{
+    enum { SHOWN_MAX = 40 };
+    size_t begin = fault_offset(cursor, fault), end = begin;
+    while (begin > cursor->offset && !is_of_number(cursor->text[begin]))
+        begin--;
+    while (begin > cursor->offset && is_of_number(cursor->text[begin - 1]))
+        begin--;
+    for (end = begin; end < cursor->length && is_of_number(cursor->text[end]);)
+        end++;
+    bool is_long = end - begin > SHOWN_MAX;
+    crn_fail(cursor->error, CAIRN_OVERFLOW, "%.*s%s is too large; numbers go up to 2^63 - 1",
+             is_long ? SHOWN_MAX : (int)(end - begin), cursor->text + begin, is_long ? "..." : "");
+    crn_error_place(cursor->error, cursor->text, begin);
+    return CAIRN_OVERFLOW;
+}
+
 static cairn_status parse_failure(crn_cursor *cursor, const json_error_t *fault)
 {
     char shown[JSON_ERROR_TEXT_LENGTH];
     if (json_error_code(fault) == json_error_out_of_memory || fault->text[0] == '\0')
         return crn_no_memory(cursor->error);
+    if (json_error_code(fault) == json_error_numeric_overflow)
+        return number_failure(cursor, fault);
     crn_fail(cursor->error, CAIRN_PARSE, "%s", crn_printable(fault_text(fault), shown, sizeof(shown)));
     crn_error_place(cursor->error, cursor->text, fault_offset(cursor, fault));
     return CAIRN_PARSE;

@@ -22,6 +22,14 @@ static void bytes_row(crn_textbuf *out, const char *label, int64_t bytes, const 
         row(out, label, cairn_format_bytes(bytes, value, sizeof(value)), note);
 }
 
+/* Of a budget that is enough. */
+static void budget_row(crn_textbuf *out, const char *label, int64_t bytes, const char *note)
+{
+    char value[VALUE_MAX];
+    if (bytes != CAIRN_NONE)
+        row(out, label, cairn_format_budget(bytes, value, sizeof(value)), note);
+}
+
 static void ns_row(crn_textbuf *out, const char *label, int64_t ns, const char *note)
 {
     char value[VALUE_MAX];
@@ -91,10 +99,10 @@ static void least_rows(crn_textbuf *out, const cairn_info *info)
     else if (info->least_lower_bytes != CAIRN_NONE)
         snprintf(note, sizeof(note), "of this solver; every schedule needs %s",
                  cairn_format_bytes(info->least_lower_bytes, lower, sizeof(lower)));
-    bytes_row(out, "least memory", info->least_bytes, note);
+    budget_row(out, "least memory", info->least_bytes, note);
     if (info->store_all_ns != CAIRN_NONE)
         snprintf(note, sizeof(note), "in %s", cairn_format_ns(info->store_all_ns, ns, sizeof(ns)));
-    bytes_row(out, "store-all", info->store_all_bytes, info->store_all_ns != CAIRN_NONE ? note : NULL);
+    budget_row(out, "store-all", info->store_all_bytes, info->store_all_ns != CAIRN_NONE ? note : NULL);
 }
 
 static void solve_rows(crn_textbuf *out, const cairn_info *info)

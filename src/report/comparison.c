@@ -18,7 +18,7 @@ static void table_row(crn_textbuf *out, const cairn_info *info)
         out, "%-22s %-10s %10s %10s %10s %10s %8s %10s %10s\n", info->solver, cairn_outcome_name(info->outcome),
         info->budget_bytes == CAIRN_NONE ? "none" : cairn_format_bytes(info->budget_bytes, budget, CELL_MAX),
         cairn_format_bytes(info->peak_bytes, peak, CELL_MAX), cairn_format_ns(info->makespan_ns, time, CELL_MAX),
-        *over ? over : "-", gap, cairn_format_bytes(info->least_bytes, least, CELL_MAX),
+        *over ? over : "-", gap, cairn_format_budget(info->least_bytes, least, CELL_MAX),
         cairn_format_ns(info->solve_ns, took, CELL_MAX));
 }
 

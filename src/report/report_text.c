@@ -1,5 +1,6 @@
 #include "report/report_text.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "base/failure.h"
@@ -70,6 +71,28 @@ const char *cairn_format_bytes(int64_t bytes, char *out, size_t size)
     static const scale scales[] = {
         {"B", 1}, {"KiB", 1024.0}, {"MiB", 1048576.0}, {"GiB", 1073741824.0}, {"TiB", 1099511627776.0}};
     return format(bytes, scales, sizeof(scales) / sizeof(scales[0]), out, size);
+}
+
+const char *cairn_format_budget(int64_t bytes, char *out, size_t size)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    static const int64_t powers[] = {1, 10, 100};
+    int unit = 0, digits = 3;
+    int64_t factor = 1, shown = 1000;
+    if (bytes < 1024)
+        return cairn_format_bytes(bytes, out, size);
+    for (; unit < 4 && bytes / factor >= 1023; unit++)
+        factor *= 1024;
+    while (shown >= 1000 && digits > 0) { /* three digits, or four of what is nearly the next unit */
+        int64_t power = powers[--digits];
+        shown = bytes / factor * power + (bytes % factor * power + factor - 1) / factor;
+    }
+    if (digits == 0)
+        snprintf(out, size, "%" PRId64 " %s", shown, units[unit]);
+    else
+        snprintf(out, size, "%" PRId64 ".%0*" PRId64 " %s", shown / powers[digits], digits, shown % powers[digits],
+                 units[unit]);
+    return out;
 }
 
 const char *cairn_format_ns(int64_t ns, char *out, size_t size)

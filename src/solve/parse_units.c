@@ -74,10 +74,18 @@ static bool scale(const number *given, int64_t factor, int64_t *value)
     return crn_mul(whole, factor, &whole) && crn_add(whole, part, value);
 }
 
-/* The unit that was probably meant, by its letters without their case, and without spaces before it. */
+/* "Gb", which everywhere else are bits. */
+static bool is_bits(const char *rest, const char *suffix)
+{
+    return *rest && strchr("KMGT", *rest) && rest[1] == 'b' && strcmp(rest + 2, suffix) == 0;
+}
+
+/* The unit that was probably meant, by its letters without their case, without spaces before it, or by a longer name. */
 static const unit *meant_unit(const unit *units, const char *rest, const char *suffix)
 {
     rest += strspn(rest, " ");
+    if (units == duration_units && (strncmp(rest, "min", 3) == 0 || strncmp(rest, "sec", 3) == 0))
+        return find_unit(units, rest, 1);
     for (; units->name; units++) {
         size_t length = strlen(units->name);
         if (strncasecmp(rest, units->name, length) == 0 && strcmp(rest + length, suffix) == 0)
@@ -103,6 +111,9 @@ static cairn_status refuse(const char *text, const unit *units, const char *suff
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%cB%s or %.*s%ciB%s?", text,
                         allowed, length, text, prefix, suffix, length, text, prefix, suffix);
     }
+    if (is_number && units == size_units && is_bits(given.rest, suffix))
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; %cb are bits, of which a byte has 8", text, allowed,
+                        *given.rest);
     if (is_number && units == duration_units && *given.rest == '\0')
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %ss?", text, allowed, text);
     if (!meant)

@@ -382,7 +382,7 @@ static void fill_reason(const crn_answer *answer, cairn_info *info)
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
-        snprintf(info->reason, sizeof(info->reason), "stopped before a schedule was found");
+        snprintf(info->reason, sizeof(info->reason), "the time limit ended before a schedule was found");
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short)
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)

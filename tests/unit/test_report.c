@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include <cairn/report.h>
+#include <cairn/solve.h>
 
 #include "base/utf8.h"
 #include "support/faulty_allocator.h"
@@ -43,6 +44,34 @@ static void units_have_three_digits(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         assert_string_equal(cairn_format_bytes(cases[i].value, out, sizeof(out)), cases[i].bytes);
         assert_string_equal(cairn_format_ns(cases[i].value, out, sizeof(out)), cases[i].ns);
+    }
+}
+
+/* Budgets that are read again from what is shown are enough, and at most a hundredth more. */
+static void budgets_are_rounded_up(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t value;
+        const char *shown;
+    } cases[] = {{CAIRN_NONE, "-"},         {0, "0 B"},
+                 {1023, "1023 B"},          {1024, "1.00 KiB"},
+                 {1025, "1.01 KiB"},        {41943040, "40.0 MiB"},
+                 {41943041, "40.1 MiB"},    {156630000, "150 MiB"},
+                 {1048063, "1.00 MiB"},     {1047552, "1.00 MiB"},
+                 {1047551, "1023 KiB"},     {1610612737, "1.51 GiB"},
+                 {INT64_MAX, "8388608 TiB"}};
+    char out[32];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        assert_string_equal(cairn_format_budget(cases[i].value, out, sizeof(out)), cases[i].shown);
+    for (int64_t value = 1024; value < INT64_MAX / 8 * 7; value += value / 7 + 1) {
+        int64_t read;
+        cairn_format_budget(value, out, sizeof(out));
+        char *space = strchr(out, ' ');
+        memmove(space, space + 1, strlen(space));
+        if (cairn_parse_size(out, &read, NULL) != CAIRN_OK)
+            fail_msg("%s of %lld cannot be read", out, (long long)value);
+        assert_true(read >= value && read - value <= value / 99 + 11);
     }
 }
 
@@ -319,15 +348,11 @@ static void a_sink_that_fails_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_have_three_digits),
-        cmocka_unit_test(texts_are_made_fit_to_show),
-        cmocka_unit_test(an_answer_is_told),
-        cmocka_unit_test(no_answer_is_told),
-        cmocka_unit_test(many_ranges_are_cut),
-        cmocka_unit_test(answers_are_compared),
-        cmocka_unit_test(a_timeline_has_lanes_and_curves),
-        cmocka_unit_test(running_out_of_memory),
-        cmocka_unit_test(a_sink_that_fails_is_told),
+        cmocka_unit_test(units_have_three_digits),    cmocka_unit_test(budgets_are_rounded_up),
+        cmocka_unit_test(texts_are_made_fit_to_show), cmocka_unit_test(an_answer_is_told),
+        cmocka_unit_test(no_answer_is_told),          cmocka_unit_test(many_ranges_are_cut),
+        cmocka_unit_test(answers_are_compared),       cmocka_unit_test(a_timeline_has_lanes_and_curves),
+        cmocka_unit_test(running_out_of_memory),      cmocka_unit_test(a_sink_that_fails_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cairn import format_bytes, format_ns
+from cairn import format_budget, format_bytes, format_ns
 
 from .arguments import check_plan
 from .base.stages import listed, told
@@ -152,12 +152,11 @@ class Report:
 
     def _head(self) -> list[str]:
         plan, scope = self.plan, "whole step" if self.plan.scope == "step" else "activations only"
-        budget, reserve, least, peak, created, plain = (
+        budget, reserve, peak, created, plain = (
             format_bytes(size)
             for size in (
                 plan.budget_bytes,
                 plan.reserve_bytes,
-                plan.least_budget_bytes,
                 plan.accumulated_peak_bytes,
                 plan.created_peak_bytes,
                 plan.plain_peak_bytes,
@@ -165,7 +164,8 @@ class Report:
         )
         lines = [
             f"{plan.model_name} on {plan.device}: {'plain' if plan.is_plain else 'planned'} step ({scope})",
-            f"  budget      {budget}, of which {reserve} stay in reserve; the least that works is {least}",
+            f"  budget      {budget}, of which {reserve} stay in reserve; the least that works is "
+            f"{format_budget(plan.least_budget_bytes)}",
             f"  peak        {peak} predicted, {created} in a step that creates its gradients; plain {plain}",
             f"  time        {format_ns(plan.step_ns)} predicted, {100 * plan.overhead:+.1f} % against the plain step"
             + self._bound(),

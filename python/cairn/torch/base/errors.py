@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cairn
-from cairn import format_bytes
+from cairn import format_budget, format_bytes
 
 
 class TorchError(cairn.Error):
@@ -44,7 +44,7 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         largest = sorted(parts.items(), key=lambda part: -part[1])[:6]
         listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in largest)
         error = cls(
-            f"no plan fits in {format_bytes(budget)}; the least budget that works is {format_bytes(least)} "
+            f"no plan fits in {format_bytes(budget)}; the least budget that works is {format_budget(least)} "
             f"({least} bytes, {format_bytes(reserve)} of them in reserve). Its peak is during the {peak_at}: {listed}. "
             f"The first thing that does not fit is the {blocking}. Smaller batches need less, and so may blocks= that "
             "cut the model finer",

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cairn.torch as ct
 import inside_support
 import pytest
 import torch
@@ -1052,7 +1053,6 @@ def test_fully_sharded_blocks(tmp_path: Path, seed: int) -> None:
 
 @shards
 def test_a_sharded_model_is_planned(tmp_path: Path) -> None:
-    import cairn.torch as ct
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     with group_of_one(tmp_path):
@@ -1712,3 +1712,42 @@ def test_detaching_between_forward_and_backward() -> None:
     executor.detach()
     loss.backward()
     assert not differing(train(plain, loss_of), results(model, loss))
+
+
+# -- what only looks at a planned model ------------------------------------------------------------------------
+
+
+def _planned_in_parts() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(3))
+    )
+    x = torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    ct.apply(model, ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes))
+    model(x).sum().backward()
+    return model, x
+
+
+def test_what_is_traced_runs_without_the_plan() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model, x = _planned_in_parts()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(x)).shape == x.shape
+    traced = torch.jit.trace(model.eval(), x, check_trace=False)
+    assert torch.equal(traced(x), model(x))
+
+
+def test_wrappers_of_tensors_are_no_memory_to_be_read() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model, x = _planned_in_parts()
+    model(TwoTensor(x, x.clone())).sum()
+
+
+def test_a_planned_forward_has_no_code_of_its_own_and_says_so() -> None:
+    model, x = _planned_in_parts()
+    assert not hasattr(model.forward, "__code__")
+    with pytest.raises(Unsupported, match="remove the plan first"):
+        torch.jit.script(model)
+    assert model.forward.__wrapped__.__func__ is nn.Sequential.forward

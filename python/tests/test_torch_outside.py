@@ -247,6 +247,24 @@ def test_a_tied_embedding_gets_the_same_gradient(kind: str, autocast: bool) -> N
     assert all(map(_same, plain, planned))
 
 
+def test_tokens_may_be_numbers_of_32_bits() -> None:
+    torch.manual_seed(0)
+    model, tokens = Language().train(), _tokens()
+    profile = ct.profile(model, kwargs={"tokens": tokens.int(), "labels": tokens})
+    assert profile.outside.tied == ("words.weight",)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        model(tokens.int(), labels=tokens).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return grads
+
+    plain = run()
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        assert all(map(_same, plain, run()))
+
+
 def test_several_forwards_before_one_backward() -> None:
     """Gradients add up in the order of the uses, whichever forward they belong to."""
     torch.manual_seed(0)

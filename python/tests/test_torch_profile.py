@@ -15,6 +15,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
+import executor_support
 import torch_models
 from cairn.torch import profiler
 from cairn.torch.base import _compat, memory
@@ -1611,3 +1613,13 @@ def test_what_a_run_replaces_under_a_name_that_was_there_is_not_added(name: str)
     assert beside.added() == []
     module.other = {name: torch.ones(3)}
     assert len(beside.added()) == 1
+
+
+def test_models_in_ddp_with_a_static_graph_are_refused(tmp_path: Path) -> None:
+    model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), torch.randn(4, 8)
+    with executor_support.group_of_one(tmp_path):
+        wrapped = nn.parallel.DistributedDataParallel(model, static_graph=True)
+        with pytest.raises(ct.Unsupported, match="plan before it is wrapped"):
+            ct.profile(model, x, loss_fn=torch.sum)
+        del wrapped
+        ct.profile(model, x, loss_fn=torch.sum)

@@ -79,10 +79,10 @@ def _begin(
     options: dict[str, Any],
     own_loss: Callable[..., torch.Tensor] | None,
 ) -> None:
-    if args.gradient_checkpointing:
+    if getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False):
         raise Unsupported(
-            "TrainingArguments(gradient_checkpointing=True) recomputes every layer by itself; leave it out, "
-            "and the budget decides which layers are recomputed"
+            "TrainingArguments with gradient_checkpointing or activation_checkpointing recompute every layer; leave it "
+            "out, and the budget decides which layers are recomputed"
         )
     device = next(model.parameters()).device
     batch = {

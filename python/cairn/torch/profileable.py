@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from .base import _compat
+from .base.blocks import checkpoints_itself
 from .base.errors import Unsupported, warn
 from .base.takeover import Takeover
 from .measuring import discovery, isolate
@@ -84,8 +86,13 @@ def device_of(sample: Sample) -> torch.device:
 def check_model(model: nn.Module) -> None:
     """Refuses wrappers and models that recompute by themselves."""
     name = type(model).__name__
-    if name in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+    if name in ("DataParallel", "DistributedDataParallel"):
         raise Unsupported(f"profile the module inside {name}, before it is wrapped")
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
+        raise Unsupported(
+            "FullyShardedDataParallel gives blocks other parameters whenever they run: use fully_shard (FSDP2) instead"
+        )
+    _refuse_static_graph(model)
     compiled = _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model)
     if compiled or _compat.is_compiled_function(model.forward):
         raise Unsupported(
@@ -103,13 +110,26 @@ def check_model(model: nn.Module) -> None:
                 f"{part_name or 'the model'} is a module of torch.jit, whose forward cannot be taken over; put the "
                 "module that it was made from in its place, or torch.compile(module)"
             )
-    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    if model.training and any(map(checkpoints_itself, model.modules())):
         raise Unsupported(
-            "gradient checkpointing is enabled in the model, which recomputes every layer by itself; call "
-            "model.gradient_checkpointing_disable(), and the budget decides which layers are recomputed"
+            "gradient checkpointing is enabled in the model, which recomputes every layer by itself; switch it off "
+            "(model.gradient_checkpointing_disable()), and the budget decides which layers are recomputed"
         )
     if not model.training:
         warn("the model is in evaluation mode; its training step may take more: call model.train() first")
+
+
+def _refuse_static_graph(model: nn.Module) -> None:
+    """Raises Unsupported where DistributedDataParallel counts the backwards of a model: it would count a profile's."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    kind = torch.nn.parallel.DistributedDataParallel
+    for wrapper in [found for found in gc.get_objects() if type(found) is kind]:
+        if wrapper.static_graph and any(part is model for part in wrapper.module.modules()):
+            raise Unsupported(
+                "the model is in a DistributedDataParallel with static_graph=True, which takes a profile's backwards "
+                "for its first ones, and ranks would drift apart: plan before it is wrapped, or leave static_graph out"
+            )
 
 
 def check_differentiable(sample: Sample) -> None:

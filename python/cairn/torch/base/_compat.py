@@ -246,6 +246,18 @@ def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
     return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
+def is_traced() -> bool:
+    """Whether what runs now is written down, or only its shapes are found, instead of being computed: torch.jit.trace,
+    fake tensors, make_fx, export.
+    """
+    return torch._C._is_tracing() or any(_dispatch_mode(key) is not None for key in _TRACING_MODES)
+
+
+_dispatch_mode: Callable[[Any], Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
+_mode_keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+_TRACING_MODES = [getattr(_mode_keys, name) for name in ("FAKE", "PROXY") if hasattr(_mode_keys, name)]
+
+
 def compiler_is_active() -> bool:
     """Whether torch.compile traces the code that runs now, or runs it between parts that it has traced."""
     if "torch._dynamo" not in sys.modules:

@@ -129,3 +129,9 @@ def _chain_of(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
         return input
 
     return run
+
+
+def checkpoints_itself(module: nn.Module) -> bool:
+    """Whether a layer was told to run itself again, as those of transformers can be, by the one or the other name."""
+    by_old_name = bool(getattr(module, "gradient_checkpointing", False))
+    return by_old_name or getattr(module, "activation_checkpointing", False) is True

@@ -38,6 +38,16 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Whether its numbers lie in memory where `data_ptr` says: not those of a wrapper around other tensors."""
+    is_plain = type(tensor) in READABLE or not hasattr(tensor, "__tensor_flatten__")
+    return is_plain and has_storage(tensor) and tensor.numel() > 0
+
+
+#: Classes of tensors that certainly are no wrappers.
+READABLE = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
 def is_at_hand(tensor: torch.Tensor) -> bool:
     """Whether its values can be read without waiting for a device."""
     return tensor.is_cpu

@@ -23,8 +23,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def fingerprint(tensor: torch.Tensor) -> int:
-    """The fingerprint of a tensor; 0 for tensors without a storage of their own."""
-    if not memory.has_storage(tensor) or tensor.numel() == 0:
+    """The fingerprint of a tensor; 0 for tensors that cannot be read."""
+    if not memory.can_be_read(tensor):
         return 0
     plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return (_checksum if tensor.is_cpu else _sum)(_stored(plain.detach().resolve_neg()))
@@ -33,7 +33,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
 @torch.no_grad()
 def spread(tensor: torch.Tensor) -> bytes | None:
     """Some numbers of a tensor from all over it, at next to no cost; None where that means to wait for a device."""
-    if not tensor.is_cpu or not memory.has_storage(tensor) or tensor.numel() == 0:
+    if not tensor.is_cpu or not memory.can_be_read(tensor):
         return None
     flat = _stored(tensor.detach())
     if not flat.is_contiguous():

@@ -13,7 +13,7 @@ CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
-OVERWRITTEN = "is passed a tensor that is changed in place after it ran"
+OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
 
 
 @dataclasses.dataclass

@@ -27,6 +27,10 @@ _REPLICATE = "_replicate_for_data_parallel"
 TAKEN = frozenset(("forward", "__reduce_ex__", _REPLICATE))
 
 
+class _NoCode(Unsupported, AttributeError):
+    """Who only asks whether there is some is told that there is none."""
+
+
 class Takeover:
     """Stands for a module's `forward` until it is removed."""
 
@@ -89,6 +93,22 @@ class Takeover:
                 del own[key]
                 if key in self._before:
                     own[key] = self._before[key]
+
+    def __getattr__(self, name: str) -> Any:
+        """What functions have and this has not."""
+        if name in ("__code__", "__globals__"):
+            raise _NoCode(
+                "the forward of a planned model stands for another one, and has no code to be scripted or exported: "
+                "remove the plan first (cairn.torch.handle(model).remove())"
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What this was put around, for those who look for a forward of their own among such (accelerate does)."""
+        if self._module() is None:
+            raise AttributeError("the module of this forward is gone")
+        return self.original()
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ..base import _compat, memory
+from ..base.errors import RecomputationError
 from . import generators
 from .reach import has_attributes, reached
 from .state import LARGE_BYTES, same_numbers
@@ -184,7 +185,7 @@ class Attributes:
                 if not stays:
                     del names[name]
             elif has_history:
-                names[name] = value.detach().requires_grad_()
+                names[name] = without_history(value)
         for name, value in before.items():
             names.setdefault(name, value)
 
@@ -255,6 +256,21 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
         attributes.restore()
 
 
+def without_history(value: torch.Tensor) -> torch.Tensor:
+    """What a later run has left in the place of a tensor, which no gradient can go through without being lost."""
+    value = value.detach().requires_grad_()
+    _compat.hook_gradient(value, _refuse_gradient)
+    return value
+
+
+def _refuse_gradient(gradient: torch.Tensor) -> None:
+    raise RecomputationError(
+        "a gradient has come to a tensor that a block left in an attribute, or a hook in a dict: the block ran again "
+        "since, and the tensor is what that run left, without the way to the parameters. Use it in one backward with "
+        "the rest of the step, or give a budget that keeps the block"
+    )
+
+
 def refill(sequence: Any, items: list[Any]) -> None:
     """Gives a list or a deque these items, in place."""
     if isinstance(sequence, list):
@@ -289,12 +305,10 @@ def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dic
 
 
 def _is_large(value: Any) -> bool:
-    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms. One
-    through which gradients may yet go is held whatever it takes.
-    """
+    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms."""
     if not isinstance(value, torch.Tensor) or memory.storage_bytes(value) <= LARGE_BYTES:
         return False
-    return value.grad_fn is None
+    return not value.retains_grad
 
 
 def _is_small_array(value: Any) -> bool:

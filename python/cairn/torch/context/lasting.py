@@ -67,7 +67,7 @@ class Lasting:
                 if name not in OF_EVERY_MODULE:
                     found[f"the attribute '{name}' of {type(module).__name__}", number] = _Telling().say(value)
         for number, (text, value) in enumerate(self._elsewhere()):
-            found[text, number] = _Telling().say(value)
+            found[text, number] = _history_of(value) or _Telling().say(value)
         return found
 
 
@@ -102,8 +102,6 @@ class _Telling:
             return kind, len(value), hash(value)
         if isinstance(value, _NUMBERS):
             return kind, _text_of(value)  # a value that is not a number equals itself
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:  # a loss of somebody's may begin there
-            return kind, value.grad_fn._sequence_nr(), value.output_nr
         if isinstance(value, torch.Tensor):
             return kind, None if value.is_nested else (tuple(value.shape), _print_of(value))
         if isinstance(value, (types.FunctionType, types.MethodType)):
@@ -120,8 +118,9 @@ class _Telling:
             return kind, len(value), frozenset(self._say_all(value, depth)) if len(value) <= _ENDS else None
         if is_of_library(kind.__module__):
             return kind, _bytes_of(value)
-        own = [*fields_in_slots(value), *(vars(value).items() if has_attributes(value) else ())]
-        return kind, tuple([(name, self.say(item, depth - 1)) for name, item in own])
+        slots = tuple([(name, _history_of(item) or self.say(item, depth - 1)) for name, item in fields_in_slots(value)])
+        own = vars(value).items() if has_attributes(value) else ()
+        return kind, slots, tuple([(name, self.say(item, depth - 1)) for name, item in own])
 
     def _say_all(self, items: Collection[Any], depth: int) -> tuple[Any, ...]:
         found: Iterable[Any] = items
@@ -129,6 +128,15 @@ class _Telling:
             listed = list(items)
             found = [*listed[:_ENDS], *listed[-_ENDS:]]
         return tuple([self.say(item, depth - 1) for item in found])
+
+
+def _history_of(value: Any) -> Any:
+    """Of a tensor through which gradients can go, which way that is; a loss of somebody's may begin there. What stands
+    for such a tensor elsewhere is not put back, but for what is in containers and objects that hooks fill.
+    """
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None:
+        return None
+    return type(value), value.grad_fn._sequence_nr(), value.output_nr
 
 
 def _text_of(number: Any) -> str | None:

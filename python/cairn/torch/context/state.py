@@ -5,8 +5,9 @@ written since; where others were put in their places (as `torch.func.functional_
 run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
 values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
 kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
-first run was seen to change. A copy of a buffer that the run did not write is let go; but only the first run of all
-compares where that means to wait for a device: later copies of buffers that lie on one stay, and are right either way.
+first run was seen to change. A copy of more than 4 KiB of a buffer that the run did not write is let go (a smaller one
+may be written between the blocks, by the model or a hook); but only the first run of all compares where that means to
+wait for a device: later copies of buffers that lie on one stay, and are right either way.
 Attributes that a run changes, such as a count of steps that the block warms up by, are for a later run what that run
 found; what the first run of all alone changes, such as that the block has been initialized, stays. Large tensors that a
 run replaces are not held for this; where runs begin to do so, all that the block returns is compared.
@@ -179,7 +180,9 @@ class BlockState:
             self._changing |= {index for index, version in enumerate(before.versions) if now[index] != version}
         if before.copies:
             for index in before.copies.keys() - self._changing:
-                if memory.is_at_hand(before.copies[index][0]) and not self._is_written(index, before):
+                buffer = before.copies[index][0]
+                is_large = buffer.numel() * buffer.element_size() > LARGE_BYTES  # others may be written behind the run
+                if is_large and memory.is_at_hand(buffer) and not self._is_written(index, before):
                     del before.copies[index]
         return Record(self, before)
 

@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from ..base.blocks import Block, resolve
+from ..base.blocks import Block, checkpoints_itself, resolve
 from ..base.errors import PlanMismatch, Unsupported, warn
 from ..base.stages import StageRef
 from ..base.takeover import Handler, Takeover
 from ..context.ambient import with_generator
 from ..context.caches import note_caches, refuse_noted_caches, with_own_caches
+from ..context.sharded import is_any, refuse_sharded_parts
 from ..context.state import BlockState
 from ..context.switches import refuse_chosen_kernels
 from ..outside.replaced import Outside, Replaced
@@ -214,11 +215,12 @@ class Executor:
     def _warn_of_own_checkpointing(self) -> None:
         """Once, where layers were told to run themselves again after they were planned."""
         first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
-        if first is not None and getattr(first.module, "gradient_checkpointing", False):
+        if first is not None and first.module is not None and checkpoints_itself(first.module):
             self._has_warned = True
             warn(
                 "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
-                "the plan does, and steps take longer for nothing; call model.gradient_checkpointing_disable()",
+                "the plan does, and steps take longer for nothing; switch it off "
+                "(model.gradient_checkpointing_disable())",
             )
 
     def _warn_of_blocks_alone(self, run: Run | None) -> None:
@@ -342,6 +344,7 @@ class Executor:
             and torch.is_grad_enabled()
             and (model.training or self._in_eval)
             and self._thread.run is None
+            and not _compat.is_traced()
         )
 
     def _refuse_surroundings(self) -> None:
@@ -358,6 +361,9 @@ class Executor:
             )
         if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
+        model = self._model()
+        if model is not None and is_any(model.modules()):
+            refuse_sharded_parts(resolve(model, name) for name in self._names)
         native = self.first.settings.program.native
         again = (site for stage, site in self.first.sites.items() if not native[stage])
         refuse_chosen_kernels(part for site in again for part in site.state.modules())

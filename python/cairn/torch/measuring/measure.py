@@ -25,6 +25,7 @@ from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
 from ..context.attributes import OF_EVERY_MODULE
 from ..context.caches import refuse_learned_caches
+from ..context.state import LARGE_BYTES
 from ..context.untouched import Randomness
 from . import isolate, waiting
 from .beside import Beside
@@ -82,6 +83,9 @@ class _Segment:
     saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
 
 
+_InAttribute = tuple[dict[str, Any], str, weakref.ref[torch.Tensor]]  # its names, one of them, what that stands for
+
+
 @dataclasses.dataclass
 class _Run:
     """One call of a block."""
@@ -103,7 +107,8 @@ class _Run:
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
-    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed
+    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed, and buffers
+    computed: list[_InAttribute] = dataclasses.field(default_factory=list)  # what it found in attributes, and left
     handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # of inputs, by their storages
     arrived: _Moment | None = None
     arriving: Layouts = ()
@@ -216,13 +221,14 @@ class MemoryPass:
         )
         self._note_held(run.chained)
         self._note_readings(run, arguments)
-        hooks, shared = isolate.Hooks(), self._owners.waiting(block, call)
+        hooks, shared, computed = isolate.Hooks(), self._owners.waiting(block, call), _tensors_in_attributes(block)
         output = run.alone.run(function, arguments, hooks, shared, self._created)
         self._note_weight_grads(run, shared)
         if run.alone.beside.layouts:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
-        run.read = list(map(_compat.VersionWitness, arguments.tensors))
+        run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *_large_buffers(block, stage)]))
+        run.computed = [found for found in computed if _is_there(*found)]
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
         handed = layouts_of(arguments.differentiable, run.alone.leaving)
@@ -282,9 +288,11 @@ class MemoryPass:
     def _keep_overwritten(self) -> None:
         """A block cannot be run again from what was changed after it ran."""
         for run in self._runs:
-            if any(witness.has_changed() for witness in run.read):
+            is_replaced = any(not _is_there(*found) for found in run.computed)
+            if is_replaced or any(witness.has_changed() for witness in run.read):
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
+            run.computed.clear()
 
     def _note_left(self) -> list[Any]:
         """What blocks left beside their results, and is there until their next runs replace it.
@@ -619,10 +627,19 @@ class MemoryPass:
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:
-            following = self._runs[index + 1]
-            stage.grad_bytes = following.alone.grad_bytes(ref.key for ref in run.outputs if ref.key in following.main)
+            stage.grad_bytes = self._arriving_at(run, self._runs[index + 1])
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
+
+    @staticmethod
+    def _arriving_at(run: _Run, following: _Run) -> int:
+        """Bytes of the gradients that a block gets: of what the next one reads, as that gives them, and of what goes to
+        others alone, as they were in the step.
+        """
+        read = {ref.key for ref in run.outputs if ref.key in following.main}
+        others = _bytes_of(run, {ref.key for ref in run.outputs} - read)
+        chained = following.alone.grad_bytes(read)
+        return max(chained, min(run.stage.grad_bytes, chained + others))
 
     def _keep_hidden(self, run: _Run, before: Sequence[_Run]) -> None:
         """Whose output a block holds past autograd can neither take it away nor send it."""
@@ -635,6 +652,22 @@ class MemoryPass:
 def _is_settled(run: _Run) -> bool:
     """Whether the block was measured alone with gradients that lie as those that arrived."""
     return len(run.alone.arriving) != len(run.arriving) or list(run.alone.arriving) == list(run.arriving)
+
+
+def _large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
+    """Those that the block does not write itself; of small ones every run has copies."""
+    named = ((name, buffer) for part in block.parts() for name, buffer in part._buffers.items() if buffer is not None)
+    return [b for name, b in named if memory.storage_bytes(b) > LARGE_BYTES and name not in stage.writes_buffers]
+
+
+def _tensors_in_attributes(block: Block) -> list[_InAttribute]:
+    """Those that nobody registered: hooks compute weights there, before a block runs."""
+    named = ((vars(part), name, value) for part in block.parts() for name, value in vars(part).items())
+    return [(names, name, weakref.ref(value)) for names, name, value in named if type(value) is torch.Tensor]
+
+
+def _is_there(names: dict[str, Any], name: str, found: weakref.ref[torch.Tensor]) -> bool:
+    return names.get(name) is found()
 
 
 def _bytes_of(run: _Run, keys: set[int]) -> int:

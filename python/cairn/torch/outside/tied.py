@@ -42,7 +42,7 @@ class Rows:
     @classmethod
     def of_embedding(cls, grad: torch.Tensor, tokens: torch.Tensor, count: int, padding_idx: int) -> Rows:
         """Of the weight of an embedding, from that of its output."""
-        rows, places = torch.unique(tokens, return_inverse=True)
+        rows, places = torch.unique(tokens.long(), return_inverse=True)
         padding = (rows == padding_idx).nonzero()
         padding_place = int(padding) if padding.numel() else -1
         values = torch.ops.aten.embedding_dense_backward(grad, places, rows.numel(), padding_place, False)

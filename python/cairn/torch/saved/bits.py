@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..._library import lib
+from ..base import memory
 
 #: How many numbers lie in a byte where masks are packed.
 PER_BYTE = 8
@@ -13,7 +14,7 @@ _WIDTHS = 2, 4, 8
 
 def can_pack(numbers: torch.Tensor) -> bool:
     """Whether `pack` takes them: truth values or floating-point numbers on the CPU, in one piece."""
-    if not numbers.is_cpu or not numbers.is_contiguous():
+    if not numbers.is_cpu or not memory.can_be_read(numbers) or not numbers.is_contiguous():
         return False
     return numbers.dtype is torch.bool or (numbers.is_floating_point() and numbers.element_size() in _WIDTHS)
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base import _compat
+from ..base.memory import READABLE
 from ..base.prints import fingerprint
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
@@ -76,7 +77,8 @@ class Item:
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that another run saves may be this one."""
         return (
-            tensor.shape == self._shape
+            type(tensor) in READABLE
+            and tensor.shape == self._shape
             and tensor.dtype is self._dtype
             and (self._maker is None or type(tensor.grad_fn) is self._maker)
             and (self._place is None or (tensor.stride(), tensor.storage_offset()) == self._place)

@@ -584,3 +584,43 @@ def test_gradients_of_what_only_the_loss_reads_wait_for_a_block(share: float) ->
 
 def _sum_of_squares(outputs: list[torch.Tensor]) -> torch.Tensor:
     return sum((output.square().mean() for output in outputs), torch.zeros(()))
+
+
+class _Recurring(nn.Module):
+    """Leaves a memory in an attribute of its own, for its next step to read; as Transformer-XL does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.memory: list[torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = self.memory or [x.new_zeros(len(x), 128, 64) for _ in self.layers]
+        left = []
+        for layer, known in zip(self.layers, memory, strict=True):
+            left.append(torch.cat([known, x.detach()], 1)[:, -128:].clone())
+            x = x + torch.tanh(layer(x)) + layer(known).mean(1, keepdim=True)
+        self.memory = left
+        return x
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_what_a_model_leaves_for_its_next_step_is_counted(is_warm: bool) -> None:
+    model, x = _Recurring(), torch.randn(8, 32, 64)
+    if is_warm:
+        mean_square(model(x)).backward()
+    profile = ct.profile(model, x, loss_fn=mean_square, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=mean_square).ok
+    there = memory.unique_bytes([*model.parameters(), x, *(torch.zeros_like(p) for p in model.parameters())])
+    with ct.apply(model, plan):
+        for _ in range(3):
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            known = memory.unique_bytes(model.memory or [])
+            meter = memory.meter_for(torch.device("cpu"), taken=True)
+            with meter:
+                first = meter.mark()
+                mean_square(model(x)).backward()
+                last = meter.mark()
+            assert there + known + meter.peak(first, last) - meter.level(first) <= plan.budget_bytes

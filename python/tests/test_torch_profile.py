@@ -1623,3 +1623,12 @@ def test_models_in_ddp_with_a_static_graph_are_refused(tmp_path: Path) -> None:
             ct.profile(model, x, loss_fn=torch.sum)
         del wrapped
         ct.profile(model, x, loss_fn=torch.sum)
+
+
+def test_a_frozen_block_whose_hook_makes_its_output_require_gradients_is_profiled() -> None:
+    model, x = nn.Sequential(*(torch_models.Residual(16) for _ in range(3)), nn.Linear(16, 4)), torch.randn(32, 16)
+    model[:3].requires_grad_(False)
+    model[0].register_forward_hook(lambda module, args, output: output.requires_grad_())
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=torch.sum).ok

@@ -899,3 +899,11 @@ def test_what_is_measured_without_the_cache_is_on_the_disk(tmp_path: Path, monke
     done.clear()
     measure_link("cpu", f"file:{tmp_path}")
     assert set(done) == {"read"}
+
+
+def test_a_folder_that_is_not_there_is_no_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ct.TierUnavailable, match="no folder"):
+        open_tier(f"file:{tmp_path}/none/", 4096, host_budget=None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    open_tier("file:~", 4096, host_budget=None).close()

@@ -106,7 +106,10 @@ def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
         budgets.size_bytes(host_budget, "host_budget")
     check_tier(tier)
     if isinstance(link, str):
-        cairn.parse_rate(link)
+        try:
+            cairn.parse_rate(link)
+        except cairn.BadInput as error:
+            raise ValueError(f"link={link!r}: {error}") from None
     elif link is not None and not isinstance(link, (Link, cairn.Machine)):
         raise TypeError(f"link must be a rate such as '12GB/s', a Link or a cairn.Machine, not {_kind(link)}")
     if host_budget is None and (tier != "host" or link is not None):

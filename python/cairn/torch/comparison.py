@@ -23,7 +23,7 @@ from .context.attributes import Attributes
 from .context.untouched import Buffers, Randomness
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
-from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
 
 #: Within it a step is run in some way; gives what is called instead of the model.
 Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]
@@ -82,7 +82,7 @@ class Comparison:
         meter = memory.meter_for(self._device, taken=True)
         with meter:  # what is allocated under it is released under it
             self._prepare()
-            existing = gradient_bytes_of(model)
+            existing, found = gradient_bytes_of(model), found_bytes_of(plan, model)
             with turn() as run:
                 first = meter.mark()
                 loss = self._step(run)
@@ -92,7 +92,7 @@ class Comparison:
             uncounted = uncounted_bytes(plan, model, existing)
             self._release()
         rise = meter.peak(first, last) - meter.level(first) - uncounted
-        return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)
+        return _First(max(resident_of(plan, existing, found) + rise, plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
         """Of a step, in nanoseconds."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .base.stage_measure import OptionMeasure, StageMeasure
+from .base.stage_measure import IN_ATTRIBUTES, OptionMeasure, StageMeasure
 from .shapes import Growth
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _CONSTANT = (
     "parameters",
     "buffers",
     "optimizer state",
+    IN_ATTRIBUTES,
     "workspaces of libraries",
     "random states and buffers to replay",
 )

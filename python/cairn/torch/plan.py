@@ -507,9 +507,8 @@ class Task:
         """Says what the least budget is, what it consists of, and what stands in the way."""
         least_bytes = self._least_bytes()
         if least_bytes is None:
-            raise Unsupported(
-                f"solver {self.solver!r} finds no schedule of this model at any budget; leave solver= out"
-            )
+            remedy = "leave solver= out" if self.solver != "auto" else "give it more time (time_limit=)"
+            raise Unsupported(f"solver {self.solver!r} finds no schedule of this model at any budget; {remedy}")
         if self.optimizer_peak > least_bytes:
             return self._optimizer_needs_more(room)
         profile = self.profile

@@ -69,7 +69,9 @@ def checkpoint_sequential(
     """
     chain = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
     if (segments is None) == (budget is None):
-        raise ValueError("give either segments or budget=")
+        stray = " (a tensor in the second place is taken for these: give it as input=)"
+        is_stray = isinstance(segments, (torch.Tensor, tuple))
+        raise ValueError(f"give either segments{stray if is_stray else ''} or budget=")
     if segments is not None:
         return _in_segments(chain, segments, input, preserve_rng_state, kwargs or {})
     if not chain:

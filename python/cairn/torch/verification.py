@@ -23,7 +23,7 @@ from .handle import apply, set_aside
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
 from .report import Measured
-from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8
@@ -159,7 +159,8 @@ class _Runs:
         self._parameters.restore()
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        gradient_bytes, attributes = gradient_bytes_of(model), Attributes(self._modules.modules(), with_large=True)
+        gradient_bytes, found_bytes = gradient_bytes_of(model), found_bytes_of(self._plan, model)
+        attributes = Attributes(self._modules.modules(), with_large=True)
         clock.wait_for(self._device)
         first = meter.mark()
         began = time.perf_counter_ns()
@@ -174,7 +175,7 @@ class _Runs:
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             said_by(model) if keeps else {},
             Randomness(self._device),
-            resident_of(self._plan, gradient_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
+            resident_of(self._plan, gradient_bytes, found_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
             first,
             last,
             took,

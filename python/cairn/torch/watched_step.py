@@ -17,7 +17,7 @@ from .base.tree import tensors_in
 from .fingerprint import autocast_of
 from .plan import Plan
 from .report import Measured
-from .step_memory import gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
 MOST_NOTES = 3  # of what was not as planned, in a warning
@@ -49,7 +49,7 @@ class WatchedStep:
         self.plan = plan
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
-        self._resident = resident_of(plan, self._gradient_bytes) + beside_bytes
+        self._resident = resident_of(plan, self._gradient_bytes, found_bytes_of(plan, module)) + beside_bytes
         self._uncounted = 0
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended

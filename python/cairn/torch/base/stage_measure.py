@@ -9,6 +9,7 @@ from typing import Any
 SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
 KEEP = "k"  # what is done with a saved tensor that stays
 LEFT_BESIDE = "left by blocks beside their results"  # among what is resident
+IN_ATTRIBUTES = "tensors in attributes of modules"  # that nobody registered; the same, from before the step
 CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"

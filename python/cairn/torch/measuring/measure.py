@@ -20,7 +20,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.blocks import Block, intercepted
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, without_waiting
-from ..base.stage_measure import HIDDEN_BEHIND, LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import HIDDEN_BEHIND, IN_ATTRIBUTES, LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
 from ..context.attributes import OF_EVERY_MODULE
@@ -147,6 +147,7 @@ class MemoryPass:
         self._reached: set[int] = set()  # the parameters of blocks that the step's backward reaches
         self._kept_bytes = 0  # large gradients that hooks have kept
         self._left: set[int] = set()  # those of blocks that leave something beside their results
+        self._found_bytes = 0  # in attributes of modules, before the step
 
     def run(self) -> StepMeasure:
         handles = [
@@ -156,6 +157,8 @@ class MemoryPass:
         ]
         torch.clear_autocast_cache()
         replaced = _stored(self._sample.model)  # if it went meanwhile, the step would rise by the difference alone
+        there = memory.storages(replaced).items()
+        self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
         try:
             with self._meter:
                 self._step()
@@ -395,6 +398,8 @@ class MemoryPass:
         kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
         if left := kept + sum(run.left_bytes + run.stage.leftover_bytes for run in self._runs):
             pinned[LEFT_BESIDE] = left
+        if (others := self._found_bytes - left) > SLACK_BYTES:
+            pinned[IN_ATTRIBUTES] = others
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0

@@ -135,11 +135,13 @@ class TimePasses:
         del args, kwargs
         begun: list[int] = []
         made, grads = beside.root(result, self._measured.arriving.get((stage.name, stage.call), ()))
-        root = isolate.sink(made, isolate.Hooks(begun=lambda: begun.append(self._now())), grads)
+        hooks = isolate.Hooks(begun=lambda: begun.append(self._now()))
+        root = isolate.sink(made, hooks, grads) if made else None
         del result, made
-        with isolate.as_in_backward(self._device):
-            root.backward()
-        samples.backward.append(self._now() - begun[0])
+        if root is not None:  # else a hook behind the block makes its output require gradients
+            with isolate.as_in_backward(self._device):
+                root.backward()
+        samples.backward.append(self._now() - begun[0] if begun else 0)
         torch.clear_autocast_cache()
         for parameter in self._sample.model.parameters():
             parameter.grad = None

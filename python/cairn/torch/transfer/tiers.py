@@ -183,7 +183,7 @@ class FileTier(Tier):
         self._file = -1
         super().__init__(_FILE + path, host_budget)
         self._path = path
-        self._file = _nameless_file(Path(path))
+        self._file = _nameless_file(os.path.expanduser(path))
 
     def write(self, offset: int, address: int, count: int) -> None:
         source = _memory_at(address, count, _WRITABLE)
@@ -227,8 +227,11 @@ class FileTier(Tier):
             ) from error
 
 
-def _nameless_file(path: Path) -> int:
+def _nameless_file(given: str) -> int:
     """A new file in a folder, or beside a path; only its descriptor leads to it."""
+    path = Path(given)
+    if given.endswith("/") and not path.is_dir():
+        raise TierUnavailable(f"there is no folder {given} for files for offloading", file=given)
     folder, prefix = (path, "cairn.") if path.is_dir() else (path.parent, path.name + ".")
     try:
         file, name = tempfile.mkstemp(prefix=prefix, dir=folder)

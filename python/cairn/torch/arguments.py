@@ -109,7 +109,7 @@ def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
         try:
             cairn.parse_rate(link)
         except cairn.BadInput as error:
-            raise ValueError(f"link={link!r}: {error}") from None
+            raise cairn.BadInput(f"link={link!r}: {error.message}") from None
     elif link is not None and not isinstance(link, (Link, cairn.Machine)):
         raise TypeError(f"link must be a rate such as '12GB/s', a Link or a cairn.Machine, not {_kind(link)}")
     if host_budget is None and (tier != "host" or link is not None):

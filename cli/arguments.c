@@ -236,9 +236,10 @@ static cli_exit parse_long(cli_call *call, const char *word, const char *next, i
     }
     if (!find_flag(name, length, &found))
         return unknown_flag(call, word);
-    if (!(call->command->flags & found.group) && (found.group & (CLI_BUDGET | CLI_BUDGETS)))
-        return cli_misuse(call, "`cairn %s` takes no flag --%s; did you mean --%s?", call->command->name, found.name,
-                          found.group == CLI_BUDGET ? "budgets" : "budget");
+    if (found.group == CLI_BUDGET && (call->command->flags & CLI_BUDGETS))
+        return cli_misuse(call, "`cairn %s` takes no flag --budget; did you mean --budgets?", call->command->name);
+    if (strcmp(found.name, "budgets") == 0 && (call->command->flags & CLI_BUDGET))
+        return cli_misuse(call, "`cairn %s` takes no flag --budgets; did you mean --budget?", call->command->name);
     if (!(call->command->flags & found.group))
         return cli_misuse(call, "`cairn %s` takes no flag --%s; `cairn help %s` lists those that it takes",
                           call->command->name, found.name, call->command->name);

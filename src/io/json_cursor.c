@@ -100,7 +100,7 @@ static cairn_status number_failure(crn_cursor *cursor, const json_error_t *fault
     for (end = begin; end < cursor->length && is_of_number(cursor->text[end]);)
         end++;
     bool is_long = end - begin > SHOWN_MAX;
-    crn_fail(cursor->error, CAIRN_OVERFLOW, "%.*s%s is too large; numbers go up to 2^63 - 1",
+    crn_fail(cursor->error, CAIRN_OVERFLOW, "%.*s%s does not fit; numbers go from -2^63 to 2^63 - 1",
              is_long ? SHOWN_MAX : (int)(end - begin), cursor->text + begin, is_long ? "..." : "");
     crn_error_place(cursor->error, cursor->text, begin);
     return CAIRN_OVERFLOW;

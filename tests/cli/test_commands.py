@@ -362,7 +362,7 @@ def test_max_batch(cairn):
     assert cairn("max-batch", "p", "--batch", "2", "--budget", "none").code == 2
     graph = {key: value for key, value in GRAPH.items() if key != "backward_begins_at"}
     done = cairn("max-batch", cairn.file("g", graph), "--batch", "2", "--budget", "1MB")
-    assert done.code == 2 and "where its backward begins" in done.err
+    assert done.code == 2 and "backward_begins_at is missing" in done.err
     nothing = {**GRAPH, "nodes": [{"cost_ns": 1, "bytes": 0, "deps": []}]}
     assert cairn.json("max-batch", cairn.file("n", nothing), "--batch", "1", "--budget", "1", code=2)["error"][
         "code"

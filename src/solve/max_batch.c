@@ -356,9 +356,10 @@ static cairn_status check(const hunt *h, cairn_error *error)
     if (h->unit.settings.budget_bytes == CAIRN_NONE)
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "budget", "the largest batch needs a budget");
     if (graph && graph->backward_begins_at < 0)
-        return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "backward_begins_at",
-                           "backward_begins_at is missing: the largest batch is that of at most one more forward, and the "
-                           "graph does not say where its forward ends");
+        return crn_fail_at(
+            error, CAIRN_BAD_INPUT, CAIRN_NONE, "backward_begins_at",
+            "backward_begins_at is missing: the largest batch is that of at most one more forward, and the "
+            "graph does not say where its forward ends");
     const crn_solver *solver = crn_solver_find(h->unit.settings.solver);
     CRN_TRY(crn_solver_accepts(solver, &h->unit.task, error));
     return crn_options_check(h->options, solver, &h->unit.task, error);

@@ -92,7 +92,7 @@ static bool is_of_number(char c)
 static cairn_status number_failure(crn_cursor *cursor, const json_error_t *fault)
 {
     enum { SHOWN_MAX = 40 };
-    size_t begin = fault_offset(cursor, fault), end = begin;
+    size_t begin = fault_offset(cursor, fault), end;
     while (begin > cursor->offset && !is_of_number(cursor->text[begin]))
         begin--;
     while (begin > cursor->offset && is_of_number(cursor->text[begin - 1]))

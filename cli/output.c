@@ -135,12 +135,27 @@ static void folder_of(const char *path, char *out, size_t size)
         snprintf(out, size, ".");
 }
 
-/* 0, or the errno that writing a file would end in. */
-static int write_obstacle(const char *path)
+/* The folder in which a file that is not there would be made; that of where a link leads, if it is one. */
+static void folder_to_write(const char *path, char *out, size_t size)
+{
+    char target[4096];
+    folder_of(path, out, size);
+    ssize_t length = readlink(path, target, sizeof(target) - 1);
+    if (length <= 0)
+        return;
+    target[length] = '\0';
+    size_t begun = target[0] == '/' ? 0 : strlen(out);
+    snprintf(out + begun, size - begun, "/");
+    folder_of(target, out + begun + (begun > 0), size - begun - (begun > 0));
+}
+
+/* 0, or the errno that writing a file would end in, and whether that is its folder's. */
+static int write_obstacle(const char *path, bool *of_folder)
 {
     char folder[4096];
     struct stat info;
     bool exists = stat(path, &info) == 0;
+    *of_folder = false;
     if (!exists && errno != ENOENT)
         return errno;
     if (exists && S_ISDIR(info.st_mode))
@@ -149,7 +164,8 @@ static int write_obstacle(const char *path)
         return errno;
     if (exists && !S_ISREG(info.st_mode))
         return 0;
-    folder_of(path, folder, sizeof(folder));
+    *of_folder = true;
+    folder_to_write(path, folder, sizeof(folder));
     return access(folder, W_OK | X_OK) == 0 ? 0 : errno;
 }
 
@@ -187,11 +203,13 @@ static cli_exit check_file(const cli_call *call, const char *path)
     for (int i = 0; i < call->operand_count; i++)
         if (is_same_file(path, call->operands[i]))
             return cli_misuse(call, "\"%s\" is read; it is not to be overwritten", path);
-    int obstacle = write_obstacle(path);
+    bool of_folder;
+    int obstacle = write_obstacle(path, &of_folder);
     if (obstacle == 0)
         return CLI_FOUND;
     cairn_error error = {.status = CAIRN_IO, .line = CAIRN_NONE, .column = CAIRN_NONE};
-    snprintf(error.message, sizeof(error.message), "cannot be written: %s", strerror(obstacle));
+    snprintf(error.message, sizeof(error.message), "cannot be written%s: %s", of_folder ? " in its folder" : "",
+             strerror(obstacle));
     return cli_fail(call, path, &error);
 }
 

@@ -469,6 +469,16 @@ def test_outputs_that_cannot_be_are_refused_first(cairn, target):
     assert cairn.files() == {"p"}
 
 
+def test_links_to_nowhere_are_refused_first(cairn):
+    cairn.file("p", CHAIN)
+    (cairn.folder / "astray").symlink_to("missing/s")
+    (cairn.folder / "new").symlink_to("s")
+    done = cairn("solve", "p", "--budget", "none", "-o", "astray")
+    assert done.code == 2 and "cannot be written in its folder" in done.err and done.out == ""
+    assert cairn("solve", "p", "--budget", "none", "-o", "new").code == 0
+    assert cairn.files() == {"p", "astray", "new", "s"}
+
+
 def test_two_names_of_one_output_are_noticed(cairn):
     cairn.file("p", CHAIN)
     cairn.file("s", "old")

@@ -35,7 +35,7 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver answered. Fields are those of ``cairn solve --json``; None where one does not apply.
+    """What a solver answered. Fields are those of ``cairn solve --json``, and two more; None where one does not apply.
 
     Attributes:
         outcome: what was found.

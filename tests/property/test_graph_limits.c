@@ -190,7 +190,6 @@ static cairn_status limits_in(const cairn_env *env, void *context)
     return status;
 }
 
-/* Views of views of ...: whose storage they are in is not looked for from the beginning every time. */
 /* The longest times that a problem may have, about which the least memory says nothing. */
 static void long_times_do_not_overflow(void **state)
 {
@@ -211,6 +210,7 @@ static void long_times_do_not_overflow(void **state)
     cairn_problem_free(problem);
 }
 
+/* Views of views of ...: whose storage they are in is not looked for from the beginning every time. */
 static void chains_of_aliases_are_short(void **state)
 {
     enum { ALIASES = 100000, SECONDS_MAX = 10 };

@@ -86,9 +86,15 @@ static void no_solver_beats_exhaustive_search(void **state)
         }
         cairn_problem_free(problem);
     }
-    for (int i = 0; i < HEURISTICS; i++)
+    for (int i = 0; i < HEURISTICS; i++) {
         print_message("%-14s optimal in %d of %d, nothing found in %d\n", heuristics[i], count[i].optimal,
                       count[i].answers, count[i].missed);
+        assert_true(count[i].missed <= count[i].answers / 10);
+        assert_true(count[i].optimal >= count[i].answers / 4);
+    }
+    const tally *search = &count[HEURISTICS - 1];
+    assert_string_equal(heuristics[HEURISTICS - 1], "graph-search");
+    assert_true(search->missed == 0 && search->optimal >= search->answers - search->answers / 100);
 }
 
 static void search_succeeds_at_its_least_budget(void **state)

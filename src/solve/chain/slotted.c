@@ -574,22 +574,16 @@ static int64_t pair_count(const crn_task *task)
 }
 
 /* Estimates that pass 2^63 - 1 are 2^63 - 1. */
-static int64_t product(int64_t a, int64_t b)
-{
-    int64_t result;
-    return crn_mul(a, b, &result) ? result : INT64_MAX;
-}
-
 int64_t crn_slotted_memory(const crn_task *task)
 {
     int32_t n = cairn_problem_chain(task->problem)->stage_count;
-    int64_t bytes =
-        product(pair_count(task), 8 * (task->settings->slots + 4 * CRN_ROW_LINE) + 2 * (int64_t)sizeof(crn_row));
+    int64_t bytes = crn_mul_saturating(pair_count(task),
+                                       8 * (task->settings->slots + 4 * CRN_ROW_LINE) + 2 * (int64_t)sizeof(crn_row));
     return crn_add(bytes, crn_chain_table_memory(n), &bytes) ? bytes : INT64_MAX;
 }
 
 int64_t crn_slotted_work(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return product(product(pair_count(task), n / 3 + 1), task->settings->slots / 8 + 20);
+    return crn_mul_saturating(crn_mul_saturating(pair_count(task), n / 3 + 1), task->settings->slots / 8 + 20);
 }

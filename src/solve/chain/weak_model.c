@@ -336,12 +336,6 @@ cairn_status crn_weak_fill_parts(const crn_weak_model *model, const crn_task *ta
 
 /* ---- estimates ---- */
 
-static int64_t product(int64_t a, int64_t b)
-{
-    int64_t result;
-    return crn_mul(a, b, &result) ? result : INT64_MAX;
-}
-
 int32_t crn_weak_kinds_of(const crn_task *task)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
@@ -358,8 +352,8 @@ void crn_weak_model_counts(const crn_task *task, int64_t *parts, int64_t *terms)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     int64_t n = chain->stage_count;
-    *parts = product(product(product(n, n + 1), n + 2) / 6, crn_weak_kinds_of(task));
-    *terms = product(*parts, n / 4 + 4);
+    *parts = crn_mul_saturating(crn_mul_saturating(crn_mul_saturating(n, n + 1), n + 2) / 6, crn_weak_kinds_of(task));
+    *terms = crn_mul_saturating(*parts, n / 4 + 4);
 }
 
 int64_t crn_weak_model_memory(const crn_task *task)

@@ -217,7 +217,7 @@ static void change_list(crn_joint_search *search, bool transfers, cairn_op *ops,
         put_in(ops, count, place_near(search, at, *count), op);
 }
 
-/* Replaces an entry by a changed one that is not worse, or gives it a place beside it where it is nearly as good. */
+/* Replaces an entry by a changed one that is not worse. */
 static cairn_status mutate(crn_joint_search *search, int32_t at, cairn_error *error)
 {
     crn_joint_entry *old = &search->pool[at], entry;

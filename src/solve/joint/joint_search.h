@@ -26,7 +26,7 @@ typedef struct crn_joint_search {
     int64_t bound_ns;     /* nothing is faster */
     cairn_builder *best;  /* of all so far */
     int64_t best_ns, best_peak_bytes;
-    crn_joint_entry pool[CRN_JOINT_POOL]; /* the best lists first */
+    crn_joint_entry pool[CRN_JOINT_POOL]; /* the best lists first, until one is replaced */
     int32_t pool_count;
     bool cut_short;  /* somebody who was asked: what was not found may be there */
     uint64_t seed;   /* of the next list */

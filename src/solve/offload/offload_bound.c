@@ -23,12 +23,6 @@ typedef struct walk {
     int64_t best_ns;
 } walk;
 
-static int64_t plus(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return crn_add(a, b, &sum) ? sum : INT64_MAX;
-}
-
 static int64_t least_ns(const cairn_stage *stage, bool backward)
 {
     int64_t least = INT64_MAX;
@@ -69,9 +63,9 @@ static void look_at(walk *w, int64_t before_ns, int64_t ns, int64_t needed_bytes
         w->best_ns = INT64_MAX;
         return;
     }
-    int64_t until_ns = crn_max(before_ns, plus(w->first_ns, out_ns));
-    int64_t after_ns = crn_max(w->total_ns - before_ns - ns, plus(in_ns, w->last_ns));
-    w->best_ns = crn_max(w->best_ns, plus(plus(until_ns, ns), after_ns));
+    int64_t until_ns = crn_max(before_ns, crn_add_saturating(w->first_ns, out_ns));
+    int64_t after_ns = crn_max(w->total_ns - before_ns - ns, crn_add_saturating(in_ns, w->last_ns));
+    w->best_ns = crn_max(w->best_ns, crn_add_saturating(crn_add_saturating(until_ns, ns), after_ns));
 }
 
 static walk walk_begin(const crn_task *task, int64_t budget_bytes)

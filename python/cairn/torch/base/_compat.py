@@ -1,4 +1,7 @@
-"""The only file that touches torch's private interfaces; each use is feature-detected and has a public fallback."""
+"""What is used of torch's private interfaces, each feature-detected, with a public fallback.
+
+Only `_version`, `_base` and the registries of modules, which all versions have, are read elsewhere as well.
+"""
 
 from __future__ import annotations
 

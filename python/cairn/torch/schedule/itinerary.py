@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .composition import Replay
+from .program import DISCARD, OFFLOAD, ON_VALUES, PREFETCH, Value
 
 Op = Sequence[Any]
-Value = tuple[str, int]
 
-TRANSFERS = ("offload", "prefetch", "discard")
-ON_VALUES = ("drop", *TRANSFERS)
+TRANSFERS = (OFFLOAD, PREFETCH, DISCARD)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ static cli_exit load_text(const cli_call *call, const char *path, input *in)
     return CLI_FOUND;
 }
 
-/* A machine that does not make sense with the problem is found here, in every command that takes one. */
+/* A machine that does not make sense with the problem is found here, in every command that takes no schedule. */
 static cli_exit check_machine(const cli_call *call)
 {
     cairn_machine machine;
@@ -30,7 +30,7 @@ static cli_exit check_machine(const cli_call *call)
     return CLI_FOUND;
 }
 
-cli_exit cli_load_problem(cli_call *call)
+static cli_exit load_problem(cli_call *call)
 {
     input in;
     cairn_error error;
@@ -40,6 +40,12 @@ cli_exit cli_load_problem(cli_call *call)
     if (cairn_problem_read(NULL, in.text, in.length, &call->problem, &error) != CAIRN_OK)
         result = cli_fail(call, call->operands[0], &error);
     cairn_text_free(NULL, in.text, in.length);
+    return result;
+}
+
+cli_exit cli_load_problem(cli_call *call)
+{
+    cli_exit result = load_problem(call);
     return result == CLI_FOUND ? check_machine(call) : result;
 }
 
@@ -92,7 +98,7 @@ cli_exit cli_load_schedule(cli_call *call)
 {
     input in;
     cairn_error error;
-    cli_exit result = cli_load_problem(call);
+    cli_exit result = load_problem(call);
     if (result == CLI_FOUND)
         result = load_text(call, call->operands[1], &in);
     if (result != CLI_FOUND)

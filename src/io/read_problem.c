@@ -111,8 +111,9 @@ static cairn_status check_format(const crn_draft *draft)
     if (is_format(draft, "cairn-chain") || is_format(draft, "cairn-graph"))
         return CAIRN_OK;
     return crn_path_fail(draft->file.cursor.error, CAIRN_BAD_INPUT, &path,
-                         "\"%s\" where a problem is expected: \"cairn-chain\" or \"cairn-graph\"",
-                         crn_printable(draft->format, shown, sizeof(shown)));
+                         "\"%s\" where a problem is expected: \"cairn-chain\" or \"cairn-graph\"%s",
+                         crn_printable(draft->format, shown, sizeof(shown)),
+                         is_format(draft, "cairn-torch-plan") ? ", which is what a plan has under \"problem\"" : "");
 }
 
 static cairn_status look_at_row(void *context, size_t row)

@@ -631,3 +631,14 @@ def test_an_interrupt_gives_the_best_answer_so_far(cairn):
             else:
                 assert "s" not in cairn.files()
         (cairn.folder / "s").unlink(missing_ok=True)
+
+
+def test_flags_on_the_machine_do_not_matter_to_a_schedule_with_its_own(cairn):
+    cairn.file("p", CHAIN)
+    machine = ["--host-budget", "1MiB", "--to-host", "1GB/s", "--to-device", "1GB/s"]
+    assert cairn("solve", "p", "--budget", "none", *machine, "-o", "s").code == 0
+    done = cairn("verify", "p", "s", "--host-budget", "2MiB")
+    assert done.code == 0 and "a machine of its own" in done.err
+    assert cairn("solve", "p", "--budget", "none", "-o", "plain").code == 0
+    done = cairn("verify", "p", "plain", "--host-budget", "2MiB")
+    assert done.code == 2 and "needed together" in done.err

@@ -119,7 +119,8 @@ def measured(
             with untouched(model, torch.device("cpu")):
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
-                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model))
+                kept = step_memory.found_bytes_of(plan, model)
+                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model), kept)
                 begin = meter.mark()
                 with region():
                     output = model(*made.args, **made.kwargs)

@@ -78,14 +78,26 @@ static bool find_flag(const char *name, size_t length, flag *out)
     return false;
 }
 
-static const char *flag_name_at(int index)
+static const char *flag_name_at(const void *context, int index)
 {
     flag found;
+    (void)context;
     return flag_at(index, &found) ? found.name : NULL;
 }
 
-static const char *solver_name_at(int index)
+/* Of the flags that a command takes. */
+static const char *own_flag_name_at(const void *command, int index)
 {
+    flag found;
+    for (int i = 0; flag_at(i, &found); i++)
+        if ((((const cli_command *)command)->flags & found.group) && index-- == 0)
+            return found.name;
+    return NULL;
+}
+
+static const char *solver_name_at(const void *context, int index)
+{
+    (void)context;
     const cairn_solver_info *solver = cairn_solver_at(index);
     return solver ? solver->name : NULL;
 }
@@ -118,29 +130,14 @@ void cli_list_flags(const cli_command *command, void (*show)(const char *flag, c
 
 /* ---- parsing ---- */
 
-/* Of the command's own, or else of all. */
-static const char *nearest_flag(const cli_command *command, const char *name)
-{
-    const char *best = NULL;
-    int32_t least = INT32_MAX;
-    flag found;
-    for (int i = 0; flag_at(i, &found); i++) {
-        int32_t slips = cairn_slips(name, found.name);
-        if ((command->flags & found.group) && slips >= 0 && slips < least) {
-            best = found.name;
-            least = slips;
-        }
-    }
-    return best ? best : cli_nearest(name, flag_name_at);
-}
-
 static cli_exit unknown_flag(const cli_call *call, const char *word)
 {
     char name[64];
     const char *begin = word + strspn(word, "-");
     size_t length = strcspn(begin, "=");
     snprintf(name, sizeof(name), "%.*s", length < sizeof(name) ? (int)length : (int)sizeof(name) - 1, begin);
-    const char *near = nearest_flag(call->command, name);
+    const char *near = cli_nearest(name, own_flag_name_at, call->command);
+    near = near ? near : cli_nearest(name, flag_name_at, NULL);
     if (strcmp(name, "output") == 0)
         return cli_misuse(call, "there is no flag %s; did you mean -o FILE?", word);
     if (near)
@@ -149,13 +146,22 @@ static cli_exit unknown_flag(const cli_call *call, const char *word)
                       call->command->name);
 }
 
+static cli_exit flag_not_taken(const cli_call *call, const char *name)
+{
+    const char *near = cli_nearest(name, own_flag_name_at, call->command);
+    if (near)
+        return cli_misuse(call, "`cairn %s` takes no flag --%s; did you mean --%s?", call->command->name, name, near);
+    return cli_misuse(call, "`cairn %s` takes no flag --%s; `cairn help %s` lists those that it takes",
+                      call->command->name, name, call->command->name);
+}
+
 static cli_exit set_solver(cli_call *call, const char *name)
 {
     cairn_error error;
     call->solver = name;
     if (cairn_options_set(call->options, "solver", name, &error) == CAIRN_OK)
         return CLI_FOUND;
-    const char *near = cli_nearest(name, solver_name_at);
+    const char *near = cli_nearest(name, solver_name_at, NULL);
     if (near)
         return cli_misuse(call, "there is no solver \"%s\"; did you mean \"%s\"? `cairn solvers` lists them", name,
                           near);
@@ -236,13 +242,8 @@ static cli_exit parse_long(cli_call *call, const char *word, const char *next, i
     }
     if (!find_flag(name, length, &found))
         return unknown_flag(call, word);
-    if (found.group == CLI_BUDGET && (call->command->flags & CLI_BUDGETS))
-        return cli_misuse(call, "`cairn %s` takes no flag --budget; did you mean --budgets?", call->command->name);
-    if (strcmp(found.name, "budgets") == 0 && (call->command->flags & CLI_BUDGET))
-        return cli_misuse(call, "`cairn %s` takes no flag --budgets; did you mean --budget?", call->command->name);
     if (!(call->command->flags & found.group))
-        return cli_misuse(call, "`cairn %s` takes no flag --%s; `cairn help %s` lists those that it takes",
-                          call->command->name, found.name, call->command->name);
+        return flag_not_taken(call, found.name);
     if (!found.value && value && !found.option)
         return cli_misuse(call, "--%s takes no value", found.name);
     if (found.value && !value) {

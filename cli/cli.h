@@ -157,8 +157,9 @@ bool cli_was_interrupted(void);
 
 /* ---- suggestions ---- */
 
-/** The candidate that was probably meant by a word, or NULL. candidate(i): NULL past the end. */
-const char *cli_nearest(const char *word, const char *(*candidate)(int index));
+/** The candidate that was probably meant by a word, or NULL. candidate(context, i): NULL past the end. */
+const char *cli_nearest(const char *word, const char *(*candidate)(const void *context, int index),
+                        const void *context);
 /** A text for a terminal or a JSON string: no control characters, valid UTF-8. */
 const char *cli_clean(const char *text, char *out, size_t size);
 

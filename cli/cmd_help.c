@@ -56,8 +56,9 @@ static void print_solver(const cairn_solver_info *solver)
 }
 
 /* Commands first, then solvers. */
-static const char *topic_at(int index)
+static const char *topic_at(const void *context, int index)
 {
+    (void)context;
     int i = 0;
     for (; cli_commands[i]; i++)
         if (i == index)
@@ -81,7 +82,7 @@ static cli_exit run(cli_call *call)
         print_solver(cli_solver_find(topic));
         return CLI_FOUND;
     }
-    const char *near = cli_nearest(topic, topic_at);
+    const char *near = cli_nearest(topic, topic_at, NULL);
     if (near)
         return cli_misuse(call, "there is no command or solver \"%s\"; did you mean \"%s\"?", topic, near);
     return cli_misuse(call, "there is no command or solver \"%s\"; `cairn help` lists the commands", topic);

@@ -22,20 +22,22 @@ const cli_command *cli_command_find(const char *name)
     return NULL;
 }
 
-static const char *command_name_at(int index)
+static const char *command_name_at(const void *context, int index)
 {
+    (void)context;
     return cli_commands[index] ? cli_commands[index]->name : NULL;
 }
 
-static const char *flag_at(int index)
+static const char *flag_at(const void *context, int index)
 {
     static const char *const flags[] = {"--version", "--help", NULL};
+    (void)context;
     return flags[index];
 }
 
 static cli_exit unknown_command(const cli_call *call, const char *word)
 {
-    const char *near = cli_nearest(word, word[0] == '-' ? flag_at : command_name_at);
+    const char *near = cli_nearest(word, word[0] == '-' ? flag_at : command_name_at, NULL);
     if (near)
         return cli_misuse(call, "there is no command \"%s\"; did you mean \"%s\"?", word, near);
     if (word[0] == '-')

@@ -11,12 +11,6 @@
 /* Of a wait. AWAY: the copy has been dropped from the device; BACK: its prefetch was issued, or it never left. */
 enum { STAYS, PLANNED, AWAY, BACK };
 
-static int64_t plus(int64_t a, int64_t b)
-{
-    int64_t sum;
-    return crn_add(a, b, &sum) ? sum : NEVER;
-}
-
 /* ---- which transfers, in which order ---- */
 
 static bool returns(const crn_travel *t, int32_t w)
@@ -89,7 +83,7 @@ static void rewind_past(rewind *r, int32_t e)
     crn_travel *t = r->t;
     while (r->next > 0 && t->waits[t->back_queue[r->next - 1]].to == e) {
         int32_t w = t->back_queue[--r->next];
-        r->link_ns = plus(crn_max(r->link_ns, r->now_ns), t->back_ns[w]);
+        r->link_ns = crn_add_saturating(crn_max(r->link_ns, r->now_ns), t->back_ns[w]);
         r->end_ns[w] = r->link_ns;
     }
     while (r->placed > r->next && r->end_ns[t->back_queue[r->placed - 1]] <= r->now_ns) {
@@ -116,7 +110,7 @@ static bool place_prefetches(crn_travel *t, const bool *travels, int32_t back_co
             return false;
         r.used_bytes += bytes - crn_max(0, t->events[e].reserve_bytes - t->events[e].grow_bytes);
         r.used_bytes -= t->events[e].grow_bytes;
-        r.now_ns = plus(start_ns, t->events[e].ns);
+        r.now_ns = crn_add_saturating(start_ns, t->events[e].ns);
         rewind_past(&r, e);
     }
     while (r.placed > 0)

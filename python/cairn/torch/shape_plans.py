@@ -36,6 +36,7 @@ import torch
 from cairn import MemoryLimit, NoSchedule, format_bytes
 from torch import nn
 
+from .base import memory
 from .base.blocks import resolve
 from .base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
 from .base.stages import StageRef
@@ -115,7 +116,7 @@ class ShapePlans:
         self._lock = threading.RLock()
         self._watch: Watch | None = None
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        self._parameter_bytes = _parameter_bytes(model)
+        self._parameter_bytes = memory.dense_bytes(model.parameters())
         self.current = first
 
     # -- accompanying steps ----------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class ShapePlans:
     def _warn_of_growth(self) -> None:
         """Warns if the parameters have come to take more than they did."""
         model = self._model()
-        now = 0 if model is None else _parameter_bytes(model)
+        now = 0 if model is None else memory.dense_bytes(model.parameters())
         if now > self._parameter_bytes:
             warn(
                 f"the parameters of the planned {type(model).__name__} take {format_bytes(now)}, and "
@@ -347,7 +348,3 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
     blocks = {stage.name: resolve(model, stage.name).modules for stage in known.stages if stage.kind == "block"}
     kept = {stage.name for stage in known.stages if stage.kind == "block" and stage.keep_reason}
     return [m for modules in blocks.values() for m in modules], [m for name in kept for m in blocks[name]]
-
-
-def _parameter_bytes(model: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

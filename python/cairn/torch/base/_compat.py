@@ -622,12 +622,13 @@ def _device_set() -> Any:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tells apart the storages of tensors that are alive at once; 0 where a tensor has none."""
-    if type(tensor) not in _PLAIN_CLASSES or tensor.layout is not torch.strided:
+    if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided:
         return 0
     return tensor.untyped_storage().data_ptr()
 
 
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+#: Classes of tensors that certainly are no wrappers of others.
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 
 def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:

@@ -40,12 +40,8 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 def can_be_read(tensor: torch.Tensor) -> bool:
     """Whether its numbers lie in memory where `data_ptr` says: not those of a wrapper around other tensors."""
-    is_plain = type(tensor) in READABLE or not hasattr(tensor, "__tensor_flatten__")
+    is_plain = type(tensor) in _compat.PLAIN_CLASSES or not hasattr(tensor, "__tensor_flatten__")
     return is_plain and has_storage(tensor) and tensor.numel() > 0
-
-
-#: Classes of tensors that certainly are no wrappers.
-READABLE = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def is_at_hand(tensor: torch.Tensor) -> bool:
@@ -55,7 +51,7 @@ def is_at_hand(tensor: torch.Tensor) -> bool:
 
 def can_travel(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no more than bytes in one storage, so that copies of them give it again elsewhere."""
-    return has_storage(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_quantized
+    return has_storage(tensor) and type(tensor) in _compat.PLAIN_CLASSES and not tensor.is_quantized
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

@@ -216,11 +216,6 @@ class Record:
 
     __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether a later run may find something else than the run did."""
-        return self._before.is_in_doubt
-
     def __init__(self, state: BlockState, before: Before) -> None:
         self._state, self._before = state, before
         self._versions, self._addresses = _compat.versions(before.parameters), before.addresses  # and of buffers
@@ -228,6 +223,11 @@ class Record:
         if self._addresses is None and not sharded.is_any(before.modules):
             own = [*before.parameters, *before.buffers] if before.buffers else before.parameters
             self._addresses = _compat.addresses(own)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a later run may find something else than the run did."""
+        return self._before.is_in_doubt
 
     def difference(self) -> str | None:
         """What is no longer as the first run found it, in words; None if all is."""

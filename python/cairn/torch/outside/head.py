@@ -32,6 +32,7 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
+from ..base._compat import PLAIN_CLASSES
 from .head_chunks import Backward, Chunks, Head, Softmax
 from .head_proof import Case, conditions, proved, unproved
 from .loss import REDUCTIONS, cross_entropy
@@ -40,7 +41,6 @@ CHUNK_BYTES = 2**24  # of logits at a time
 IGNORE_INDEX = -100
 _IGNORED = -(2**62)  # what no target is
 _DTYPES = (torch.float32, torch.float64)
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 
 def linear_cross_entropy(
@@ -216,7 +216,7 @@ def _find(head: Head, target: torch.Tensor, loss: _Loss, exact: bool, chunk_byte
 def _other_operands(head: Head, target: torch.Tensor) -> str:
     """Why such operands are not for chunks."""
     operands = [head.input, head.weight, *([] if head.bias is None else [head.bias])]
-    if any(type(tensor) not in _PLAIN_CLASSES for tensor in (*operands, target)) or torch.compiler.is_compiling():
+    if any(type(tensor) not in PLAIN_CLASSES for tensor in (*operands, target)) or torch.compiler.is_compiling():
         return "its operands are not plain tensors"
     if any(tensor.device.type != "cpu" for tensor in (*operands, target)):
         return "only on the CPU it is proved to be the same"

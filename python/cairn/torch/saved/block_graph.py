@@ -30,7 +30,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..base import _compat, clock, memory, operators
-from ..base.memory import READABLE
+from ..base._compat import PLAIN_CLASSES
 from ..base.tree import Slot, Tree, tensors_in
 from . import part_hooks
 from .holders import View, geometry
@@ -118,7 +118,7 @@ class Pack:
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may be this one in another run."""
-        if tensor.shape != self.shape or tensor.dtype != self.dtype or type(tensor) not in READABLE:
+        if tensor.shape != self.shape or tensor.dtype != self.dtype or type(tensor) not in PLAIN_CLASSES:
             return False
         if self.maker is not None and type(tensor.grad_fn) is not self.maker:
             return False

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base import _compat
-from ..base.memory import READABLE
+from ..base._compat import PLAIN_CLASSES
 from ..base.prints import fingerprint
 from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
@@ -77,7 +77,7 @@ class Item:
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that another run saves may be this one."""
         return (
-            type(tensor) in READABLE
+            type(tensor) in PLAIN_CLASSES
             and tensor.shape == self._shape
             and tensor.dtype is self._dtype
             and (self._maker is None or type(tensor.grad_fn) is self._maker)

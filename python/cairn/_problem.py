@@ -297,7 +297,7 @@ class Problem(Document):
 
     __slots__ = ()
     #: "chain" or "graph".
-    kind: str = "chain or cairn-graph"
+    kind: str
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise TypeError("a Problem is made as a Chain or a Graph, or by cairn.load, Problem.from_json or Problem.load")

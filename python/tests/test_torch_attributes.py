@@ -751,7 +751,7 @@ def test_losses_with_a_state_of_their_own_are_left_as_they_were(how: str, has_gr
     ct.checkpoint(model, x, loss_fn=loss_fn, budget=UNLIMITED, passes=1, progress=False)
     ct.handle(model).remove()
     with contextlib.suppress(ct.Unsupported):  # what is written to modules of others cannot be repeated
-        ct.trace(model, x, loss_fn, passes=1)
+        ct.trace(model, x, loss_fn=loss_fn, passes=1)
     assert _is_as(loss, before)
     assert (weight.grad is grad) or torch.equal(weight.grad, grad)
 

@@ -562,6 +562,8 @@ def test_a_file_larger_than_the_cache_is_measured_without_it(
     free = budgets.free_bytes(CPU)
     for tier, size in (("host", free), (f"file:{tmp_path}", 1 << 20), (f"file:{tmp_path}", free)):
         ct.plan(vgg[1], host_budget=size, tier=tier)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ct.plan(vgg[1], host_budget="auto", tier="file:~/values", link=FAST).budget_bytes > 0
     assert asked == [("host", True), ("file", True), ("file", False)]
 
 

@@ -226,6 +226,7 @@ def _step(model: nn.Module, tokens: torch.Tensor, steps: int = 1) -> list[torch.
 MODELS: dict[str, Callable[[], Language]] = {
     "tied": Language,
     "padding": lambda: Language(padding=0),
+    "padding with the last row": lambda: Language(padding=-1),
     "bias": lambda: Language(bias=True),
     "used twice": Twice,
     "used directly": Direct,

@@ -1193,6 +1193,42 @@ def test_checkpoint_sequential_plans_each_chain_once_however_many_there_are(monk
     assert len(made) == 12
 
 
+def test_checkpoint_sequential_plans_once_for_masks_that_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return torch.tanh(super().forward(x)) * mask * scale
+
+    chain, x = nn.Sequential(Masked(8, 8), Masked(8, 8)), torch.randn(4, 8, requires_grad=True)
+    made, masks = _plans_made(monkeypatch), [torch.ones(4, 8) for _ in range(3)]
+    for mask in masks:
+        ct.checkpoint_sequential(chain, input=x, budget="1MiB", kwargs={"mask": mask}, passes=1).sum().backward()
+    assert len(made) == 1
+    ct.checkpoint_sequential(chain, input=x, budget="1MiB", kwargs={"mask": masks[0], "scale": 2.0}, passes=1)
+    ct.checkpoint_sequential(chain, input=x, budget="1MiB", kwargs={"mask": masks[0][:1]}, passes=1)
+    assert len(made) == 3
+
+
+def test_a_part_that_has_a_plan_is_named() -> None:
+    model, x = chain(), torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, profile.resident_bytes() + 2**30)
+    with ct.budget(model[0], "1GiB", x, loss_fn=torch.sum):
+        for call in (
+            lambda: ct.apply(model, plan),
+            lambda: ct.verify(model, plan, x, loss_fn=torch.sum),
+            lambda: ct.trace(model, x, loss_fn=torch.sum),
+        ):
+            with pytest.raises(
+                ct.Unsupported, match="a plan is at work on 0, a part of this Sequential: remove it first"
+            ):
+                call()
+    with pytest.raises(TypeError, match="a plan is what .* not a Solution"):
+        ct.apply(
+            model,
+            cairn.solve(cairn.Chain([cairn.Stage(1, saved_bytes=1, forward_ns=1, backward_ns=1)], input_bytes=1), 100),
+        )
+
+
 def test_checkpoint_sequential_knows_methods_again(monkeypatch: pytest.MonkeyPatch) -> None:
     layers, x = [nn.Linear(8, 8), nn.Tanh()], torch.randn(4, 8, requires_grad=True)
     made = _plans_made(monkeypatch)
@@ -1249,6 +1285,11 @@ def test_checkpoint_sequential_takes_tuples_kwargs_and_functions() -> None:
     assert torch.equal(ct.checkpoint_sequential([split, join], SomeInteger(2), x, kwargs={"scale": 3.0}), expected)
     with pytest.raises(TypeError, match="checkpoint_sequential has no option 'pases'; did you mean passes"):
         ct.checkpoint_sequential([split, join], input=x, budget="1MiB", pases=1)
+    with pytest.raises(TypeError, match="checkpoint_sequential with segments has no option 'passes'"):
+        ct.checkpoint_sequential([split, join], 2, x, passes=1)
+    with pytest.raises(ValueError, match="use_reentrant=False is the only way"):
+        ct.checkpoint_sequential([split, join], 2, x, use_reentrant=True)
+    assert torch.equal(ct.checkpoint_sequential([split, join], 2, x, use_reentrant=False), join(*split(x)))
 
 
 class SomeInteger:

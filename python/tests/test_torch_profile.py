@@ -7,6 +7,8 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import cProfile
+import dataclasses
+import functools
 import importlib
 import itertools
 import pstats
@@ -1632,3 +1634,176 @@ def test_a_frozen_block_whose_hook_makes_its_output_require_gradients_is_profile
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
     plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
     assert ct.verify(model, plan, x, loss_fn=torch.sum).ok
+
+
+# -- parts that stand in several places ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh(), nn.GELU(), nn.Dropout(0.1), nn.LeakyReLU(inplace=True)]
+)
+@pytest.mark.parametrize("around", [lambda *layers: layers, lambda *layers: map(nn.Sequential, layers)])
+def test_an_activation_that_all_layers_share_belongs_to_each(activation: nn.Module, around: Any) -> None:
+    layers = [nn.Linear(64, 64) for _ in range(4)]
+    if around() == ():
+        model = nn.Sequential(*(part for layer in layers for part in (layer, activation)))
+    else:
+        model = nn.Sequential(*(nn.Sequential(layer, activation, nn.Linear(64, 64)) for layer in layers))
+    x = torch.randn(128, 64)
+    profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
+    top = ct.plan(profile, 2**40)
+    for budget in (top.least_budget_bytes, 2**40):
+        assert ct.verify(model, ct.plan(profile, budget), x, loss_fn=lambda y: y.square().mean()).ok
+
+
+def test_a_shared_child_that_begins_two_groups_begins_none() -> None:
+    shared, x = nn.Dropout(0.1), torch.randn(64, 16)
+    model = nn.Sequential(
+        shared, nn.ReLU(inplace=True), nn.Linear(16, 16), shared, nn.ReLU(inplace=True), nn.Linear(16, 16)
+    )
+    profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1, blocks="*")
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x, loss_fn=lambda y: y.square().mean()).ok
+
+
+def test_children_may_be_named_as_slices_are() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleDict({f"{i}-{i + 1}": nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for i in range(3)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers.values():
+                x = layer(x)
+            return x.square().mean()
+
+    model, x = Named(), torch.randn(64, 16)
+    profile = ct.profile(model, x, passes=1, blocks="layers.*")
+    plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
+    assert ct.verify(model, plan, x).ok
+
+
+# -- what is passed, and what a loss has at hand -------------------------------------------------------------
+
+
+TARGET = torch.randn(256, 64, 8)
+
+
+def distance(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output[..., None] - target).square().mean()
+
+
+class Holding:
+    def __init__(self) -> None:
+        self.target = TARGET
+
+    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+        return distance(output, self.target)
+
+    def method(self, output: torch.Tensor) -> torch.Tensor:
+        return distance(output, self.target)
+
+
+class HoldingModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("target", TARGET)
+
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        return distance(output, self.target)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        functools.partial(distance, target=TARGET),
+        lambda output: distance(output, TARGET),
+        lambda output, target=TARGET: distance(output, target),
+        (lambda target: lambda output: distance(output, target))(TARGET),
+        Holding(),
+        Holding().method,
+        HoldingModule(),
+    ],
+    ids=["partial", "global", "default", "closure", "object", "method", "module"],
+)
+def test_targets_are_counted_wherever_a_loss_has_them(loss_fn: Callable[[Any], torch.Tensor]) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(256, 64)
+    profile = ct.profile(model, x, loss_fn=loss_fn, passes=1)
+    assert profile.input_bytes == memory.unique_bytes([x, TARGET])
+
+
+@dataclasses.dataclass
+class Context:
+    scale: float
+    later: Any = dataclasses.field(init=False)
+    parent: Any = None
+
+
+class Contextual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        return self.outer(torch.tanh(self.inner(x))) * context.scale
+
+
+class WithContext(nn.Module):
+    def __init__(self, holds_itself: bool) -> None:
+        super().__init__()
+        self.layers, self.holds_itself = nn.ModuleList(Contextual() for _ in range(3)), holds_itself
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context = Context(2.0)
+        context.parent = context if self.holds_itself else None
+        for layer in self.layers:
+            x = layer(x, context)
+        return x.square().mean()
+
+
+def test_what_is_passed_may_have_fields_that_are_set_later_but_not_itself() -> None:
+    x = torch.randn(16, 8)
+    model = WithContext(False)
+    profile = ct.profile(model, x, passes=1)
+    assert ct.verify(model, ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes), x).ok
+    with pytest.raises(ct.Unsupported, match="holds itself, directly or through others"):
+        ct.profile(WithContext(True), x, passes=1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_without_a_shape_are_refused_by_name() -> None:
+    class Ragged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = torch.nested.as_nested_tensor([x[:10], x[10:]], layout=torch.strided)
+            return x + torch.cat(list(self.outer(torch.relu(self.inner(rows))).unbind()))
+
+    with pytest.raises(ct.Unsupported, match=r"nested tensor of torch\.strided layout"):
+        ct.profile(nn.Sequential(Ragged(), Ragged()), torch.randn(32, 8), loss_fn=torch.sum, passes=1)
+
+
+def test_buffers_that_are_no_numbers_are_not_taken_to_be_written() -> None:
+    class Unset(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.register_buffer("since", torch.tensor(float("nan")))
+
+    profile = ct.profile(nn.Sequential(Unset(), Unset()), torch.randn(4, 8), loss_fn=torch.sum, blocks=Unset, passes=1)
+    assert not any(stage.writes_buffers for stage in profile.stages)
+
+
+def test_half_of_a_pair_of_numbers_counts_as_drawn() -> None:
+    """NumPy makes normal numbers in pairs, and its state is the same but for the second one."""
+    numpy = pytest.importorskip("numpy")
+
+    class Drawing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(numpy.random.randn())
+
+    numpy.random.seed(0)
+    numpy.random.randn()
+    profile = ct.profile(nn.Sequential(Drawing(8, 8)), torch.randn(4, 8), loss_fn=torch.sum, blocks=Drawing, passes=1)
+    assert "numpy" in profile.stages[0].keep_reason

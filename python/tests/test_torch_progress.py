@@ -134,6 +134,8 @@ layers = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn
 model = torch.nn.Sequential(*layers)
 profile = ct.profile(model, torch.randn(256, 64), loss_fn=torch.sum, blocks=list(model), passes=1)
 assert any(stage.options for stage in profile.stages)
+with torch.autocast("cpu", torch.bfloat16):
+    ct.profile(model, torch.randn(256, 64), loss_fn=torch.sum, blocks=list(model), passes=1)
 sys.exit("torch._dynamo" in sys.modules)
 """
 

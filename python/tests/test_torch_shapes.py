@@ -398,3 +398,20 @@ def test_models_that_have_grown_since_they_were_planned_are_told() -> None:
     model[1] = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64))
     with pytest.warns(UserWarning, match="when the plan was made"):
         trained(model, x)
+
+
+def test_plans_made_in_training_are_of_the_kind_that_was_asked_for() -> None:
+    """Of whole blocks, or without transfers' memory, say."""
+    model, x = chain(), torch.randn(256, 64)
+    profile = ct.profile(model, x.repeat(2, 1), loss_fn=total, passes=1)
+    budget = between(profile, 0.5)
+    ct.checkpoint(model, x, loss_fn=total, budget=budget, passes=1, inside=False)
+    trained(model, x.repeat(2, 1))
+    entries = ct.handle(model).plans
+    assert len(entries) == 2 and not any(entry.plan.inside for entry in entries)
+
+    limited = ct.Budget(budget, host="64MiB")
+    link = ct.Link(10**9, 10**9, 0, is_shared=True)
+    ct.checkpoint(model, x, loss_fn=total, budget=limited, passes=1, inside=False, link=link)
+    trained(model, x.repeat(2, 1))
+    assert len(ct.handle(model).plans) == 2

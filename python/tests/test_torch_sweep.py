@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,41 @@ def test_every_way_begins_with_the_state_that_the_model_has() -> None:
     found = ct.sweep(profile, 2, model=model, rounds=1, beside=[SEQUENTIAL], **step.sample)
     assert found.measured and all(row.same_loss for row in found.measured)
     assert model.state is None
+
+
+class Centred(nn.Module):
+    """A loss that keeps the centre of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(64))
+
+    def forward(self, output: torch.Tensor) -> torch.Tensor:
+        self.centre += output.detach().mean(0)
+        return (output - self.centre).square().mean()
+
+
+class Averaging(nn.Module):
+    """Its forward moves a parameter, as a teacher follows its student."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3)))
+        self.teacher = nn.Parameter(torch.zeros(64), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.lerp_(x.mean(0), 0.5)
+        return self.layers(x + self.teacher)
+
+
+@pytest.mark.parametrize("loss_fn", [Centred(), lambda y: y.square().mean()], ids=["in the loss", "in the model"])
+def test_every_way_begins_with_the_state_of_the_loss_and_of_written_parameters(loss_fn: Callable[[Any], Any]) -> None:
+    step = torch_models.Step(Averaging(), (torch.randn(64, 64),), {}, loss_fn)
+    profile = ct.profile(step.model, **step.sample, passes=1)
+    found = ct.sweep(profile, 2, model=step.model, rounds=1, beside=["every block"], **step.sample)
+    assert found.measured and all(row.same_loss for row in found.measured)
+    assert not step.model.teacher.any()
 
 
 def test_what_fails_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def test_everything_stored_takes_no_more_than_plain_training(name: str) -> None:
 
 def test_what_an_operator_returns_together_need_not_stay_together() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
-    graph = ct.trace(model, torch.randn(4, 3, 12, 12), lambda y: y.square().mean(), passes=0).graph
+    graph = ct.trace(model, torch.randn(4, 3, 12, 12), loss_fn=lambda y: y.square().mean(), passes=0).graph
     named: dict[str, list[cairn.Node]] = {}
     for node in graph.nodes:
         named.setdefault(node.name, []).append(node)
@@ -520,11 +520,11 @@ def test_a_step_without_a_loss() -> None:
     with pytest.raises(ValueError, match="loss_fn"):
         ct.trace(nn.Linear(4, 4), torch.randn(2, 4))
     with pytest.raises(ValueError, match="without gradients"):
-        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), lambda y: y.detach().sum())
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), loss_fn=lambda y: y.detach().sum())
     with pytest.raises(TypeError, match="loss_fn must be a function"):
-        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), {"labels": 1})
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), loss_fn={"labels": 1})
     with pytest.raises(ValueError, match="'refuse' or 'check'"):
-        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), torch.sum, numbers="ignore")
+        ct.trace(nn.Linear(4, 4), torch.randn(2, 4), loss_fn=torch.sum, numbers="ignore")
 
 
 @pytest.fixture

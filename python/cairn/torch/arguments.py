@@ -222,7 +222,7 @@ def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Non
     if model._forward_pre_hooks:
         return  # they may change what it is passed
     try:
-        takes.bind(*(args if isinstance(args, (tuple, list)) else (args,)), **kwargs)
+        takes.bind(*positional(args), **kwargs)
     except TypeError as error:
         targets = ", without the targets of a batch" if "too many positional" in str(error) else ""
         raise TypeError(
@@ -252,9 +252,14 @@ def _check_takes_output(loss_fn: Any) -> None:
         ) from None
 
 
+def positional(args: Any) -> tuple[Any, ...]:
+    """What a model is called with: a single tensor may stand for a tuple of one."""
+    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+
+
 def check_plan(plan: Any) -> None:
     """Raises TypeError for what is no plan."""
-    if not hasattr(plan, "schedule"):
+    if not hasattr(plan, "executed_ops"):
         raise TypeError(f"a plan is what cairn.torch.plan or Plan.load returns, not {_kind(plan)}")
 
 

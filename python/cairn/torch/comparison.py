@@ -19,11 +19,11 @@ import torch
 
 from .arguments import ACCUMULATED
 from .base import clock, memory
-from .context.attributes import Attributes
-from .context.untouched import Buffers, Randomness
+from .context.untouched import Parameters
+from .measuring.beginning import Beginning
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
-from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
 
 #: Within it a step is run in some way; gives what is called instead of the model.
 Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]
@@ -48,11 +48,11 @@ class _First:
 class Comparison:
     """Measures the ways of running a sample's step. `plan` is any of the profile's: it knows what memory counts."""
 
-    def __init__(self, sample: Sample, plan: Plan) -> None:
+    def __init__(self, sample: Sample, plan: Plan, parameters: Parameters | None = None) -> None:
+        """parameters: has watched a forward of the sample; None where the model writes none."""
         self._sample, self._plan = sample, plan
         self._device = memory.device_of(sample.model)
-        self._start, self._buffers = Randomness(self._device), Buffers(sample.model)
-        self._attributes = Attributes(sample.model.modules(), with_large=True)
+        self._beginning = Beginning(sample, self._device, parameters)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:
         """Of ways that take turns, the first of which is the plain step; for one that fails, the reason in a line."""
@@ -72,7 +72,7 @@ class Comparison:
         try:
             return self._first(turn)
         except Exception as error:  # whatever another's method comes upon, out of memory included
-            self._release()
+            self._beginning.leave()
             return _in_a_line(error)
 
     def _first(self, turn: Turn) -> _First:
@@ -82,17 +82,17 @@ class Comparison:
         meter = memory.meter_for(self._device, taken=True)
         with meter:  # what is allocated under it is released under it
             self._prepare()
-            existing, found = gradient_bytes_of(model), found_bytes_of(plan, model)
+            existing, found = gradient_bytes_of(model), Found(plan, model)
             with turn() as run:
                 first = meter.mark()
                 loss = self._step(run)
                 last = meter.mark()
                 value = None if loss is None else loss.item()
                 del loss
-            uncounted = uncounted_bytes(plan, model, existing)
-            self._release()
+            uncounted = uncounted_bytes(plan, model, existing) + found.replaced_bytes(model)
+            self._beginning.leave()
         rise = meter.peak(first, last) - meter.level(first) - uncounted
-        return _First(max(resident_of(plan, existing, found) + rise, plan.optimizer_peak_bytes), value)
+        return _First(max(resident_of(plan, existing, found.nbytes) + rise, plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
         """Of a step, in nanoseconds."""
@@ -102,17 +102,12 @@ class Comparison:
             self._step(run)
             clock.wait_for(self._device)
             taken = clock.read() - began
-        self._release()
+        self._beginning.leave()
         return taken
 
     def _prepare(self) -> None:
         """The state that every step begins from."""
-        self._start.restore()
-        self._buffers.restore()
-        self._attributes = Attributes(self._sample.model.modules(), with_large=True)
-        existing = self._plan.gradients == ACCUMULATED
-        for p in self._sample.model.parameters():
-            p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
+        self._beginning.restore(self._plan.gradients == ACCUMULATED)
         clock.wait_for(self._device)
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor | None:
@@ -120,11 +115,6 @@ class Comparison:
         output, loss = self._sample.results(run(*self._sample.args, **self._sample.kwargs))
         backward_of(output, loss)
         return loss
-
-    def _release(self) -> None:
-        self._attributes.restore()
-        for p in self._sample.model.parameters():
-            p.grad = None
 
 
 def _summed_up(first: _First, taken: Sequence[int], plain: _First | str, plain_times: Sequence[int]) -> Steps:

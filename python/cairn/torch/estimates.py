@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .base.stage_measure import IN_ATTRIBUTES, OptionMeasure, StageMeasure
+from .base.stage_measure import REPLAYED, STATE, OptionMeasure, StageMeasure
 from .shapes import Growth
 
 if TYPE_CHECKING:
@@ -29,14 +29,7 @@ _LINEAR = (
     "grad_bytes",
     "held_bytes",
 )
-_CONSTANT = (
-    "parameters",
-    "buffers",
-    "optimizer state",
-    IN_ATTRIBUTES,
-    "workspaces of libraries",
-    "random states and buffers to replay",
-)
+_CONSTANT = (*STATE, REPLAYED)
 
 
 def scaled(measured: Profile, by: Growth, shapes: Sequence[str]) -> Profile:

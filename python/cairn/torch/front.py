@@ -37,6 +37,9 @@ from .shape_plans import Source
 from .step_profile import Profile
 from .watch import Watch
 
+#: What is asked of a profile that training makes holds for those that it makes anew for other shapes.
+PROFILED_AGAIN_AS = ("loss_fn", "inside", "outside", "holds_output")
+
 
 def checkpoint(
     model: nn.Module,
@@ -81,15 +84,16 @@ def _applied(
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
     left = {"on_shape_change": "replan", **left}
-    loss_fn, holds_output = to_profile.get("loss_fn"), to_profile.get("holds_output", True)
-    progress: Any = to_profile.get("progress") or False  # no line among what a training loop prints
+    again_as: dict[str, Any] = {name: to_profile[name] for name in PROFILED_AGAIN_AS if name in to_profile}
+    again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
 
     def again(*args: Any, **others: Any) -> Profile:
         """Holds no optimizer: a training loop may make another one, and the state of the first goes with it."""
-        made = profile(*args, loss_fn=loss_fn, holds_output=holds_output, progress=progress, **others)
+        made = profile(*args, **{**others, **again_as})
         return made.with_optimizer_of(measured)
 
-    limit = Budget(made.budget_bytes, reserve=budget.reserve if isinstance(budget, Budget) else None)
+    asked = budget if isinstance(budget, Budget) else Budget()
+    limit = dataclasses.replace(asked, total=made.budget_bytes)
     source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)
     with replacing(model):
         applied = apply_by_shape(model, made, source, **left)

@@ -13,6 +13,8 @@ from torch import nn
 
 from .arguments import check_call, check_plan
 from .base import memory
+from .base.errors import Unsupported
+from .base.takeover import Takeover
 from .execute.executor import Executor
 from .execute.travel import Depot
 from .outside.replaced import Outside
@@ -105,6 +107,15 @@ def apply(
     return apply_by_shape(model, plan, None, on_shape_change, preserve_rng_state, determinism_check)
 
 
+def refuse_planned_parts(model: nn.Module) -> None:
+    """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
+    for name, part in model.named_modules():
+        if isinstance(vars(part).get("forward"), Takeover):
+            kind = type(model).__name__
+            where = f"{name}, a part of this {kind}" if name else f"a model of which this {kind} is a part"
+            raise Unsupported(f"a plan is at work on {where}: remove it first")
+
+
 def apply_by_shape(
     model: nn.Module,
     plan: Plan,
@@ -118,6 +129,7 @@ def apply_by_shape(
     check_plan(plan)
     if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
+    refuse_planned_parts(model)
     plan.check_fits(model)
     outside = Outside.from_json(plan.outside)
     outside.prove_again()

@@ -82,7 +82,7 @@ def _free_bytes(tier: str) -> int:
     if tier == "host":
         free = budgets.free_bytes(torch.device("cpu"))
     else:
-        path = Path(tier.removeprefix("file:"))
+        path = Path(tier.removeprefix("file:")).expanduser()
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
     return int(free * (1 - budgets.AUTO_RESERVE))
 

@@ -12,18 +12,8 @@ from torch import nn
 from .base import _compat
 from .base.blocks import checkpoints_itself
 from .base.errors import Unsupported, warn
-from .base.takeover import Takeover
 from .measuring import discovery, isolate
 from .measuring.sample import Sample
-
-
-def refuse_planned_parts(model: nn.Module) -> None:
-    """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
-    for name, part in model.named_modules():
-        if isinstance(vars(part).get("forward"), Takeover):
-            kind = type(model).__name__
-            where = f"{name}, a part of this {kind}" if name else f"a model of which this {kind} is a part"
-            raise Unsupported(f"a plan is at work on {where}: remove it first")
 
 
 def check_gradients(sample: Sample) -> None:

@@ -10,13 +10,21 @@ import torch
 from cairn import ProgressCallback
 from torch import nn
 
-from .arguments import check_call, check_optimizer, check_profile_options
+from .arguments import check_call, check_optimizer, check_profile_options, positional
 from .base import memory
 from .base.blocks import Block, resolve
 from .base.budgets import free_bytes
 from .base.errors import Unsupported
 from .base.progress import telling
-from .base.stage_measure import CHANGES_INPUT, StageMeasure
+from .base.stage_measure import (
+    BUFFERS,
+    CHANGES_INPUT,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    REPLAYED,
+    WORKSPACES,
+    StageMeasure,
+)
 from .base.stages import told
 from .base.tree import tensors_in
 from .context.parametrized import refuse_cache
@@ -25,7 +33,7 @@ from .context.state import SMALL_BUFFER_BYTES
 from .context.switches import refuse_chosen_kernels
 from .context.untouched import Parameters
 from .fingerprint import fingerprint_of
-from .handle import set_aside
+from .handle import refuse_planned_parts, set_aside
 from .measuring import discovery, measure, option_measure, timing
 from .measuring.cast_copies import CopyPass
 from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
@@ -39,9 +47,8 @@ from .profileable import (
     check_model,
     check_named,
     device_of,
-    refuse_planned_parts,
 )
-from .step_profile import OPTIMIZER_STATE, Profile
+from .step_profile import Profile
 
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
@@ -88,7 +95,7 @@ def profile(
     optimizer = unwrapped(optimizer)
     check_profile_options({"passes": passes, "inside": inside, "outside": outside, "holds_output": holds_output})
     check_named(model, blocks=blocks, keep=keep)
-    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    arguments = positional(args)
     check_model(model)
     refuse_cache()
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, holds_output)
@@ -169,7 +176,7 @@ def _measure_all(
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)
     if how.inside:
         sample.teller.begin("looking into blocks", len(measured.blocks))
-        owners = Owners(sample.model, _call_order(blocks, observed), measured.used_outside)
+        owners = Owners(_call_order(blocks, observed), measured.used_outside)
         option_measure.OptionPass(sample, blocks, measured, owners, device).run()
     return measured, blocks
 
@@ -197,15 +204,15 @@ def _measure(
     ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, Owners(sample.model, _call_order(blocks, observed)), device).run()
+        measure.MemoryPass(sample, blocks, Owners(_call_order(blocks, observed), {}), device).run()
     arriving: measure.Arriving = {}
-    used_outside: frozenset[int] = frozenset()
+    used_outside: Mapping[int, int] = {}
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
         order = _call_order(blocks, observed)
         sample.teller.begin("measuring memory", len(order))
-        owners = Owners(sample.model, order, used_outside)
+        owners = Owners(order, used_outside)
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
@@ -263,11 +270,11 @@ def _resident(
     # those for runs to come, and those of the present one while a block runs again
     replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
     named = {
-        "parameters": sum(parameters.values()),
-        "buffers": memory.unique_bytes(sample.model.buffers(), parameters),
+        PARAMETERS: sum(parameters.values()),
+        BUFFERS: memory.unique_bytes(sample.model.buffers(), parameters),
         OPTIMIZER_STATE: optimizer.state_bytes,
-        "workspaces of libraries": workspaces,
-        "random states and buffers to replay": replayed,
+        WORKSPACES: workspaces,
+        REPLAYED: replayed,
         **measured.pinned,
     }
     return {name: size for name, size in named.items() if size}

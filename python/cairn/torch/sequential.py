@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from .arguments import PLAN_OPTIONS, PROFILE_OPTIONS, check_names, solver_options, sorted_options
+from .context.frozen import frozen
 from .fingerprint import fingerprint_of
 from .handle import apply
 from .plan import Plan, plan
@@ -73,6 +74,7 @@ def checkpoint_sequential(
         is_stray = isinstance(segments, (torch.Tensor, tuple))
         raise ValueError(f"give either segments{stray if is_stray else ''} or budget=")
     if segments is not None:
+        _check_torch_options(options)
         return _in_segments(chain, segments, input, preserve_rng_state, kwargs or {})
     if not chain:
         raise ValueError("there are no functions to run: the list is empty")
@@ -82,6 +84,13 @@ def checkpoint_sequential(
     planned, made = _planned(chain, budget, arguments, kwargs or {}, options)
     with apply(planned, made, preserve_rng_state=preserve_rng_state):  # the backward needs it no more
         return planned(*arguments)
+
+
+def _check_torch_options(options: Mapping[str, Any]) -> None:
+    """Raises for what neither torch's function takes nor this one can do with segments."""
+    check_names(options, ["use_reentrant"], "checkpoint_sequential with segments")
+    if options.get("use_reentrant", False) is not False:
+        raise ValueError("use_reentrant=False is the only way: what runs again runs in the graph's own backward")
 
 
 def _in_segments(
@@ -125,14 +134,13 @@ def _planned(
 ) -> tuple[_Chained, Plan]:
     """The chain as a module, and the plan for it: made once for all that a plan depends on."""
     made, plans = _Chained(chain, kwargs), _plans_of(chain)
-    leaves = tuple(t.requires_grad for t in arguments if isinstance(t, torch.Tensor))
-    constants = tuple(sorted((name, id(value)) for name, value in kwargs.items()))
+    leaves = tuple(t.requires_grad for t in (*arguments, *kwargs.values()) if isinstance(t, torch.Tensor))
     modes = tuple(part.training for part in made.modules())
     key = (
-        str(fingerprint_of(made, arguments, {})),
+        str(fingerprint_of(made, arguments, kwargs)),
         leaves,
         modes,
-        constants,
+        repr(frozen(dict(kwargs))),
         str(budget),
         str(sorted(options.items())),
     )

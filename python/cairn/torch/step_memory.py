@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
-from .base import memory
-from .base.stage_measure import IN_ATTRIBUTES, LEFT_BESIDE
+from .base import _compat, memory
+from .base.stage_measure import IN_ATTRIBUTES, LEFT_BESIDE, STATE
 from .context.attributes import plain_tensors
 from .plan import Plan
-from .step_profile import STATE
 
 
 def resident_of(plan: Plan, gradient_bytes: int, found_bytes: int) -> int:
@@ -21,9 +22,27 @@ def resident_of(plan: Plan, gradient_bytes: int, found_bytes: int) -> int:
     return state + found_bytes + gradient_bytes + int(plan.problem["input_bytes"])
 
 
-def found_bytes_of(plan: Plan, model: nn.Module) -> int:
-    """What is in attributes of the model's modules now, of what the plan counts as such."""
-    return _in_attributes(plan, model, IN_ATTRIBUTES)
+class Found:
+    """What a step finds in attributes of modules, and may replace."""
+
+    def __init__(self, plan: Plan, model: nn.Module) -> None:
+        counts = plan.scope == "activations" or IN_ATTRIBUTES in plan.resident
+        tensors = [tensor for tensor, _ in plain_tensors(model)] if counts else []
+        self._storages = list(map(_compat.StorageRef, filter(memory.has_storage, tensors)))
+        self._left_bytes = plan.resident.get(LEFT_BESIDE, 0)
+        self.nbytes = min(sum(_sizes(self._storages).values()), plan.resident.get(IN_ATTRIBUTES, 0))
+
+    def replaced_bytes(self, model: nn.Module) -> int:
+        """Of this, what no attribute has any more. A meter that has not seen it come, or is used where someone else
+        still holds it, does not see it go.
+        """
+        there = memory.storages(tensor for tensor, _ in plain_tensors(model)) if self._storages else {}
+        gone = sum(size for key, size in _sizes(self._storages).items() if key not in there)
+        return max(0, gone - self._left_bytes)
+
+
+def _sizes(storages: Iterable[_compat.StorageRef]) -> dict[int, int]:
+    return {ref.key: ref.nbytes for ref in storages}
 
 
 def gradient_bytes_of(model: nn.Module) -> int:
@@ -41,11 +60,7 @@ def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
 
 def left_bytes(plan: Plan, model: nn.Module) -> int:
     """What of a plan's memory an earlier step has left beside the blocks' results, for this one to replace."""
-    return _in_attributes(plan, model, LEFT_BESIDE)
-
-
-def _in_attributes(plan: Plan, model: nn.Module, name: str) -> int:
-    if name not in plan.resident:
+    if LEFT_BESIDE not in plan.resident:
         return 0
     left = memory.unique_bytes(tensor for tensor, _ in plain_tensors(model))
-    return min(left, plan.resident[name])
+    return min(left, plan.resident[LEFT_BESIDE])

@@ -10,14 +10,12 @@ from typing import Any
 from cairn import format_bytes, format_ns
 
 from .arguments import ACCUMULATED, CREATED
-from .base.stage_measure import IN_ATTRIBUTES, OptionMeasure, StageMeasure
+from .base.stage_measure import OPTIMIZER_STATE, STATE, OptionMeasure, StageMeasure
 from .base.stages import BLOCK, StageRef, shown
 from .outside.replaced import Outside
 from .schedule.counted import AS_PLAIN, Counted, Lingering
 
 PROFILE_VERSION = 3
-OPTIMIZER_STATE = "optimizer state"
-STATE = ("parameters", "buffers", OPTIMIZER_STATE, IN_ATTRIBUTES, "workspaces of libraries")
 
 
 @dataclasses.dataclass(frozen=True)

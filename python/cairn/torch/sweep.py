@@ -15,7 +15,7 @@ from torch import nn
 
 from . import sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
-from .arguments import ACCUMULATED, allowed, check_budget, check_call, check_count, host_budget_of
+from .arguments import ACCUMULATED, allowed, check_budget, check_call, check_count, host_budget_of, positional
 from .base import memory
 from .base.errors import InfeasibleBudget
 from .comparison import Comparison, Steps, Turn
@@ -197,7 +197,7 @@ def sweep(
     made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
     if model is not None:
         check_call(model, kwargs, loss_fn, args)
-        arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+        arguments = positional(args)
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
         made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
     if plot is not None:
@@ -285,7 +285,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
         ways += [(_other(other, roomy, task.chain), other.turn) for other in others]
         for method, curve in curves.items():
             ways += [(_planned(method, plan), _following(model, plan)) for plan in curve.to_measure()]
-        steps = _in_turns(Comparison(sample, roomy), ways, rounds)
+        steps = _in_turns(Comparison(sample, roomy, parameters), ways, rounds)
     measured = []
     for way, found in steps:
         if isinstance(found, str):

@@ -10,12 +10,12 @@ import cairn
 import torch
 from torch import nn
 
-from .arguments import check_call, check_count
+from .arguments import check_call, check_count, positional
 from .base import memory
 from .base.errors import PlanMismatch
 from .context.switches import Switches
 from .fingerprint import fingerprint_of
-from .handle import set_aside
+from .handle import refuse_planned_parts, set_aside
 from .measuring.sample import Sample
 from .profileable import check_model, device_of
 from .tracing import graph_costs, interpreter
@@ -101,9 +101,9 @@ class Traced:
 def trace(
     model: nn.Module,
     args: Any = (),
-    loss_fn: Callable[[Any], torch.Tensor] | None = None,
-    *,
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
     keep_output: bool = False,
     numbers: str = "refuse",
     passes: int = 3,
@@ -112,9 +112,8 @@ def trace(
 ) -> Traced:
     """Traces one plain training step of `model` on sample arguments, without changing the model.
 
-    args: what the training loop calls the model with; a single tensor may stand for a tuple of one.
+    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
     loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
-    kwargs: keyword arguments of the model.
     keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
     numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
         run that they are the same as when it was traced, so that it goes the same way.
@@ -134,12 +133,13 @@ def trace(
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")
     check_call(model, kwargs, loss_fn, args)
     check_count("passes", passes, 0)
-    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    arguments = positional(args)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn)
     device = device_of(sample)
     check_model(model)
     surroundings = Surroundings(sample)
     with set_aside(model, *sample.others), sample.untouched(device):
+        refuse_planned_parts(model)
         program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
         costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)

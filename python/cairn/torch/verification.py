@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,18 +11,18 @@ import torch
 from cairn import format_bytes
 from torch import nn
 
-from .arguments import ACCUMULATED, check_call, check_plan
+from .arguments import ACCUMULATED, check_call, check_plan, positional
 from .base import clock, memory
 from .base.errors import VerificationFailed
-from .context.attributes import Attributes
 from .context.lasting import said_by
 from .context.state import same_bits
-from .context.untouched import Buffers, Parameters, Randomness
-from .handle import apply, set_aside
+from .context.untouched import Parameters, Randomness
+from .handle import apply, refuse_planned_parts, set_aside
+from .measuring.beginning import Beginning
 from .measuring.sample import Sample, backward_of
 from .plan import Plan
 from .report import Measured
-from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8
@@ -93,11 +92,12 @@ def verify(
     """
     check_call(model, kwargs, loss_fn, args)
     check_plan(plan)
-    arguments = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    arguments = positional(args)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
     with set_aside(model, *sample.others), sample.untouched(device) as parameters:
+        refuse_planned_parts(model)
         runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
@@ -144,9 +144,8 @@ class _Runs:
     """Steps from one state, under one meter."""
 
     def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
-        self._sample, self._plan, self._device, self._parameters = sample, plan, device, parameters
-        self._start, self._modules = Randomness(device), nn.ModuleList([sample.model, *sample.others])
-        self._buffers = Buffers(self._modules)
+        self._sample, self._plan, self._device = sample, plan, device
+        self._beginning = Beginning(sample, device, parameters)
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device, taken=True)
 
@@ -154,37 +153,31 @@ class _Runs:
         """One step, onto gradients that exist already or creating them; `keeps` its results."""
         memory.give_back()
         model, meter = self._sample.model, self.meter
-        self._start.restore()
-        self._buffers.restore()
-        self._parameters.restore()
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p) if existing and p.requires_grad else None
-        gradient_bytes, found_bytes = gradient_bytes_of(model), found_bytes_of(self._plan, model)
-        attributes = Attributes(self._modules.modules(), with_large=True)
+        self._beginning.restore(existing)
+        gradient_bytes, found = gradient_bytes_of(model), Found(self._plan, model)
         clock.wait_for(self._device)
         first = meter.mark()
-        began = time.perf_counter_ns()
+        began = clock.read()
         output, loss = self._sample.forward()
         backward_of(output, loss)
         clock.wait_for(self._device)
-        took = time.perf_counter_ns() - began
+        took = clock.read() - began
         last = meter.mark()
+        beside = uncounted_bytes(self._plan, model, gradient_bytes) + found.replaced_bytes(model)
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             said_by(model) if keeps else {},
             Randomness(self._device),
-            resident_of(self._plan, gradient_bytes, found_bytes) - uncounted_bytes(self._plan, model, gradient_bytes),
+            resident_of(self._plan, gradient_bytes, found.nbytes) - beside,
             first,
             last,
             took,
             existing,
         )
         del output, loss
-        attributes.restore()
-        for p in model.parameters():
-            p.grad = None
+        self._beginning.leave()
         self._outcomes.append(outcome)
         return outcome
 

@@ -16,11 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .base import _compat, memory
 from .base.errors import BudgetExceeded, warn
+from .base.stage_measure import OPTIMIZER_STATE
 from .measuring.optimizer import KeptStates
 from .plan import Plan
 from .report import Measured
 from .step_memory import left_bytes
-from .step_profile import OPTIMIZER_STATE
 from .watched_step import WatchedStep
 
 MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst
@@ -140,9 +140,10 @@ class Watch:
 
     def _start(self, module: nn.Module, plan: Plan) -> None:
         self._unforeseen = beside = self._unforeseen_bytes(plan)
-        if self._has_measured or memory.device_of(module).type != "cpu":  # where no meter was, it is not seen going
+        sees_going = self._has_measured or memory.device_of(module).type != "cpu"  # what came where no meter was is not
+        if sees_going:
             beside += left_bytes(plan, module) + (0 if self._step is None else self._step.held_bytes(module))
-        self._step, self._has_measured = WatchedStep(module, plan, beside), True
+        self._step, self._has_measured = WatchedStep(module, plan, beside, sees_going), True
 
     def _stop(self) -> None:
         if self._step is not None and not self._step.is_elsewhere():

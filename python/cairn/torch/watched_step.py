@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from .base.tree import tensors_in
 from .fingerprint import autocast_of
 from .plan import Plan
 from .report import Measured
-from .step_memory import found_bytes_of, gradient_bytes_of, resident_of, uncounted_bytes
+from .step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
 MOST_NOTES = 3  # of what was not as planned, in a warning
@@ -44,12 +43,17 @@ class WatchedStep:
     belongs to the thread in which the step was made, and so do all calls but `disturb` and `is_elsewhere`.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan, beside_bytes: int) -> None:
-        """beside_bytes: what is there when the step begins, beside what the plan counts from then on."""
+    def __init__(self, module: nn.Module, plan: Plan, beside_bytes: int, sees_going: bool) -> None:
+        """beside_bytes: what is there when the step begins, beside what the plan counts from then on.
+
+        sees_going: the meter sees what was there before it go.
+        """
         self.plan = plan
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
-        self._resident = resident_of(plan, self._gradient_bytes, found_bytes_of(plan, module)) + beside_bytes
+        self._found = Found(plan, module)
+        self._sees_going = sees_going
+        self._resident = resident_of(plan, self._gradient_bytes, self._found.nbytes) + beside_bytes
         self._uncounted = 0
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
@@ -71,7 +75,7 @@ class WatchedStep:
 
     def _now(self) -> int:
         clock.wait_for(self._device)
-        return time.perf_counter_ns()
+        return clock.read()
 
     # ---- what happens to it ----
 
@@ -134,6 +138,8 @@ class WatchedStep:
         module = self._module()
         if module is not None:
             self._uncounted = uncounted_bytes(self.plan, module, self._gradient_bytes)
+            if not self._sees_going:
+                self._uncounted += self._found.replaced_bytes(module)
 
     def end(self) -> Measured | None:
         """Ends the measurement, never within a backward, which runs in a state of its own. What the step took; None

@@ -46,9 +46,10 @@ def resolve(model: nn.Module, name: str) -> Block:
     """
     prefix, _, last = name.rpartition(".")
     first, dash, end = last.partition("-")
-    if not (dash and first.isdigit() and end.isdigit()):
-        return Block(name, (model.get_submodule(name),))
     container = model.get_submodule(prefix)
+    is_child = last in dict(container.named_children())  # a ModuleDict may have any names
+    if is_child or not (dash and first.isdigit() and end.isdigit()):
+        return Block(name, (model.get_submodule(name),))
     if not isinstance(container, nn.Sequential) or int(end) >= len(container):
         raise AttributeError(f"{prefix or 'the model'} is no Sequential with children {last}")
     return Block(name, tuple(container)[int(first) : int(end) + 1], container, int(first))

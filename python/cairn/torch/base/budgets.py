@@ -34,6 +34,8 @@ def resolve(budget: Any, device: torch.device, resident_bytes: int = 0, name: st
     value = budget.total if isinstance(budget, Budget) else budget
     if isinstance(value, str):
         return _from_text(value, device, resident_bytes, name)
+    if isinstance(value, float) and 0 < value <= 1:
+        raise TypeError(f"{name}={value}: " + _RATIO_HINT.format(percent=100 * value))
     return size_bytes(value, name)
 
 
@@ -60,8 +62,8 @@ def _whole(value: Any, name: str) -> int:
 def _from_float(value: float, name: str) -> int:
     if math.isnan(value) or value < 0:
         raise ValueError(f"{name} must be positive, not {value}")
-    if value <= 1:
-        raise TypeError(f"{name}={value}: " + _RATIO_HINT.format(percent=100 * value))
+    if 0 < value <= 1:
+        raise TypeError(f"{name}={value}: bytes or a size such as '8GiB' are wanted, not a ratio")
     if math.isinf(value) or value != int(value):
         raise TypeError(f"{name}={value}: bytes are a whole number")
     return size_bytes(int(value), name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import _compat, memory
+from .errors import Unsupported
 from .operators import shown
 
 
@@ -55,6 +56,11 @@ class Layout:
     __slots__ = ("_device", "_dtype", "_offset", "_shape", "_strides", "storage", "waits")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.is_nested and tensor.layout is torch.strided:
+            raise Unsupported(
+                "a nested tensor of torch.strided layout, which has no shape, goes through a block: make it with "
+                "layout=torch.jagged, or name the modules around it with blocks="
+            )
         self.waits, self.storage, self._offset = False, 0, 0
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._strides = tensor.stride() if tensor.layout is torch.strided else None

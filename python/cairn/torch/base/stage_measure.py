@@ -8,8 +8,12 @@ from typing import Any
 
 SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
 KEEP = "k"  # what is done with a saved tensor that stays
-LEFT_BESIDE = "left by blocks beside their results"  # among what is resident
+PARAMETERS, BUFFERS, OPTIMIZER_STATE = "parameters", "buffers", "optimizer state"  # among what is resident
+WORKSPACES = "workspaces of libraries"
+REPLAYED = "random states and buffers to replay"
+LEFT_BESIDE = "left by blocks beside their results"
 IN_ATTRIBUTES = "tensors in attributes of modules"  # that nobody registered; the same, from before the step
+STATE = (PARAMETERS, BUFFERS, OPTIMIZER_STATE, IN_ATTRIBUTES, WORKSPACES)  # what no schedule can do anything about
 CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"

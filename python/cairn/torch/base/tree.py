@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .errors import Unsupported
+
 #: Classes of what holds nothing.
 ATOMS = frozenset(
     (
@@ -72,7 +74,7 @@ class Tree:
     def of(cls, value: Any) -> Tree:
         """Takes a value apart; the value itself is left as it is."""
         tree = cls(None, [], [])
-        tree.shape = tree._take(value, {})
+        tree.shape = tree._taken(value, {})
         return tree
 
     @classmethod
@@ -80,9 +82,15 @@ class Tree:
         """`of((args, kwargs))`, in short."""
         tree = cls(None, [], [])
         seen: dict[int, Slot] = {}
-        shapes = [value if type(value) in ATOMS else tree._take(value, seen) for value in args]
-        tree.shape = tuple(shapes), {name: tree._take(value, seen) for name, value in kwargs.items()}
+        shapes = [value if type(value) in ATOMS else tree._taken(value, seen) for value in args]
+        tree.shape = tuple(shapes), {name: tree._taken(value, seen) for name, value in kwargs.items()}
         return tree
+
+    def _taken(self, value: Any, seen: dict[int, Slot]) -> Any:
+        try:
+            return self._take(value, seen)
+        except RecursionError:
+            raise _holds_itself() from None
 
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
         cls = type(value)
@@ -128,7 +136,8 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        names = (field.name for field in dataclasses.fields(value))
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]  # some may be set later
     return None
 
 
@@ -200,11 +209,24 @@ def _paths(shape: Any, index: int, prefix: str) -> Iterator[str]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in nested containers, in a fixed order, as often as it appears."""
+    try:
+        yield from _tensors_in(value)
+    except RecursionError:
+        raise _holds_itself() from None
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif type(value) not in ATOMS:
         for _, item in children(value) or ():
-            yield from tensors_in(item)
+            yield from _tensors_in(item)
+
+
+def _holds_itself() -> Unsupported:
+    return Unsupported(
+        "something that is passed, or returned, holds itself, directly or through others: pass what is needed of it"
+    )
 
 
 def unique_tensors_in(value: Any) -> list[torch.Tensor]:

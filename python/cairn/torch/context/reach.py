@@ -73,6 +73,22 @@ def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", inner) for inner in (value.func, *value.args, *value.keywords.values()))
 
 
+def brought_by(function: Any, depth: int = _FUNCTIONS_DEEP) -> Iterator[Any]:
+    """What a loss that is a function, a module or an object brings: where tensors may be that it reads."""
+    if isinstance(function, nn.Module):
+        yield from (*function.parameters(), *function.buffers())
+    elif isinstance(function, CALLABLES) and depth:
+        for _, value in at_hand(function):
+            yield from brought_by(value, depth - 1)
+        if isinstance(function, types.FunctionType) and not is_of_library(function.__module__):
+            named = map(function.__globals__.get, sorted(names_in(function.__code__)))
+            yield from (value for value in named if isinstance(value, torch.Tensor))
+    elif is_own_object(function):
+        yield from (value for value in own_names(function).values() if isinstance(value, torch.Tensor))
+    else:
+        yield function
+
+
 def is_own_object(value: Any) -> bool:
     """Whether it is an object with attributes whose class is the user's."""
     return has_attributes(value) and not is_of_library(type(value).__module__)

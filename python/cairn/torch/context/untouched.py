@@ -17,6 +17,7 @@ from ..base import _compat, memory
 from ..base.prints import fingerprint
 from ..base.tree import tensors_in
 from .attributes import plain_tensors
+from .state import same_numbers
 from .step_attributes import StepAttributes
 
 
@@ -57,8 +58,8 @@ class Randomness:
         """Generators outside torch that were drawn from."""
         found = ["Python's random"] if self.python != other.python else []
         if self.numpy is not None and other.numpy is not None:
-            before, after = self.numpy, other.numpy
-            if before[2] != after[2] or not (before[1] == after[1]).all():
+            (_, *before), (_, *after) = self.numpy, other.numpy  # keys, and what was drawn of them
+            if before[1:] != after[1:] or not (before[0] == after[0]).all():
                 found.append("numpy.random")
         return found
 
@@ -103,7 +104,7 @@ class Buffers:
 
 def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tensor) -> bool:
     current = part._buffers.get(name)
-    return current is not buffer or not torch.equal(buffer, value)
+    return current is not buffer or not same_numbers(buffer, value)
 
 
 class Parameters:

@@ -75,6 +75,7 @@ class BlockMeter:
         self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
         self.added: set[int] = set()  # those of them that it saves, and that stay beside those of runs again
         self.kept_bytes = 0  # large gradients that hooks have kept
+        self.saved: frozenset[int] = frozenset()  # storages that autograd saves
         self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
         self._hides_input = False  # or an output: one of these is
         #: by a run that saves: what stays beside that of runs again, and whether it saves that
@@ -150,7 +151,8 @@ class BlockMeter:
         saved = isolate.SavedTensors(self._device) if saving is None else saving()
         beside = Beside(self._block.parts())
         with saved.recording():
-            args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable)))
+            leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
+            args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable, leaving)))
             saved.given(args, kwargs)
             result = function(*args, **kwargs)
         del args, kwargs
@@ -161,7 +163,8 @@ class BlockMeter:
         self._stage.saved_count = saved.count
         tensors = list(tensors_in(result))
         self.hidden = hidden_storages(tensors).difference(self._static)
-        held = saved.storages | self.hidden
+        self.saved = frozenset(saved.storages)
+        held = self.saved | self.hidden
         self._saved_outputs = {
             i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in held
         }
@@ -180,6 +183,7 @@ class BlockMeter:
                 root.backward()
         del root
         self._mark("end")
+        leaving.clear()
         self._gone = created.take_since(first)
         self.kept_bytes = sum(ref.nbytes for ref in backward.storages(self._static).values())
         self._take_weight_grads()
@@ -216,8 +220,11 @@ class BlockMeter:
     def _mark(self, name: str) -> None:
         self._marks[name] = self._meter.mark()
 
-    def _noting(self, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor | None]], None]:
+    def _noting(
+        self, inputs: Sequence[torch.Tensor], leaving: list[torch.Tensor | None]
+    ) -> Callable[[Sequence[torch.Tensor | None]], None]:
         def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            leaving.extend(grads)
             self.leaving = layouts_of_all(grads)
             for tensor, grad in zip(inputs, grads, strict=True):
                 if grad is not None and memory.has_storage(tensor):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base import _compat, memory
 from ..base.blocks import Block, intercepted
@@ -36,7 +35,7 @@ class Copies:
         return sum(size for name, size in self.made.items() if name not in self.saved)
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(_compat.DispatchMode):
     """Notes what becomes a copy of a parameter."""
 
     def __init__(self, names: Mapping[int, str]) -> None:

@@ -8,9 +8,11 @@ and `ModuleList`, or modules of which these have little; the model's own childre
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
@@ -417,7 +419,7 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
     outermost = {id(m): m for m in _outermost(modules)}
     merged = _merged_children(model, observed, outermost)
     blocks: list[Block] = []
-    seen: set[int] = set()
+    seen = {id(module) for block in merged.values() for module in block.modules[1:]}
     for call in observed.calls:
         if id(call.module) not in outermost or id(call.module) in seen:
             continue
@@ -470,26 +472,28 @@ def _refuse_hooks(observed: Trace, block: Block) -> None:
 
 def _can_be_stage(observed: Trace, block: Block) -> bool:
     """Not without a backward, and not where a caller's tensor is changed in place or only looked at differently."""
-    first = observed.calls_of(block.modules[0])
-    last = observed.calls_of(block.modules[-1])
     return all(
         end.output_requires_grad and not begin.wrote_input and not (end.returns and end.returns <= begin.reads)
-        for begin, end in zip(first, last, strict=True)
+        for begin, end in ((calls[0], calls[-1]) for calls in _runs_of(observed, block.modules))
     )
 
 
 def _merged_children(model: nn.Module, observed: Trace, chosen: dict[int, nn.Module]) -> dict[int, Block]:
-    """Children of a Sequential that belong to their predecessor, merged with it; by id of each module."""
-    blocks: dict[int, Block] = {}
+    """Children of a Sequential that belong to their predecessor, merged with it; by id of the first module.
+
+    A child may stand in several such groups, as an activation does that all layers share. A block is known by its first
+    module, so that one stands in no other.
+    """
+    groups: list[Block] = []
     for prefix, container in model.named_modules():
         if not (isinstance(container, nn.Sequential) and _is_plain(container)):
             continue
         for start, group in _runs(observed, list(container), chosen):
             if len(group) > 1:
                 name = f"{prefix}.{start}" if prefix else str(start)
-                block = Block(f"{name}-{start + len(group) - 1}", tuple(group), container, start)
-                blocks.update((id(module), block) for module in group)
-    return blocks
+                groups.append(Block(f"{name}-{start + len(group) - 1}", tuple(group), container, start))
+    members = collections.Counter(id(module) for block in groups for module in block.modules)
+    return {id(block.modules[0]): block for block in groups if members[id(block.modules[0])] == 1}
 
 
 def _runs(
@@ -497,7 +501,7 @@ def _runs(
 ) -> Iterator[tuple[int, list[nn.Module]]]:
     start, group = 0, [children[0]] if children else []
     for position, child in enumerate(children[1:], 1):
-        if id(child) in chosen and id(group[-1]) in chosen and _belongs_to(observed, group[-1], child):
+        if id(child) in chosen and id(group[-1]) in chosen and _belongs_to(observed, group, child):
             group.append(child)
         else:
             yield start, group
@@ -506,14 +510,31 @@ def _runs(
         yield start, group
 
 
-def _belongs_to(observed: Trace, before: nn.Module, module: nn.Module) -> bool:
+def _runs_of(observed: Trace, modules: Sequence[nn.Module]) -> list[list[Call]]:
+    """The calls of modules that run one right after another, each time that the first one does; none, if they do not
+    always.
+    """
+    found = []
+    for number, first in enumerate(observed.calls):
+        if first.module is modules[0]:
+            beside = (call for call in observed.calls[number + 1 :] if call.depth <= first.depth)
+            following = list(itertools.islice(beside, len(modules) - 1))
+            if [call.module for call in following] != list(modules[1:]):
+                return []
+            found.append([first, *following])
+    return found
+
+
+def _belongs_to(observed: Trace, group: Sequence[nn.Module], module: nn.Module) -> bool:
     """Whether a child works on its predecessor's output, or is all that keeps that output from being let go.
 
     The first cannot be run apart from it. In the second case neither saves what lies between them, and a stage that
     ended there would count it as saved; but two modules with parts of their own are worth more apart.
     """
-    calls = list(zip(observed.calls_of(before), observed.calls_of(module), strict=False))
+    calls = [(first, second) for *_, first, second in _runs_of(observed, [*group, module])]
+    if not calls or module in group:
+        return False
     if any(call.wrote_input or call.returns & call.reads for _, call in calls):
         return True
-    is_small = not all(any(part.children()) for part in (before, module))
+    is_small = not all(any(part.children()) for part in (group[-1], module))
     return is_small and all(not first.returns & (first.saves | second.saves) for first, second in calls)

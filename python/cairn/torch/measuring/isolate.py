@@ -97,7 +97,7 @@ class _Leaving(torch.autograd.Function):
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage without history and without being a view to autograd, so that it may be changed in place."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not memory.has_storage(tensor):
+    if type(tensor) not in _compat.PLAIN_CLASSES or not memory.has_storage(tensor):
         return tensor.detach()
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     with torch.no_grad():

@@ -11,8 +11,8 @@ import collections
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -51,7 +51,7 @@ class StepMeasure:
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
     arriving: Arriving
     is_settled: bool  # blocks were measured with what `arriving` and `used_outside` say
-    used_outside: frozenset[int]  # the identities of parameters of blocks that are used outside of blocks, too
+    used_outside: Mapping[int, int]  # which parameters of blocks are used outside of blocks too, and where (`Owners`)
     excess: float = 0.0  # of the meter
 
 
@@ -65,6 +65,7 @@ class _Moment:
     mark: int
     outputs: dict[int, int]
     grads_bytes: int = 0
+    replaced_bytes: int = 0  # of what was found in attributes, and replaced since the step began, outside of blocks
 
     @property
     def outputs_bytes(self) -> int:
@@ -83,7 +84,18 @@ class _Segment:
     saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
 
 
-_InAttribute = tuple[dict[str, Any], str, weakref.ref[torch.Tensor]]  # its names, one of them, what that stands for
+class _InAttribute(NamedTuple):
+    """A tensor that nobody registered, as it was found in an attribute: hooks compute weights there."""
+
+    names: dict[str, Any]
+    name: str
+    tensor: weakref.ref[torch.Tensor]
+    storage: int
+    nbytes: int
+
+    def is_there(self) -> bool:
+        """Whether the attribute still stands for it."""
+        return self.names.get(self.name) is self.tensor()
 
 
 @dataclasses.dataclass
@@ -102,7 +114,9 @@ class _Run:
     made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
+    accumulated_change: int = 0  # of what waits for gradients of others, where they are added to existing ones
     left_bytes: int = 0  # of what it left beside its result, and nobody else returned
+    replaced_bytes: int = 0  # of what it found in attributes and saved, and has alone, for others stand there since
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
@@ -144,10 +158,15 @@ class MemoryPass:
         self._held: dict[int, int] = {}
         self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
         self._is_backward = False  # of the step
-        self._reached: set[int] = set()  # the parameters of blocks that the step's backward reaches
+        self._place = 0  # how many blocks' backwards are to come
+        self._reached: dict[int, int] = {}  # `_place` when the step's backward reaches a parameter of blocks
+        #: gradients that were added to those of blocks: mark, and what goes where gradients are created, or exist
+        self._added: list[tuple[int, int, int]] = []
         self._kept_bytes = 0  # large gradients that hooks have kept
         self._left: set[int] = set()  # those of blocks that leave something beside their results
         self._found_bytes = 0  # in attributes of modules, before the step
+        self._found: list[_InAttribute] = []  # of that, what an attribute itself still stands for
+        self._replaced_bytes = 0  # so much of it was replaced outside of blocks
 
     def run(self) -> StepMeasure:
         handles = [
@@ -159,6 +178,8 @@ class MemoryPass:
         replaced = _stored(self._sample.model)  # if it went meanwhile, the step would rise by the difference alone
         there = memory.storages(replaced).items()
         self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
+        named = (found for module in self._sample.model.modules() for found in _in_attributes(module))
+        self._found = [found for found in named if self._counts(found)]
         try:
             with self._meter:
                 self._step()
@@ -168,19 +189,40 @@ class MemoryPass:
         del replaced
         return self._evaluate()
 
+    def _counts(self, found: _InAttribute) -> bool:
+        return found.nbytes > LARGE_BYTES and found.storage not in self._static
+
+    def _without_replaced(self) -> int:
+        """Bytes of what was found, and which no attribute stands for any more; it is looked for no longer."""
+        sizes = {found.storage: found.nbytes for found in self._found}
+        self._found = [found for found in self._found if found.is_there()]
+        there = {found.storage for found in self._found}
+        return sum(size for key, size in sizes.items() if key not in there)
+
+    def _end_segment(self) -> None:
+        """What ran outside of blocks has ended."""
+        self._replaced_bytes += self._without_replaced()
+        self._segments[-1].end = self._moment()
+
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if self._is_backward and self._owners.is_in_blocks(parameter):
-            self._reached.add(id(parameter))  # if by what a block left beside its result, counted where it runs alone
-            parameter.grad = None
+            self._reached[id(parameter)] = self._place
+        if self._is_backward and self._owners.is_in_blocks(parameter) and not self._owners.is_shared(parameter):
+            parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
         elif parameter.grad is not None and not self._owners.is_shared(parameter):
             self._created.note(parameter.grad)
+        elif self._is_backward and parameter.grad is not None:
+            size = memory.storage_bytes(parameter.grad)
+            first, after = self._owners.come_before(parameter, self._place)
+            if first:
+                self._added.append((self._meter.mark(), size, size if after else 2 * size))
 
     def _step(self) -> None:
         self._segments.append(_Segment(self._moment()))
         with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward(self._returned)
         self._note_held(False)
-        self._segments[-1].end = self._moment()
+        self._end_segment()
         self._keep_overwritten()
         for run in self._runs:
             if run.chained_to:
@@ -189,6 +231,7 @@ class MemoryPass:
         left = self._note_left()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
+        self._place = len(self._runs)
         self._is_backward, beside = True, Beside(list(self._sample.model.modules()))
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
@@ -202,12 +245,12 @@ class MemoryPass:
 
     def _moment(self, grads_bytes: int = 0) -> _Moment:
         alive = {ref.key: ref.nbytes for run in self._runs for ref in run.outputs if ref.alive()}
-        return _Moment(self._meter.mark(), alive, grads_bytes)
+        return _Moment(self._meter.mark(), alive, grads_bytes, self._replaced_bytes)
 
     # blocks
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._segments[-1].end = self._moment()
+        self._end_segment()
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
         refuse_learned_caches(block.name, (*args, *kwargs.values()))
@@ -224,14 +267,16 @@ class MemoryPass:
         )
         self._note_held(run.chained)
         self._note_readings(run, arguments)
-        hooks, shared, computed = isolate.Hooks(), self._owners.waiting(block, call), _tensors_in_attributes(block)
+        hooks, shared = isolate.Hooks(), self._owners.waiting(block, call)
+        computed = [found for part in block.parts() for found in _in_attributes(part)]
         output = run.alone.run(function, arguments, hooks, shared, self._created)
-        self._note_weight_grads(run, shared)
+        self._note_weight_grads(run, shared, block)
         if run.alone.beside.layouts:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *_large_buffers(block, stage)]))
-        run.computed = [found for found in computed if _is_there(*found)]
+        run.computed = [found for found in computed if found.is_there()]
+        self._without_replaced()  # what the block replaced is counted as left by it
         self._runs.append(run)
         self._segments.append(_Segment(self._moment()))
         handed = layouts_of(arguments.differentiable, run.alone.leaving)
@@ -291,8 +336,9 @@ class MemoryPass:
     def _keep_overwritten(self) -> None:
         """A block cannot be run again from what was changed after it ran."""
         for run in self._runs:
-            is_replaced = any(not _is_there(*found) for found in run.computed)
-            if is_replaced or any(witness.has_changed() for witness in run.read):
+            replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
+            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - self._static)
+            if replaced or any(witness.has_changed() for witness in run.read):
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
             run.computed.clear()
@@ -312,15 +358,15 @@ class MemoryPass:
             left += [ref.storage() for ref in refs]
         return left
 
-    def _note_weight_grads(self, run: _Run, shared: Sequence[nn.Parameter]) -> None:
+    def _note_weight_grads(self, run: _Run, shared: Sequence[nn.Parameter], block: Block) -> None:
         """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
         stage, there = run.stage, {id(p) for p in shared}
         for parameter, size in run.alone.weight_grads:
-            if id(parameter) in there:
-                continue
-            stage.weight_grad_bytes += size
-            if self._owners.is_shared(parameter):
-                stage.accumulated_weight_grad_bytes += size
+            if id(parameter) not in there:
+                stage.weight_grad_bytes += size
+                run.accumulated_change += size if self._owners.is_shared(parameter) else 0
+            if self._owners.ends_wait(parameter, block, stage.call):
+                run.accumulated_change -= size
 
     def _remember_outputs(self, run: _Run, output: Any, arguments: isolate.Arguments) -> None:
         read = set(memory.storages(arguments.tensors))
@@ -360,7 +406,7 @@ class MemoryPass:
                 if layout is not None and ref is not None:
                     layout.waits = ref.alive()
             there.clear()
-            before.backward_begin = self._moment()
+            before.backward_begin, self._place = self._moment(), index
             run.arguments.clear()  # what runs before the block has made them, and they go in its backward
 
         hooks.arrived, hooks.begun = arrived, begun
@@ -389,6 +435,7 @@ class MemoryPass:
                 self._finish_block(index, run)
                 self._keep_hidden(run, self._runs[:index])
                 stages.append(run.stage)
+        self._count_rises_between(surroundings)
         self._count_waiting(surroundings)
         pinned: dict[str, int] = {}
         for run in self._runs:  # a block that runs twice has two outputs
@@ -403,7 +450,7 @@ class MemoryPass:
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
-        used = self._owners.used_outside | (self._reached - self._left)
+        used = {key: place for key, place in self._reached.items() if key not in self._left}
         settled = all(map(_is_settled, self._runs)) and used == self._owners.used_outside
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
@@ -444,16 +491,36 @@ class MemoryPass:
     def _outside_bytes(self, moment: _Moment) -> int:
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
 
+    def _growth(self, segment: _Segment) -> int:
+        """What the forward of a segment adds outside of blocks, beyond what it replaces."""
+        begin, end = segment.begin, segment.end
+        assert end is not None
+        return self._outside_bytes(end) - self._outside_bytes(begin) - (end.replaced_bytes - begin.replaced_bytes)
+
     def _is_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> bool:
         if index == len(self._runs):
             return True
-        assert segment.end is not None
-        growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
+        growth = self._growth(segment)
         if index and self._runs[index].chained:
             segment.saved_bytes = max(0, growth)
             self._made_between += segment.saved_bytes
             return False
-        return bool(index) or growth > SLACK_BYTES or not set(main) <= self._static
+        takes = growth > SLACK_BYTES or self._takes_for_the_moment(index)
+        return bool(index) or takes or not set(main) <= self._static
+
+    def _takes_for_the_moment(self, index: int) -> bool:
+        """Whether a segment takes more, in its forward or its backward, than is there before or after it."""
+        segment = self._segments[index]
+        ways: list[tuple[_Moment | None, _Moment | None]] = [(segment.begin, segment.end)]
+        if not self._has_others_backward(index):
+            ways.append((segment.backward_begin, segment.backward_end))
+        there = [(first.mark, last.mark) for first, last in ways if first and last and first.mark <= last.mark]
+        meter = self._meter
+        return any(meter.peak(a, b) - max(meter.level(a), meter.level(b)) > SLACK_BYTES for a, b in there)
+
+    def _has_others_backward(self, index: int) -> bool:
+        """Whether a segment's backward has that of what the block behind left beside its result, which counts there."""
+        return any(layout is not None for run in self._runs[index : index + 1] for layout in run.alone.beside.layouts)
 
     def _outside_stage(self, index: int, segment: _Segment, main: dict[int, int]) -> StageMeasure:
         assert segment.end is not None
@@ -461,7 +528,7 @@ class MemoryPass:
         before = self._runs[index - 1 : index] if index else []
         made = sum(size for key, size in main.items() if key not in self._known)
         stage.output_bytes = made + sum(_bytes_of(run, run.viewed & self._left_by(run)) for run in before)
-        growth = self._outside_bytes(segment.end) - self._outside_bytes(segment.begin)
+        growth = self._growth(segment)
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
         stage.saved_bytes = max(segment.saved_bytes, stage.output_bytes)
@@ -506,12 +573,8 @@ class MemoryPass:
         """
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
-        just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
         meter, middle = self._meter, returned or end
-        there = {key: size for key, size in begin.outputs.items() if key not in just_made}
-        stays = {key for key in there if key in middle.outputs or self._is_at_peak(key, begin.mark, middle.mark)}
-        stage.listed, others = self._passing(there, there.keys() - stays)
-        level = meter.level(begin.mark) - others
+        stage.listed, level = self._found_by(index, segment)
         missing = self._pinned_but_gone(begin, begin, middle)
         stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level + missing
         if returned is not None:
@@ -519,6 +582,16 @@ class MemoryPass:
             rest = meter.peak(returned.mark, end.mark) - level + missing + sum(stage.listed.values())
             stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
+
+    def _found_by(self, index: int, segment: _Segment) -> tuple[dict[str, int], int]:
+        """What the caller lists of what is there when a segment is at its peak, and the level at which it begins."""
+        begin, middle = segment.begin, segment.returned or segment.end
+        assert middle is not None
+        just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
+        there = {key: size for key, size in begin.outputs.items() if key not in just_made}
+        stays = {key for key in there if key in middle.outputs or self._is_at_peak(key, begin.mark, middle.mark)}
+        listed, others = self._passing(there, there.keys() - stays)
+        return listed, self._meter.level(begin.mark) - others
 
     def _passing(self, there: Mapping[int, int], gone: Set[int] = frozenset()) -> tuple[dict[str, int], int]:
         """What of earlier blocks' outputs goes before the backward begins: of what these have in what they leave, bytes
@@ -557,9 +630,47 @@ class MemoryPass:
         if begin is None or end is None or end.mark < begin.mark:
             return
         base = self._outside_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
-        stage.backward_rise_bytes = meter.peak(begin.mark, end.mark) - base
-        going = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
-        stage.accumulated_backward_rise_bytes = peak_without(meter, begin.mark, end.mark, going) - base
+        created, accumulated = self._going_in(begin, end)
+        saved = {key for run in self._runs for key in run.saved_outputs}
+        gone = [(self._gone.get(key, 0), -size) for key, size in begin.outputs.items() if key in saved]
+        stays = [(mark, size) for mark, size in gone if begin.mark < mark <= end.mark]  # a block that is kept has them
+        stage.backward_rise_bytes = peak_without(meter, begin.mark, end.mark, sorted([*created, *stays])) - base
+        rise = peak_without(meter, begin.mark, end.mark, sorted([*accumulated, *stays])) - base
+        stage.accumulated_backward_rise_bytes = rise
+
+    def _count_rises_between(self, surroundings: Sequence[StageMeasure | None]) -> None:
+        """What runs between two blocks and is no stage rises with the block behind it in the forward, and with the one
+        before it in the backward. What such segments make is resident, also where it is not there yet, or no longer.
+        """
+        made_bytes = 0  # by this segment and those behind it
+        for index in reversed(range(len(self._runs))):
+            if surroundings[index] is None:
+                made_bytes += self._segments[index].saved_bytes
+                self._count_forward_between(index, made_bytes)
+                if index:
+                    self._count_backward_between(index, made_bytes)
+
+    def _count_forward_between(self, index: int, made_bytes: int) -> None:
+        segment, behind, meter = self._segments[index], self._runs[index].stage, self._meter
+        assert segment.end is not None
+        listed, level = self._found_by(index, segment)
+        gone = sum(size for name, size in listed.items() if name not in behind.listed)
+        rise = meter.peak(segment.begin.mark, segment.end.mark) - level - made_bytes + gone
+        behind.forward_rise_bytes = max(behind.forward_rise_bytes, rise)
+        behind.forward_only_rise_bytes = max(behind.forward_only_rise_bytes, rise)
+
+    def _count_backward_between(self, index: int, made_bytes: int) -> None:
+        segment, before, meter = self._segments[index], self._runs[index - 1].stage, self._meter
+        begin, end = segment.backward_begin, segment.backward_end
+        if begin is None or end is None or end.mark < begin.mark or self._has_others_backward(index):
+            return
+        created, accumulated = self._going_in(begin, end)
+        rise, rise_adding = (
+            peak_without(meter, begin.mark, end.mark, going) - (meter.level(end.mark) - sum(size for _, size in going))
+            for going in (created, accumulated)
+        )
+        before.backward_rise_bytes = max(before.backward_rise_bytes, rise - made_bytes)
+        before.accumulated_backward_rise_bytes = max(before.accumulated_backward_rise_bytes, rise_adding - made_bytes)
 
     def _count_waiting(self, surroundings: Sequence[StageMeasure | None]) -> None:
         """What runs between two blocks and is no stage counts with the block behind it."""
@@ -571,7 +682,8 @@ class MemoryPass:
                 created = accumulated = 0
             if index < len(self._runs):
                 own = self._change_at(index)
-                changes.append((self._runs[index].stage, created + own, accumulated + own))
+                waits = self._runs[index].accumulated_change
+                changes.append((self._runs[index].stage, created + own, accumulated + own + waits))
         waiting.count(*zip(*changes, strict=True))
 
     def _change_of(self, segment: _Segment) -> tuple[int, int]:
@@ -582,7 +694,16 @@ class MemoryPass:
         if begin is None or end is None or end.mark < begin.mark:
             return 0, 0
         change = self._outside_bytes(end) - self._outside_bytes(begin) + segment.saved_bytes
-        return change, change - sum(size for mark, size in self._created.gone if begin.mark < mark <= end.mark)
+        created, accumulated = self._going_in(begin, end)
+        return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
+
+    def _going_in(self, begin: _Moment, end: _Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What goes between two moments of the backward, and is there to the end of the pass: marks and bytes, where
+        the step creates its gradients and where it adds to existing ones.
+        """
+        added = [found for found in self._added if begin.mark < found[0] <= end.mark]
+        gone = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
+        return [(mark, size) for mark, size, _ in added], sorted([*gone, *((mark, size) for mark, _, size in added)])
 
     def _change_at(self, index: int) -> int:
         """The same at a block: gradients that arrived and wait for others, and those of inputs beside the chain."""
@@ -629,6 +750,9 @@ class MemoryPass:
             # resident: nothing that saving adds, once it has replaced what was there, or sending frees
             stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
+        if run.replaced_bytes:
+            stage.saved_bytes += run.replaced_bytes
+            stage.travel_bytes = 0
         if not run.chained_to:
             stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:
@@ -665,14 +789,12 @@ def _large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
     return [b for name, b in named if memory.storage_bytes(b) > LARGE_BYTES and name not in stage.writes_buffers]
 
 
-def _tensors_in_attributes(block: Block) -> list[_InAttribute]:
-    """Those that nobody registered: hooks compute weights there, before a block runs."""
-    named = ((vars(part), name, value) for part in block.parts() for name, value in vars(part).items())
-    return [(names, name, weakref.ref(value)) for names, name, value in named if type(value) is torch.Tensor]
-
-
-def _is_there(names: dict[str, Any], name: str, found: weakref.ref[torch.Tensor]) -> bool:
-    return names.get(name) is found()
+def _in_attributes(module: nn.Module) -> Iterator[_InAttribute]:
+    names = vars(module)
+    for name, value in names.items():
+        if type(value) is torch.Tensor and memory.has_storage(value):
+            storage, size = _compat.storage_id(value), memory.storage_bytes(value)
+            yield _InAttribute(names, name, weakref.ref(value), storage, size)
 
 
 def _bytes_of(run: _Run, keys: set[int]) -> int:

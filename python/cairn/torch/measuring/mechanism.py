@@ -26,7 +26,7 @@ from ..base.layouts import saving_nothing
 from ..base.stage_measure import KEEP
 from ..base.stages import BLOCK, StageRef
 from ..base.tree import Tree
-from ..context.ambient import RandomState
+from ..context.ambient import RandomState, no_autocast
 from ..execute.executor import Executor
 from ..execute.opened import Inside
 from ..saved.block_graph import BlockGraph, BlockRecorder
@@ -87,7 +87,7 @@ class Cost:
 @functools.cache
 def cost() -> Cost:
     """Measures; takes about a second, the first time."""
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.enable_grad(), no_autocast(("cpu",)), torch.random.fork_rng(devices=[]), _one_thread():
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
     again_ns, again_saved_ns = _line(small, large, "again_ns")

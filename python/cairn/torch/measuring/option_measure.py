@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -103,8 +103,9 @@ class OptionPass:
             graph = run.recorded(saving=False)
             kind = (stage.signature(), graph.digest(), graph.closed)
             if kind not in self._found:
-                waiting = self._owners.waiting(block, call)
-                self._found[kind] = _Opening(run, stage, graph, waiting, self._part_bytes, self._sample.teller)
+                run.waiting = self._owners.waiting(block, call)
+                run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
+                self._found[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.teller)
         self._found[kind].describe(stage)
 
 
@@ -121,6 +122,8 @@ class _BlockRuns:
     ) -> None:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
         self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.waiting: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
+        self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
         self.devices = (device,) if with_generator(device) else ()
         self._rewinding = Rewinding(block, device)
         self._attributes = Attributes(block.parts(), with_large=True)  # each run replaces the same
@@ -197,11 +200,10 @@ class _Opening:
         run: _BlockRuns,
         stage: StageMeasure,
         graph: BlockGraph,
-        waiting: Sequence[torch.nn.Parameter],
         part_bytes: int,
         teller: Teller,
     ) -> None:
-        self._run, self._stage, self._waiting, self._part_bytes = run, stage, waiting, part_bytes
+        self._run, self._stage, self._part_bytes = run, stage, part_bytes
         self._teller = teller
         self.asked: list[int] = []
         self.options: list[OptionMeasure] = []
@@ -241,7 +243,7 @@ class _Opening:
         self._teller.more(len(proved))
         measured = []
         for recipe, took in proved:
-            measured.append((_Metered(self._run, self._waiting, recipe, self.asked).stage, took))
+            measured.append((_Metered(self._run, recipe).stage, took))
             self._teller.one_done()
         return measured
 
@@ -472,9 +474,7 @@ class _Where:
 class _Metered:
     """One option's forward and backward, alone, under a meter."""
 
-    def __init__(
-        self, run: _BlockRuns, waiting: Sequence[torch.nn.Parameter], recipe: Recipe, asked: Sequence[int]
-    ) -> None:
+    def __init__(self, run: _BlockRuns, recipe: Recipe) -> None:
         run.rewind()
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
@@ -483,12 +483,12 @@ class _Metered:
         handles = [
             p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
             for p in parameters_of(run.block)
-            if p.requires_grad and p.is_leaf and id(p) not in {id(w) for w in waiting}
+            if p.requires_grad and p.is_leaf and id(p) not in run.shared
         ]
         alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
-                alone.run_saving(run.function, run.arguments, waiting, created, lambda: _Saved(run, recipe))
+                alone.run_saving(run.function, run.arguments, run.waiting, created, lambda: _Saved(run, recipe))
         finally:
             for handle in handles:
                 handle.remove()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -14,38 +14,49 @@ from .block_meter import parameters_of
 class Owners:
     """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine.
 
-    order: the blocks, as they are called; outside: the identities of their parameters that the model itself uses, too.
+    order: the blocks, as they are called. outside: by the identity of each of their parameters that the model itself
+    uses, too, how many of the blocks' calls come before that in the forward, so that their gradients come after it.
     """
 
-    def __init__(self, model: nn.Module, order: Sequence[Block], outside: Set[int] = frozenset()) -> None:
-        self.used_outside = frozenset(outside)
-        inside = {id(m) for block in order for m in block.parts()}
-        between = [p for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)]
-        self._users: dict[int, list[tuple[int, int]]] = {}
+    def __init__(self, order: Sequence[Block], outside: Mapping[int, int]) -> None:
+        self.used_outside = dict(outside)
+        self._users: dict[int, list[int]] = {}  # by parameter, the places of the calls that use it
+        self._places: dict[tuple[int, int], int] = {}  # of calls of blocks
         calls: dict[int, int] = {}
-        for block in order:
+        for place, block in enumerate(order):
             call = calls.get(id(block), 0)
             calls[id(block)] = call + 1
+            self._places[id(block), call] = place
             for p in parameters_of(block):
-                self._users.setdefault(id(p), []).append((id(block), call))
-        self._outside = outside | set(map(id, between))
-
-    def is_shared(self, parameter: torch.Tensor) -> bool:
-        users = self._users.get(id(parameter), [])
-        return len(users) + (id(parameter) in self._outside) > 1
+                self._users.setdefault(id(p), []).append(place)
 
     def is_in_blocks(self, parameter: torch.Tensor) -> bool:
-        """Whether blocks alone use it."""
-        return id(parameter) in self._users and id(parameter) not in self._outside
+        """Whether blocks use it."""
+        return id(parameter) in self._users
+
+    def is_shared(self, parameter: torch.Tensor) -> bool:
+        """Whether several stages use it."""
+        return len(self._users.get(id(parameter), ())) + (id(parameter) in self.used_outside) > 1
 
     def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
-        """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives.
-
-        Where the other user lies outside blocks it may be earlier or later: the worse is assumed.
-        """
+        """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives."""
+        place = self._places.get((id(block), call), 0)
 
         def used_later(p: nn.Parameter) -> bool:
-            users = self._users.get(id(p), [])
-            return p.requires_grad and (id(p) in self._outside or (id(block), call) != users[-1])
+            return place < self.used_outside.get(id(p), 0) or place != self._users.get(id(p), [place])[-1]
 
-        return [p for p in parameters_of(block) if self.is_shared(p) and used_later(p)]
+        return [p for p in parameters_of(block) if p.requires_grad and self.is_shared(p) and used_later(p)]
+
+    def ends_wait(self, parameter: nn.Parameter, block: Block, call: int) -> bool:
+        """Whether no earlier stage uses a parameter of a block that several use: none of its gradients waits longer."""
+        place = self._places.get((id(block), call), 0)
+        is_first = place == self._users.get(id(parameter), [place])[0]
+        return self.is_shared(parameter) and is_first and self.used_outside.get(id(parameter), place + 1) > place
+
+    def come_before(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
+        """How many of the blocks' gradients of a parameter come before what comes outside of them at a place, and how
+        many come after that.
+        """
+        users = self._users.get(id(parameter), [])
+        first = sum(user >= place for user in users)
+        return first, len(users) - first

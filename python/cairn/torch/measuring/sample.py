@@ -18,6 +18,7 @@ from ..base.tree import Tree, tensors_in
 from ..context.attributes import left_as_found
 from ..context.caches import own_caches
 from ..context.outsiders import Leaves, outsiders
+from ..context.reach import brought_by
 from ..context.step_attributes import StepAttributes
 from ..context.untouched import Parameters, Randomness, untouched
 from ..outside.replaced import Outside, Replaced
@@ -167,17 +168,8 @@ class Sample:
         return loss
 
     def static_tensors(self) -> list[torch.Tensor]:
-        """What the caller brings: the arguments, and tensors that the loss function has closed over."""
-        closure = getattr(self.loss_fn, "__closure__", None) or ()
-        cells = [cell.cell_contents for cell in closure if _filled(cell)]
-        return list(tensors_in((self.args, self.kwargs, cells)))
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+        """What the caller brings: the arguments, and what the loss function has at hand."""
+        return list(tensors_in((self.args, self.kwargs, list(brought_by(self.loss_fn)))))
 
 
 def backward_of(output: Any, loss: torch.Tensor | None) -> None:

@@ -153,7 +153,12 @@ class Tie:
 
     def embedding(self, tokens: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
         """As `F.embedding` with the weight."""
-        return _Lookup.apply(self._weight, tokens, -1 if padding_idx is None else padding_idx, self)
+        return _Lookup.apply(self._weight, tokens, _row(padding_idx, self._weight), self)
+
+
+def _row(padding_idx: int | None, weight: torch.Tensor) -> int:
+    """The row whose gradient is none, for torch's own functions: they take -1 for no row at all."""
+    return -1 if padding_idx is None else padding_idx % weight.shape[0]
 
 
 def _identity(weight: torch.Tensor) -> tuple[int, int, int]:
@@ -163,7 +168,7 @@ def _identity(weight: torch.Tensor) -> tuple[int, int, int]:
 def proved(weight: torch.Tensor, tokens: torch.Tensor, padding_idx: int | None) -> bool:
     """Whether the rows of such a lookup's gradient come out bit for bit as in the whole."""
     with torch.no_grad():
-        place = -1 if padding_idx is None else padding_idx
+        place = _row(padding_idx, weight)
         grad = torch.randn((*tokens.shape, weight.shape[1]), device=weight.device).to(weight.dtype)
         whole = torch.ops.aten.embedding_dense_backward(grad, tokens, weight.shape[0], place, False)
         return torch.equal(Rows.of_embedding(grad, tokens, weight.shape[0], place).dense(), whole)

@@ -41,7 +41,6 @@ Root = tuple[str, int]  # where a value comes from that was there before the blo
 
 MAX_OPERATIONS = 20000
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _READERS = "numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "set_", "apply_"
 _READS_VALUES = frozenset(getattr(torch.Tensor, name) for name in _READERS if hasattr(torch.Tensor, name))
 #: Functions that read no values of the last tensor that they are passed, but how it looks.
@@ -186,7 +185,7 @@ class BlockRecorder:
             for index, tensor in enumerate(tensors):
                 if tensor is not None and memory.has_storage(tensor):
                     self._notes.root(tensor, (kind, index))
-        if any(type(t) not in _PLAIN for t in arguments):
+        if any(type(t) not in PLAIN_CLASSES for t in arguments):
             self._notes.close("gets a tensor of a class of its own")
 
     def __enter__(self) -> BlockRecorder:
@@ -369,7 +368,8 @@ class _Notes:
             op.written[index] = new.index
             if self._is_of_root(old):
                 op.reason = op.reason or "writes what was there before the block"
-                if self._first(old).root in ((OUTSIDE, 0),) or self._first(old).root[0] in (ARGUMENT, PARAMETER):  # type: ignore[index]
+                root = self._first(old).root
+                if root is not None and root[0] != BUFFER:
                     self.close(f"writes what it did not make ({op.name})")
 
     def _first(self, value: Value) -> Value:
@@ -473,7 +473,7 @@ def _may_meet(one: View, other: View) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in _PLAIN and memory.has_storage(tensor)
+    return type(tensor) in PLAIN_CLASSES and memory.has_storage(tensor)
 
 
 def _short(func: Any) -> str:

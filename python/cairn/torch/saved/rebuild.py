@@ -28,7 +28,7 @@ from ..base.stage_measure import KEEP
 from ..context.ambient import RandomState
 from . import bits, part_calls
 from .block_graph import BlockGraph, Pack
-from .block_options import DROP, MASK, is_always_there, masks, sources
+from .block_options import MASK, is_always_there, masks, sources
 from .holders import Meta
 from .part_calls import Calls
 from .rebuild_code import MASK as KEPT_MASK
@@ -145,9 +145,9 @@ def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name
     absent = {i for i, letter in enumerate(decisions) if letter != KEEP}
     order = [i for i in asked if i in absent]  # a function may ask twice
     order += sorted(absent.difference(order), reverse=True)
-    samples = [sample_of(graph.packs[i]) if decisions[i] != KEEP else None for i in range(len(decisions))]
     code = compiler.code(order)
     items = [Item(i, pack, decisions[i], code) for i, pack in enumerate(graph.packs)]
+    samples = [item.sample for item in items]
     calls, hooked = _hooked(graph, [item.index for item in items if not item.is_just_kept])
     seen = [_has_history(graph, items[i].index) if items[i].is_just_kept else items[i] for i in hooked]
     return Recipe(graph, decisions, order, code, samples, calls, seen, compiler)
@@ -374,6 +374,3 @@ def _sample_at(size: tuple[int, ...], stride: tuple[int, ...], width: int) -> Sa
         return sum(index * step for index, step in zip(indices, stride, strict=True)) * width
 
     return Sample(place(2), place(5), count * width)
-
-
-__all__ = ["DROP", "Missing", "Recipe", "Rebuild", "Sources", "compile_recipe", "mask_of"]

@@ -165,7 +165,7 @@ class Recorder:
 
     def _check_plain(self, operator: Operator, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            if type(tensor) not in (torch.Tensor, nn.Parameter):
+            if type(tensor) not in _compat.PLAIN_CLASSES:
                 raise self._refusal(operator, f"works on a {type(tensor).__name__}, which is more than a plain tensor")
             if not memory.has_storage(tensor):
                 raise self._refusal(operator, f"works on a tensor of layout {tensor.layout}, which has no one storage")

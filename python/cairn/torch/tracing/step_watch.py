@@ -105,7 +105,7 @@ def existing_storages() -> list[_compat.StorageRef]:
     return [
         _compat.StorageRef(each)
         for each in gc.get_objects()
-        if type(each) in (torch.Tensor, nn.Parameter) and memory.has_storage(each) and _is_defined(each)
+        if type(each) in _compat.PLAIN_CLASSES and memory.has_storage(each) and _is_defined(each)
     ]
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from cairn import format_bytes
 
-from ..base import _compat
+from ..base import _compat, memory
 from ..base.errors import Unsupported
 from ..base.layouts import Look
 from .lanes import IN, OUT, Copy, Piece, lanes_for
@@ -106,14 +106,8 @@ def parcel_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def is_movable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is plain bytes that can be moved: no subclass, not sparse, nested or quantized, not fake."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and tensor.device.type in ("cpu", "cuda")
-    )
+    """Whether a tensor is plain bytes that can be moved to or from a device that transfers know."""
+    return memory.can_travel(tensor) and tensor.device.type in ("cpu", "cuda")
 
 
 def require_movable(tensor: torch.Tensor) -> None:

@@ -864,3 +864,71 @@ def test_buffers_that_are_written_behind_a_block_are_found_as_they_were(where: s
             model(x).square().mean().backward()
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(planned.parameters(), plain.parameters(), strict=True))
         assert all(torch.equal(p, q) for p, q in zip(planned.buffers(), plain.buffers(), strict=True))
+
+
+class Covariances:
+    """Running statistics of activations, as second-order optimizers keep them."""
+
+    def __init__(self) -> None:
+        self.of: dict[nn.Module, torch.Tensor] = {}
+
+    def hook(self, module: nn.Module, args: tuple[torch.Tensor]) -> None:
+        x = args[0].detach()
+        before = self.of.get(module, torch.eye(x.shape[1]))
+        self.of[module] = 0.9 * before + 0.1 * x.t() @ x / len(x)
+
+    __call__ = hook
+
+
+def collect(covariances: Covariances, module: nn.Module, args: tuple[torch.Tensor]) -> None:
+    covariances.hook(module, args)
+
+
+@pytest.mark.parametrize("how", ["method", "object", "partial", "closure"])
+def test_statistics_that_hooks_keep_in_objects_are_counted_once(how: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3))), torch.randn(64, 64)
+    plain, kept = copy.deepcopy(model), []
+    for trained in (model, plain):
+        found = Covariances()
+        hook = {
+            "method": found.hook,
+            "object": found,
+            "partial": functools.partial(collect, found),
+            "closure": lambda module, args, found=found: found.hook(module, args),
+        }[how]
+        for layer in trained:
+            layer[0].register_forward_pre_hook(hook)
+        kept.append(found)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=list(model))
+    assert all("'of'" in stage.keep_reason for stage in profile.stages if stage.kind == "block")
+    ct.apply(model, ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes))
+    for found in kept:
+        found.of.clear()
+    for _ in range(2):
+        model(x).sum().backward()
+        plain(x).sum().backward()
+    assert all(map(torch.equal, *(found.of.values() for found in kept)))
+
+
+def test_small_statistics_in_attributes_do_not_close_blocks() -> None:
+    """They are compared after each later run, which is not among what the run does."""
+
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.gelu(self.up(self.norm(x)))
+            self.sparsity = (y > 0).float().mean().detach()
+            return x + self.down(y)
+
+    model, x = nn.Sequential(*(Sparse() for _ in range(4))), torch.randn(128, 64)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    plan = ct.plan(profile, ct.plan(profile, UNLIMITED).least_budget_bytes)
+    assert plan.inside and ct.verify(model, plan, x, loss_fn=torch.sum).ok
+    with ct.apply(model, plan) as handle:
+        for _ in range(3):
+            model(x).sum().backward()
+        assert not any("aten.equal" in note for note in handle.executor.notes)

@@ -1807,3 +1807,21 @@ def test_half_of_a_pair_of_numbers_counts_as_drawn() -> None:
     numpy.random.randn()
     profile = ct.profile(nn.Sequential(Drawing(8, 8)), torch.randn(4, 8), loss_fn=torch.sum, blocks=Drawing, passes=1)
     assert "numpy" in profile.stages[0].keep_reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_branches_that_are_dropped_at_random_are_measured_where_they_run(seed: int) -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if torch.rand(()) < 0.5 else x + self.down(torch.tanh(self.up(x)))
+
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(32, 32), *(Dropped() for _ in range(8))), torch.randn(64, 32)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    ran = sum(stage.saved_bytes >= 64 * 128 * 4 for stage in profile.stages)
+    told = [note for note in profile.notes if "ran without a part that others of its class ran" in note]
+    assert ran >= 6 and len(told) == (ran < 8)

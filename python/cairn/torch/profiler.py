@@ -117,7 +117,7 @@ def profile(
         whole = discovery.whole_if_better(model, observed, found, free_bytes(device)) if looks_at_whole else []
         opened = _as_whole(sample, whole, observed, device, how) if whole else None
         measured, found = opened or _measure_all(sample, found, observed, device, how)
-        notes = _notes(sample, measured, discovery.skipped_layers(model, observed))
+        notes = [*_notes(sample, measured), *_skipped(measured, model, observed)]
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
         model_name=type(model).__name__,
@@ -138,10 +138,11 @@ def profile(
 
 
 def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
-    """The calls of a step. Where layers are skipped at random, a step in which as few as possible are is looked for."""
+    """The calls of a step. Where layers, or parts of them, are skipped at random, one that skips few is looked for."""
     first = sample.random
     best = discovery.trace(sample.model, lambda: check_differentiable(sample), parameters)
-    if not discovery.skipped_layers(sample.model, best) or not sample.draws():
+    skips = discovery.skipped_layers(sample.model, best) or discovery.skipping_parts(sample.model, best)
+    if not skips or not sample.draws():
         return best
     begin = first
     for seed in range(OTHER_SEEDS):
@@ -323,7 +324,7 @@ _LEAVES = (
 )
 
 
-def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]) -> list[str]:
+def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
     notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
     closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and not stage.keep_reason)
     notes += told(closed, "kept or run again as a whole")
@@ -331,15 +332,28 @@ def _notes(sample: Sample, measured: measure.StepMeasure, skipped: Iterable[str]
     notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
     if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
-    lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
-    notes += [
-        f"{name} did not run in the sample step; a step in which it runs may take more than its budget"
-        for name in skipped
-        if name.rpartition(".")[0] in lists
-    ]
     if sample.has_no_loss:
         notes.append(
             "the loss is computed outside the model and loss_fn was not given: "
             "what the loss itself takes is not counted"
         )
     return notes
+
+
+def _skipped(measured: measure.StepMeasure, model: nn.Module, observed: discovery.Trace) -> list[str]:
+    """Notes of what the sample step left out, and others may not."""
+    lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
+    layers = [name for name in discovery.skipped_layers(model, observed) if name.rpartition(".")[0] in lists]
+    parts = [name or "the model" for name in discovery.skipping_parts(model, observed)]
+    return [
+        *(
+            f"{name} did not run in the sample step; a step in which it runs may take more than its budget"
+            for name in layers
+        ),
+        *told(((name, _SKIPPED_PARTS) for name in parts), "perhaps larger in other steps"),
+    ]
+
+
+_SKIPPED_PARTS = (
+    "ran without a part that others of its class ran, in the sample step, and the budget leaves no room for it"
+)

@@ -30,7 +30,7 @@ from torch import nn
 
 from ..base import _compat
 from .noted import Noted, Place, call, is_constant, is_noted, value_at
-from .reach import is_of_library, is_own_object, names_in, texts_in
+from .reach import CALLABLES, is_of_library, is_own_object, names_in, texts_in
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
@@ -282,6 +282,10 @@ class _Search:
             if is_new and not is_of_library(function.__module__):
                 self._seen.add(id(function))
                 self._waiting.append(function)
+        for held in _held_by(value):
+            self._add_object(held)
+            if isinstance(held, CALLABLES):
+                self._follow(held)
 
     def _read(self, function: types.FunctionType) -> None:
         names = names_in(function.__code__) | texts_in(function.__code__) | {"__call__"}  # of objects: no name tells
@@ -353,6 +357,16 @@ class _Search:
             self._note_item(defaults, name)
 
 
+def _held_by(value: Any) -> Iterator[Any]:
+    """What something that is called is passed beside its arguments: an object, or what a partial function has."""
+    if isinstance(value, types.MethodType):
+        yield value.__self__
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif callable(value) and is_own_object(value):
+        yield value
+
+
 def _defaults_of(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
     """The defaults of a function: a tuple or a dict of them, an index or a name there, and what it is."""
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
@@ -386,5 +400,7 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
     elif isinstance(value, (tuple, list, dict)) and is_noted(value):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _functions_of(item)
+    elif callable(value) and is_own_object(value):
+        yield from _functions_of(type(value).__call__)
     elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
         yield from _functions_of(vars(value).get("forward"))

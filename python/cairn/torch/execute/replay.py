@@ -723,9 +723,9 @@ class Run:
             else:
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
                 run = functools.partial(PartHooks(modules, block.calls, *hooks(later)).run, block.forward)
-            if saving is not None:
-                surroundings.enter_context(saving.running(Tree.of((args, kwargs)).leaves))
-            output = run(*args, **kwargs)
+            recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
+            with recording:  # of what the block does, and nobody else
+                output = run(*args, **kwargs)
             later.finish()
             site.state.fills = site.state.fills or attributes.are_filled()
         if block.samples is not None and _samples(output, found.is_in_doubt) != block.samples:

@@ -242,6 +242,20 @@ def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
     return found
 
 
+def skipping_parts(model: nn.Module, observed: Trace) -> list[str]:
+    """Modules that ran without a part that others of their class ran: a residual branch that was dropped, say."""
+    called = {id(call.module) for call in observed.calls}
+    ran = [(name, module) for name, module in model.named_modules() if id(module) in called]
+    parts: collections.defaultdict[type, set[str]] = collections.defaultdict(set)
+    for _, module in ran:
+        parts[type(module)].update(key for key, child in module.named_children() if id(child) in called)
+
+    def lacks_one(module: nn.Module) -> bool:
+        return any(key in parts[type(module)] and id(child) not in called for key, child in module.named_children())
+
+    return [name for name, module in ran if lacks_one(module)]
+
+
 # -- choosing ------------------------------------------------------------------------------------------------
 
 

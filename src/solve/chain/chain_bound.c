@@ -230,7 +230,7 @@ static void fill_stage_after(const bounder *b, part *p)
         p->after_ns[i] = NEVER;
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k];
-        int64_t ns = option->forward_ns + option->backward_ns;
+        int64_t ns = crn_option_ns(option);
         for (int32_t i = needed_cells(b, p->lo, option); i <= cell_count(b); i++)
             p->after_ns[i] = crn_min(p->after_ns[i], ns);
     }
@@ -447,17 +447,13 @@ typedef struct table {
     int64_t *least_ns; /* of cells of what the budget leaves beside always_bytes */
 } table;
 
-/* What it takes, beside always_bytes, to save everything with the fastest options. */
+/* What backwards take, beside always_bytes, when everything is saved with the fastest options. */
 static int64_t find_full_bytes(const crn_chain_model *model)
 {
     int64_t full = 0, saved = 0;
     for (int32_t l = 1; l <= model->n; l++) {
         const cairn_stage *stage = crn_stage(model, l);
-        const cairn_stage_option *fastest = &stage->options[0];
-        for (int32_t k = 1; k < stage->option_count; k++)
-            if (stage->options[k].forward_ns + stage->options[k].backward_ns <
-                fastest->forward_ns + fastest->backward_ns)
-                fastest = &stage->options[k];
+        const cairn_stage_option *fastest = &stage->options[crn_fastest_option(stage)];
         full = crn_max(full, saved + crn_backward_bytes(model, l, fastest));
         saved += fastest->saved_bytes;
     }

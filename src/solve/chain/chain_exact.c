@@ -35,7 +35,7 @@ typedef struct session {
     crn_subchains subchains;
     crn_steps *steps;   /* of a kind */
     int64_t *floor_ns;  /* of stages 1..l: what no schedule can avoid */
-    int64_t full_bytes; /* with how much, beside always_bytes, everything can be saved with the fastest options */
+    int64_t full_bytes; /* crn_chain_full_bytes */
     crn_cells cells;
     crn_step_makers makers;
 } session;
@@ -60,7 +60,7 @@ static crn_term save_term(const session *p, int32_t s, int32_t t, int32_t k)
     return (crn_term){.first = steps_of(p, s + 1, t),
                       .first_shift = s < t ? option->saved_bytes : 0,
                       .from_bytes = crn_max(save_bytes, crn_backward_bytes(p->model, s, option)) - grads_after(p, t),
-                      .ns = option->forward_ns + option->backward_ns - (p->floor_ns[s] - p->floor_ns[s - 1])};
+                      .ns = crn_option_ns(option) - (p->floor_ns[s] - p->floor_ns[s - 1])};
 }
 
 static crn_term save_and_drop_term(const session *p, int32_t s, int32_t t, int32_t k)
@@ -194,22 +194,6 @@ static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t m)
 
 /* ---- opening ---- */
 
-static int64_t find_full_bytes(const session *p)
-{
-    int64_t rest = 0;
-    for (int32_t s = p->model->n; s >= 1; s--) {
-        const cairn_stage *stage = crn_stage(p->model, s);
-        int64_t least = INT64_MAX;
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            crn_term term = save_term(p, s, p->model->n, k);
-            if (term.ns == 0)
-                least = crn_min(least, crn_max(term.from_bytes, rest + term.first_shift));
-        }
-        rest = least;
-    }
-    return rest;
-}
-
 static int64_t least_bytes(const session *p)
 {
     return crn_chain_table_least(&p->table);
@@ -222,7 +206,7 @@ static bool is_too_little(const session *p, int64_t budget_bytes)
 
 static void find_cells(session *p, const crn_task *task)
 {
-    int64_t top = p->full_bytes = find_full_bytes(p);
+    int64_t top = p->full_bytes = crn_chain_full_bytes(p->model);
     if (task->budget_max_bytes != CAIRN_NONE)
         top = crn_min(top, task->budget_max_bytes - p->model->always_bytes);
     p->cells = crn_cells_for(top, (int32_t)crn_min(CELLS_MAX, crn_max(CELLS_MIN, CELLS_PER_STAGE * p->model->n)));
@@ -233,10 +217,7 @@ static void fill_floor(session *p)
     p->floor_ns[0] = 0;
     for (int32_t l = 1; l <= p->model->n; l++) {
         const cairn_stage *stage = crn_stage(p->model, l);
-        int64_t least_ns = INT64_MAX;
-        for (int32_t k = 0; k < stage->option_count; k++)
-            least_ns = crn_min(least_ns, stage->options[k].forward_ns + stage->options[k].backward_ns);
-        p->floor_ns[l] = p->floor_ns[l - 1] + least_ns;
+        p->floor_ns[l] = p->floor_ns[l - 1] + crn_option_ns(&stage->options[crn_fastest_option(stage)]);
     }
 }
 

@@ -37,6 +37,40 @@ void crn_chain_model_clear(crn_chain_model *model)
     crn_arena_clear(&model->arena);
 }
 
+int32_t crn_fastest_option(const cairn_stage *stage)
+{
+    int32_t fastest = 0;
+    for (int32_t k = 1; k < stage->option_count; k++)
+        if (crn_option_ns(&stage->options[k]) < crn_option_ns(&stage->options[fastest]))
+            fastest = k;
+    return fastest;
+}
+
+size_t crn_option_total(const crn_chain_model *model)
+{
+    size_t total = 0;
+    for (int32_t l = 1; l <= model->n; l++)
+        total += (size_t)crn_stage(model, l)->option_count;
+    return total;
+}
+
+int64_t crn_chain_full_bytes(const crn_chain_model *model)
+{
+    int64_t full = 0; /* of stages l..n */
+    for (int32_t l = model->n; l >= 1; l--) {
+        const cairn_stage *stage = crn_stage(model, l);
+        int64_t fastest_ns = crn_option_ns(&stage->options[crn_fastest_option(stage)]), least = INT64_MAX;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            const cairn_stage_option *option = &stage->options[k];
+            int64_t needed = crn_max(model->base[model->n] + crn_save_bytes(option), option->saved_bytes + full);
+            if (crn_option_ns(option) == fastest_ns)
+                least = crn_min(least, crn_max(needed, crn_backward_bytes(model, l, option)));
+        }
+        full = least;
+    }
+    return full;
+}
+
 cairn_status crn_chain_emit(cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option, cairn_value value,
                             cairn_error *error)
 {

@@ -36,6 +36,25 @@ typedef struct crn_chain_model {
     crn_arena arena;
 } crn_chain_model;
 
+/** Sub-problems (s, t), 1 <= s <= t <= n. */
+static inline size_t crn_pair_count(int32_t n)
+{
+    return (size_t)n * ((size_t)n + 1) / 2;
+}
+
+/** Place of (s, t) in rows of s, one after the other: contiguous in t. */
+static inline size_t crn_row_at(int32_t n, int32_t s, int32_t t)
+{
+    size_t i = (size_t)(s - 1);
+    return i * (size_t)n - i * (i + 1) / 2 + (size_t)t - 1;
+}
+
+/** Place of (s, t) in columns of t, one after the other: contiguous in s, and the same for every n. */
+static inline size_t crn_column_at(int32_t s, int32_t t)
+{
+    return (size_t)t * (size_t)(t - 1) / 2 + (size_t)s - 1;
+}
+
 /** Free with crn_chain_model_clear, also after a failure. */
 cairn_status crn_chain_model_init(crn_chain_model *model, const crn_task *task, cairn_error *error);
 void crn_chain_model_clear(crn_chain_model *model);
@@ -71,6 +90,19 @@ static inline int64_t crn_backward_bytes(const crn_chain_model *model, int32_t l
     int64_t needed = model->base[l] + option->saved_bytes + crn_max(0, made);
     return l > 1 ? needed : crn_max(needed, model->base[0]);
 }
+
+/** Forward and backward. */
+static inline int64_t crn_option_ns(const cairn_stage_option *option)
+{
+    return option->forward_ns + option->backward_ns;
+}
+
+/** The option of least forward and backward; of several the first. */
+int32_t crn_fastest_option(const cairn_stage *stage);
+/** How many options all stages have together. */
+size_t crn_option_total(const crn_chain_model *model);
+/** What it takes, beside always_bytes, to save everything, each stage with that of its fastest options that needs least. */
+int64_t crn_chain_full_bytes(const crn_chain_model *model);
 
 /** Appends an operation on stage l; option of forward_save, value of drop. */
 cairn_status crn_chain_emit(cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option, cairn_value value,

@@ -2,14 +2,9 @@
 
 #include "base/vector.h"
 
-static size_t pair_count(int32_t n)
-{
-    return (size_t)n * ((size_t)n + 1) / 2;
-}
-
 int64_t crn_chain_table_memory(int32_t n)
 {
-    int64_t pairs = (int64_t)pair_count(n);
+    int64_t pairs = (int64_t)crn_pair_count(n);
     int64_t per_pair = 2 * 8 + 8 + 8 + 2 * CRN_WAYS_MAX * (int64_t)sizeof(crn_pass);
     return pairs * per_pair + crn_forward_memory(n) + 64 * (int64_t)n;
 }
@@ -59,7 +54,7 @@ static cairn_status fill_passes(crn_chain_table *table, const crn_task *task, ca
         filled = store_row(table, &forward);
         stopped = crn_should_stop(task, NULL);
     }
-    table->pass_begin[pair_count(n)] = table->pass_count;
+    table->pass_begin[crn_pair_count(n)] = table->pass_count;
     crn_forward_clear(&forward);
     if (!filled)
         return crn_no_memory(error);
@@ -152,7 +147,7 @@ static cairn_status fill_least(crn_chain_table *table, const crn_task *task, cai
 
 static cairn_status allocate(crn_chain_table *table, cairn_error *error)
 {
-    size_t pairs = pair_count(table->model.n);
+    size_t pairs = crn_pair_count(table->model.n);
     crn_arena *arena = &table->model.arena;
     table->pass_begin = crn_arena_alloc(arena, pairs + 1, sizeof(*table->pass_begin));
     table->pass_peak = crn_arena_alloc(arena, pairs, sizeof(*table->pass_peak));

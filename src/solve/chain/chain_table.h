@@ -25,11 +25,11 @@ typedef struct crn_chain_table {
     cairn_allocator allocator;
     crn_pass *passes;
     size_t pass_count, pass_capacity;
-    size_t *pass_begin;  /* of (s, j), rows of s one after the other; one more at the end */
+    size_t *pass_begin;  /* of (s, j), at crn_row_at; one more at the end */
     int64_t *pass_peak;  /* of (s, j): the least peak of its passes */
     int64_t least_bytes; /* always_bytes + L(1,n) */
-    int64_t *row;        /* L, rows of s one after the other: contiguous in t */
-    int64_t *column;     /* L, columns of t one after the other: contiguous in s */
+    int64_t *row;        /* L(s,t), at crn_row_at */
+    int64_t *column;     /* L(s,t), at crn_column_at */
     bool gave_up;        /* ways forward, for want of room: what is found may not be the best of its class */
 } crn_chain_table;
 
@@ -43,18 +43,6 @@ cairn_status crn_chain_table_init(crn_chain_table *table, const crn_task *task, 
 void crn_chain_table_clear(crn_chain_table *table);
 /** Upper estimate of its bytes. */
 int64_t crn_chain_table_memory(int32_t n);
-
-/** Place of (s, t), 1 <= s <= t <= n, in rows and in columns. */
-static inline size_t crn_row_at(int32_t n, int32_t s, int32_t t)
-{
-    size_t i = (size_t)(s - 1);
-    return i * (size_t)n - i * (i + 1) / 2 + (size_t)t - 1;
-}
-
-static inline size_t crn_column_at(int32_t s, int32_t t)
-{
-    return (size_t)t * (size_t)(t - 1) / 2 + (size_t)s - 1;
-}
 
 /** L(s,t). */
 static inline int64_t crn_least_of(const crn_chain_table *table, int32_t s, int32_t t)

@@ -69,31 +69,10 @@ static bool is_affordable(const crn_weak_estimate *estimate)
     return estimate->bytes <= STEPS_BYTES_MAX && estimate->work <= STEPS_WORK_MAX;
 }
 
-/* With how much everything can be saved with the fastest options: then chain-exact's answer is the best of all. */
-static int64_t full_bytes(const crn_chain_model *chain)
-{
-    int64_t rest = 0;
-    for (int32_t s = chain->n; s >= 1; s--) {
-        const cairn_stage *stage = crn_stage(chain, s);
-        int64_t least_ns = INT64_MAX, least = 0;
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            int64_t needed = crn_max(chain->base[chain->n] + crn_save_bytes(option), option->saved_bytes + rest);
-            int64_t ns = option->forward_ns + option->backward_ns;
-            needed = crn_max(needed, crn_backward_bytes(chain, s, option));
-            if (ns < least_ns || (ns == least_ns && needed < least))
-                least = needed;
-            least_ns = crn_min(least_ns, ns);
-        }
-        rest = least;
-    }
-    return rest;
-}
-
-/* The most that a solve of the session can use. */
+/* The most that a solve of the session can use: with enough to save everything, chain-exact's answer is the best of all. */
 static int64_t top_bytes(const session *p, const crn_task *task)
 {
-    int64_t top = full_bytes(&p->table.model);
+    int64_t top = crn_chain_full_bytes(&p->table.model);
     if (task->budget_max_bytes == CAIRN_NONE)
         return top;
     return crn_min(top, task->budget_max_bytes - p->table.model.always_bytes);

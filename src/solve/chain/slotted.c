@@ -20,7 +20,7 @@ typedef struct program {
     int32_t *output;      /* a[l] in slots */
     size_t *option_begin; /* of stage l - 1 */
     int32_t *saved;       /* A_k[l] in slots */
-    int32_t *fastest;     /* option of least uF + uB of stage l */
+    int32_t *fastest;     /* crn_fastest_option of stage l */
     crn_row *rows;        /* of (s, t), see crn_row_at */
     crn_row *columns;     /* the same at crn_column_at */
     const crn_row_width *width;
@@ -46,16 +46,6 @@ static int32_t slots_of(const program *p, int64_t bytes)
     return crn_slots_of(&p->scale, bytes);
 }
 
-static int32_t fastest_option(const cairn_stage *stage)
-{
-    int32_t best = 0;
-    for (int32_t k = 1; k < stage->option_count; k++)
-        if (stage->options[k].forward_ns + stage->options[k].backward_ns <
-            stage->options[best].forward_ns + stage->options[best].backward_ns)
-            best = k;
-    return best;
-}
-
 static void fill_stages(program *p)
 {
     size_t next = 0;
@@ -63,7 +53,7 @@ static void fill_stages(program *p)
     for (int32_t l = 1; l <= p->n; l++) {
         const cairn_stage *stage = crn_stage(p->model, l);
         p->output[l] = slots_of(p, stage->output_bytes);
-        p->fastest[l] = fastest_option(stage);
+        p->fastest[l] = crn_fastest_option(stage);
         p->option_begin[l] = next;
         for (int32_t k = 0; k < stage->option_count; k++)
             p->saved[next++] = slots_of(p, stage->options[k].saved_bytes);
@@ -159,7 +149,7 @@ static const crn_row done = {.low = 0, .high = -CRN_ROW_LINE, .floor_ns = 0};
 static int64_t least_ns(const program *p, int32_t s)
 {
     const cairn_stage_option *option = &crn_stage(p->model, s)->options[p->fastest[s]];
-    return option->forward_ns + option->backward_ns;
+    return crn_option_ns(option);
 }
 
 static void relax_saves(const program *p, int32_t s, int32_t t, const crn_row *to)
@@ -171,7 +161,7 @@ static void relax_saves(const program *p, int32_t s, int32_t t, const crn_row *t
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k];
         int32_t from = save_from(p, t, option), kept = s < t ? saved_slots(p, s, k) : 0;
-        int64_t ns = option->forward_ns + option->backward_ns - least_ns(p, s);
+        int64_t ns = crn_option_ns(option) - least_ns(p, s);
         relax(p, to, rest, kept, &done, ns, larger(from, backward_from(p, s, option)));
         if (s < t && !stage->no_recompute)
             relax(p, to, rest, kept, again, option->forward_ns, from);
@@ -332,7 +322,7 @@ static bool is_save(const program *p, int32_t s, int32_t t, int32_t m, int64_t v
     for (int32_t k = 0; k < stage->option_count && (s == t || !p->model->outputs_only); k++) {
         const cairn_stage_option *option = &stage->options[k];
         int32_t rest = m - saved_slots(p, s, k);
-        int64_t ns = option->forward_ns + option->backward_ns - least_ns(p, s);
+        int64_t ns = crn_option_ns(option) - least_ns(p, s);
         if (crn_add_saturating(ns, s < t ? value_at(p, s + 1, t, rest) : 0) == value && save_from(p, t, option) <= m &&
             backward_from(p, s, option) <= m) {
             *decision = (crn_decision){.kind = CRN_DECIDE_SAVE, .option = k, .right = rest};
@@ -371,14 +361,6 @@ static crn_decision decide(const void *context, int32_t s, int32_t t, int64_t un
 
 /* ---- the program for one budget ---- */
 
-static size_t option_total(const crn_chain_model *model)
-{
-    size_t total = 0;
-    for (int32_t l = 1; l <= model->n; l++)
-        total += (size_t)crn_stage(model, l)->option_count;
-    return total;
-}
-
 static cairn_status make_program(program *p, const crn_chain_table *table, const crn_task *task, int64_t available,
                                  const crn_row_width *width, cairn_error *error)
 {
@@ -391,10 +373,10 @@ static cairn_status make_program(program *p, const crn_chain_table *table, const
     crn_arena_init(&p->arena, crn_allocator(task->env));
     p->output = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->output));
     p->option_begin = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->option_begin));
-    p->saved = crn_arena_alloc(&p->arena, option_total(p->model), sizeof(*p->saved));
+    p->saved = crn_arena_alloc(&p->arena, crn_option_total(p->model), sizeof(*p->saved));
     p->fastest = crn_arena_alloc(&p->arena, n + 1, sizeof(*p->fastest));
-    p->rows = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->rows));
-    p->columns = crn_arena_alloc(&p->arena, n * (n + 1) / 2, sizeof(*p->columns));
+    p->rows = crn_arena_alloc(&p->arena, crn_pair_count(p->n), sizeof(*p->rows));
+    p->columns = crn_arena_alloc(&p->arena, crn_pair_count(p->n), sizeof(*p->columns));
     if (!crn_slot_scale_init(&p->scale, available, p->slots, &p->arena) || !p->output || !p->option_begin ||
         !p->saved || !p->fastest || !p->rows || !p->columns)
         return crn_no_memory(error);
@@ -436,7 +418,7 @@ static int64_t find_full_bytes(const crn_chain_model *model)
     int64_t needed = 0, base = model->base[model->n];
     for (int32_t l = model->n; l >= 1; l--) {
         const cairn_stage *stage = crn_stage(model, l);
-        const cairn_stage_option *option = &stage->options[fastest_option(stage)];
+        const cairn_stage_option *option = &stage->options[crn_fastest_option(stage)];
         bool passed = model->outputs_only && l < model->n; /* by then d[l] is current when it is saved */
         int64_t save = crn_save_bytes(option) + (passed ? model->base[l] : base);
         int64_t here = crn_max(save, crn_backward_bytes(model, l, option));
@@ -479,7 +461,7 @@ cairn_status crn_slotted_least(const crn_task *task, void *state, crn_least *lea
 
 static cairn_status emit_save(const crn_chain_model *model, int32_t l, cairn_builder *builder, cairn_error *error)
 {
-    return crn_chain_emit(builder, CAIRN_OP_FORWARD_SAVE, l, fastest_option(crn_stage(model, l)), 0, error);
+    return crn_chain_emit(builder, CAIRN_OP_FORWARD_SAVE, l, crn_fastest_option(crn_stage(model, l)), 0, error);
 }
 
 static cairn_status emit_full(const crn_chain_model *model, cairn_builder *builder, cairn_error *error)
@@ -569,8 +551,7 @@ cairn_status crn_slotted_solve(const crn_task *task, void *state, int64_t budget
 
 static int64_t pair_count(const crn_task *task)
 {
-    int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return n * (n + 1) / 2;
+    return (int64_t)crn_pair_count(cairn_problem_chain(task->problem)->stage_count);
 }
 
 /* Estimates that pass 2^63 - 1 are 2^63 - 1. */

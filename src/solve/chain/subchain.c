@@ -80,7 +80,7 @@ static int32_t number_stages(const crn_chain_model *model, seen *table, int32_t 
 
 static int32_t *kind_at(crn_subchains *subchains, int32_t s, int32_t t)
 {
-    return &subchains->kind[(size_t)t * (size_t)(t - 1) / 2 + (size_t)s - 1];
+    return &subchains->kind[crn_column_at(s, t)];
 }
 
 /* (s, t) is what (s, t-1) and stage t are. */
@@ -110,14 +110,9 @@ static void number_length(crn_subchains *subchains, int32_t length, seen *table,
     subchains->begin[length + 1] = next;
 }
 
-static size_t pair_count(int32_t n)
-{
-    return (size_t)n * ((size_t)n + 1) / 2;
-}
-
 int64_t crn_subchains_memory(int32_t n)
 {
-    return (int64_t)(2 * pair_count(n) + 2 * (size_t)n + 4 + slot_count(n)) * (int64_t)sizeof(int32_t);
+    return (int64_t)(2 * crn_pair_count(n) + 2 * (size_t)n + 4 + slot_count(n)) * (int64_t)sizeof(int32_t);
 }
 
 /* Which stages are alike; begin[1] = 0. */
@@ -143,8 +138,8 @@ cairn_status crn_subchains_init(crn_subchains *subchains, const crn_chain_model 
     seen table;
     int32_t *alike, n = model->n;
     CRN_TRY(begin(subchains, model, arena, &table, &alike, error));
-    subchains->kind = crn_arena_alloc(arena, pair_count(n), sizeof(*subchains->kind));
-    subchains->first = crn_arena_alloc(arena, pair_count(n), sizeof(*subchains->first));
+    subchains->kind = crn_arena_alloc(arena, crn_pair_count(n), sizeof(*subchains->kind));
+    subchains->first = crn_arena_alloc(arena, crn_pair_count(n), sizeof(*subchains->first));
     if (!subchains->kind || !subchains->first)
         return crn_no_memory(error);
     for (int32_t length = 1; length <= n; length++)

@@ -13,7 +13,7 @@
 
 typedef struct crn_subchains {
     int32_t n;
-    int32_t *kind;          /* of (s, t): crn_subchain_kind */
+    int32_t *kind;          /* of (s, t), at crn_column_at */
     int32_t *first;         /* s of the first sub-chain of a kind */
     int32_t *begin;         /* kinds of length L: begin[L] .. begin[L+1] - 1, L = 1..n */
     int32_t distinct_count; /* of stages */
@@ -31,10 +31,9 @@ cairn_status crn_subchains_count_least(crn_subchains *subchains, const crn_chain
 /** Upper estimate of its bytes. */
 int64_t crn_subchains_memory(int32_t n);
 
-/** Rows of t one after the other. */
 static inline int32_t crn_subchain_kind(const crn_subchains *subchains, int32_t s, int32_t t)
 {
-    return subchains->kind[(size_t)t * (size_t)(t - 1) / 2 + (size_t)s - 1];
+    return subchains->kind[crn_column_at(s, t)];
 }
 
 #endif

@@ -2,14 +2,6 @@
 
 /* ---- sizes ---- */
 
-static size_t option_total(const crn_chain_model *chain)
-{
-    size_t total = 0;
-    for (int32_t l = 1; l <= chain->n; l++)
-        total += (size_t)crn_stage(chain, l)->option_count;
-    return total;
-}
-
 static void fill_sizes(crn_weak_model *model)
 {
     size_t next = 0;
@@ -18,12 +10,9 @@ static void fill_sizes(crn_weak_model *model)
         const cairn_stage *stage = crn_stage(model->chain, l);
         model->bytes.output[l] = stage->output_bytes;
         model->option_begin[l] = next;
-        model->least_ns[l] = INT64_MAX;
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            model->bytes.saved[next++] = option->saved_bytes;
-            model->least_ns[l] = crn_min(model->least_ns[l], option->forward_ns + option->backward_ns);
-        }
+        model->least_ns[l] = crn_option_ns(&stage->options[crn_fastest_option(stage)]);
+        for (int32_t k = 0; k < stage->option_count; k++)
+            model->bytes.saved[next++] = stage->options[k].saved_bytes;
     }
 }
 
@@ -92,17 +81,11 @@ static bool fill_leaps(crn_weak_model *model)
 
 /* ---- parts ---- */
 
-static size_t parts_from(int32_t n, int32_t s)
-{
-    size_t rows = (size_t)(n - s) + 1;
-    return rows * (rows + 1) / 2;
-}
-
 static void number_parts(crn_weak_model *model)
 {
     size_t next = 0;
     for (int32_t s = 1; s <= model->n; s++) {
-        size_t count = parts_from(model->n, s);
+        size_t count = crn_pair_count(model->n - s + 1);
         model->begin[CRN_WEAK_ALONE][s] = next;
         next += count;
         model->begin[CRN_WEAK_BESIDE][s] = next;
@@ -119,7 +102,7 @@ cairn_status crn_weak_model_init(crn_weak_model *model, const crn_chain_table *t
     size_t n = (size_t)table->model.n;
     *model = (crn_weak_model){.table = table, .chain = &table->model, .n = table->model.n, .arena = arena};
     model->bytes.output = crn_arena_alloc(arena, n + 1, sizeof(*model->bytes.output));
-    model->bytes.saved = crn_arena_alloc(arena, option_total(model->chain), sizeof(*model->bytes.saved));
+    model->bytes.saved = crn_arena_alloc(arena, crn_option_total(model->chain), sizeof(*model->bytes.saved));
     model->option_begin = crn_arena_alloc(arena, n + 1, sizeof(*model->option_begin));
     model->least_ns = crn_arena_alloc(arena, n + 1, sizeof(*model->least_ns));
     model->leap_begin = crn_arena_alloc(arena, n + 2, sizeof(*model->leap_begin));
@@ -181,7 +164,7 @@ static bool save_terms(const walk *w)
         term.option = k;
         term.first_shift = s < l ? own_input(w) + saved_size(w, s, k) - w->sizes->output[s] : 0;
         term.from_bytes = crn_max(chain->base[l] + crn_save_bytes(option), crn_backward_bytes(chain, s, option));
-        term.ns = option->forward_ns + option->backward_ns - w->model->least_ns[s];
+        term.ns = crn_option_ns(option) - w->model->least_ns[s];
         if (w->visit(w->context, &term))
             return true;
     }

@@ -130,8 +130,8 @@ static inline bool crn_weak_has_besides(const crn_weak_model *model, int32_t s)
 /** Number of a part, less than part_count: parts of one kind and s one after the other, by t, and then by l. */
 static inline size_t crn_weak_at(const crn_weak_model *model, crn_weak_part part)
 {
-    size_t i = (size_t)(part.t - part.s), rows = (size_t)(model->n - part.s) + 1;
-    return model->begin[part.kind][part.s] + i * rows - i * (i + 1) / 2 + (size_t)(part.l - part.s);
+    int32_t before = part.s - 1;
+    return model->begin[part.kind][part.s] + crn_row_at(model->n - before, part.t - before, part.l - before);
 }
 
 /** What is done with each term; true = that is enough. */

@@ -18,9 +18,7 @@
 #include <stdlib.h>
 
 #include "problem/problem.h"
-#include "solve/solver.h"
-
-extern const crn_solver crn_chain_exact_solver;
+#include "solve/chain/chain_exact.h"
 
 /* Chains with more kinds, or so many stages, are not repetitions of a few blocks that chain-exact could do. */
 enum { KINDS_MAX = 64, STAGES_MAX = 1 << 15 };

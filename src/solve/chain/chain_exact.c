@@ -23,7 +23,8 @@
  * Of chains of repeated blocks only distinct sub-chains count. Memory is estimated before anything is allocated.
  * Diagonals (t - s) are filled by all threads; the tables do not depend on how many.
  */
-#include "solve/chain/chain_table.h"
+#include "solve/chain/chain_exact.h"
+
 #include "solve/chain/steps.h"
 #include "solve/chain/subchain.h"
 
@@ -260,6 +261,12 @@ static cairn_status chain_exact_open(const crn_task *task, void **state, cairn_e
         return crn_no_memory(error);
     p->model = &p->table.model;
     return prepare(p, task, error);
+}
+
+const crn_chain_table *crn_chain_exact_table(const void *state)
+{
+    const session *p = state;
+    return &p->table;
 }
 
 static cairn_status chain_exact_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)

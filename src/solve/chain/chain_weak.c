@@ -21,10 +21,9 @@
  */
 #include <stdio.h>
 
+#include "solve/chain/chain_exact.h"
 #include "solve/chain/weak_slots.h"
 #include "solve/chain/weak_steps.h"
-
-extern const crn_solver crn_chain_exact_solver;
 
 /*
  * Where rows of values would take more than this, there are fewer slots; but with less than two for a stage rounding
@@ -40,11 +39,12 @@ extern const crn_solver crn_chain_exact_solver;
 enum { NEAR_SHARE = 100 };
 
 typedef struct session {
-    crn_chain_table table;
+    void *exact;                  /* session of chain-exact */
+    const crn_chain_table *table; /* its table */
+    int64_t exact_least;          /* its least budget */
     crn_weak_model model;
     crn_weak_least least;
-    void *exact;         /* session of chain-exact */
-    int64_t exact_least; /* its least budget */
+    crn_arena arena; /* of model and least */
     int64_t least_bytes;
     bool in_bytes;         /* else in slots, for each budget anew */
     crn_weak_steps *steps; /* tables in bytes, from the first budget on that needs them */
@@ -72,10 +72,10 @@ static bool is_affordable(const crn_weak_estimate *estimate)
 /* The most that a solve of the session can use: with enough to save everything, chain-exact's answer is the best of all. */
 static int64_t top_bytes(const session *p, const crn_task *task)
 {
-    int64_t top = crn_chain_full_bytes(&p->table.model);
+    int64_t top = crn_chain_full_bytes(&p->table->model);
     if (task->budget_max_bytes == CAIRN_NONE)
         return top;
-    return crn_min(top, task->budget_max_bytes - p->table.model.always_bytes);
+    return crn_min(top, task->budget_max_bytes - p->table->model.always_bytes);
 }
 
 static void chain_weak_close(const crn_task *task, void *state)
@@ -83,22 +83,19 @@ static void chain_weak_close(const crn_task *task, void *state)
     session *p = state;
     cairn_allocator allocator = crn_allocator(task->env);
     crn_weak_steps_free(p->steps);
+    crn_arena_clear(&p->arena);
     crn_solver_close(&crn_chain_exact_solver, task, p->exact);
-    crn_chain_table_clear(&p->table);
     crn_free(&allocator, p, 1, sizeof(*p));
 }
 
 static cairn_status prepare_parts(session *p, const crn_task *task, cairn_error *error)
 {
-    crn_arena *arena = &p->table.model.arena;
     crn_weak_estimate estimate;
-    CRN_TRY(crn_chain_table_init(&p->table, task, false, error));
-    p->least_bytes = crn_min(p->least_bytes, crn_chain_table_least(&p->table));
-    if (!p->table.row) /* no budget of the session is enough */
+    if (!p->table->row) /* no budget of the session is enough */
         return CAIRN_OK;
-    CRN_TRY(crn_weak_model_init(&p->model, &p->table, arena, error));
-    CRN_TRY(crn_weak_least_init(&p->least, &p->model, task, arena, error));
-    p->least_bytes = crn_min(p->least_bytes, p->table.model.always_bytes + crn_weak_least_of_whole(&p->least));
+    CRN_TRY(crn_weak_model_init(&p->model, p->table, &p->arena, error));
+    CRN_TRY(crn_weak_least_init(&p->least, &p->model, task, &p->arena, error));
+    p->least_bytes = crn_min(p->least_bytes, p->table->model.always_bytes + crn_weak_least_of_whole(&p->least));
     p->slots = slots_for(task);
     p->has_parts = true;
     if (!crn_weak_steps_estimate(task, &estimate))
@@ -111,6 +108,7 @@ static cairn_status prepare(session *p, const crn_task *task, cairn_error *error
 {
     crn_least exact_least = {CAIRN_NONE, false, CAIRN_NONE, false};
     CRN_TRY(crn_solver_open(&crn_chain_exact_solver, task, &p->exact, error));
+    p->table = crn_chain_exact_table(p->exact);
     CRN_TRY(crn_chain_exact_solver.least(task, p->exact, &exact_least, error));
     p->least_bytes = p->exact_least = exact_least.bytes;
     cairn_status status = prepare_parts(p, task, error);
@@ -127,6 +125,7 @@ static cairn_status chain_weak_open(const crn_task *task, void **state, cairn_er
     *state = p;
     if (!p)
         return crn_no_memory(error);
+    crn_arena_init(&p->arena, allocator);
     return prepare(p, task, error);
 }
 
@@ -207,7 +206,7 @@ static cairn_status improve(session *p, const crn_task *task, int64_t available,
     bool found = false;
     CRN_TRY(consider_least(p, task, answer, error));
     CRN_TRY(time_of(task, answer->builder, &ns, error));
-    ns = answer->found ? ns - p->table.model.work_ns : INT64_MAX;
+    ns = answer->found ? ns - p->table->model.work_ns : INT64_MAX;
     if (p->in_bytes && !p->steps)
         CRN_TRY(crn_weak_steps_new(&p->model, task, top_bytes(p, task), &p->steps, error));
     if (p->in_bytes)
@@ -215,7 +214,7 @@ static cairn_status improve(session *p, const crn_task *task, int64_t available,
     else
         CRN_TRY(crn_weak_slots_solve(&p->least, task, available, p->slots, ns, answer->builder, &found, error));
     answer->found |= found;
-    if (p->in_bytes && !p->table.gave_up)
+    if (p->in_bytes && !p->table->gave_up)
         claim_class(answer);
     else if (found)
         answer->optimal_in_class = false;
@@ -248,7 +247,7 @@ static cairn_status chain_weak_solve(const crn_task *task, void *state, int64_t 
         return status;
     bool has_answer = answer->found;
     if (status == CAIRN_OK)
-        status = improve(p, task, budget_bytes - p->table.model.always_bytes, answer, error);
+        status = improve(p, task, budget_bytes - p->table->model.always_bytes, answer, error);
     if (status == CAIRN_NO_MEMORY && has_answer)
         return fall_back(p, task, budget_bytes, answer, error);
     if (status != CAIRN_CANCELLED || !answer->found)
@@ -264,7 +263,6 @@ static int64_t chain_weak_memory(const crn_task *task)
     crn_weak_estimate estimate;
     int64_t parts, terms, bytes = crn_chain_exact_solver.memory(task);
     crn_weak_model_counts(task, &parts, &terms);
-    bytes = crn_add_saturating(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)->stage_count));
     bytes = crn_add_saturating(bytes, crn_weak_model_memory(task));
     bytes = crn_add_saturating(bytes, crn_mul_saturating(parts, (int64_t)sizeof(int64_t)));
     if (!crn_weak_steps_estimate(task, &estimate))

@@ -20,8 +20,6 @@
 #include "solve/options.h"
 #include "solve/solver.h"
 
-enum { SOLVERS_MAX = 64 };
-
 /*
  * Of the time left: what the bound may take before anybody is asked, what exhaustive search must fit to be asked first,
  * and what an anytime solver leaves for the others.
@@ -42,7 +40,7 @@ typedef struct candidate {
 } candidate;
 
 typedef struct auto_session {
-    candidate candidates[SOLVERS_MAX];
+    candidate candidates[CRN_SOLVERS_MAX];
     int count;
 } auto_session;
 
@@ -125,7 +123,7 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
     *state = session;
     if (!session)
         return crn_no_memory(error);
-    for (const crn_solver *const *solver = crn_solvers; *solver && session->count < SOLVERS_MAX; solver++)
+    for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
         if (is_candidate(*solver, task))
             session->candidates[session->count++] =
                 (candidate){.solver = *solver, .work = (*solver)->work ? (*solver)->work(task) : 0};

@@ -76,6 +76,7 @@ _Static_assert(sizeof(crn_bound_methods) / sizeof(crn_bound_methods[0]) - 1 <= C
                "too many bounds");
 
 enum { SOLVER_COUNT = sizeof(crn_solvers) / sizeof(crn_solvers[0]) - 1 };
+_Static_assert((int)SOLVER_COUNT <= (int)CRN_SOLVERS_MAX, "too many solvers");
 
 const crn_solver *crn_solver_find(const char *name)
 {

@@ -38,7 +38,7 @@ typedef struct crn_settings {
     cairn_machine machine;
 } crn_settings;
 
-enum { CRN_BOUND_METHODS_MAX = 8 };
+enum { CRN_SOLVERS_MAX = 64, CRN_BOUND_METHODS_MAX = 8 };
 
 /** What the bound methods keep for other budgets of a session, each its own, and what they said of the memory. */
 typedef struct crn_bound_store {

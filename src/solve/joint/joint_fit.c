@@ -2,20 +2,13 @@
 
 #include <string.h>
 
+#include "solve/joint/joint_random.h"
+
 enum { RUIN_MAX = 4, POLL_AFTER = 1 << 22 };
 
-static uint64_t next_random(crn_fit *f)
-{
-    f->random ^= f->random << 13;
-    f->random ^= f->random >> 7;
-    f->random ^= f->random << 17;
-    return f->random;
-}
-
-/* In [0, below). */
 static int32_t random_below(crn_fit *f, int32_t below)
 {
-    return (int32_t)(next_random(f) % (uint64_t)below);
+    return (int32_t)crn_joint_random_below(&f->random, below);
 }
 
 cairn_status crn_fit_new(crn_travel *travel, uint64_t seed, crn_fit **fit, cairn_error *error)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "schedule/schedule.h"
+#include "solve/joint/joint_random.h"
 
 enum { CHUNK_WORK = 1000000, TRIES = 4, POLISH = 4, POLL_EVERY = 64 };
 
@@ -144,10 +145,7 @@ cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder 
 
 static int64_t random_below(crn_joint_search *search, int64_t below)
 {
-    search->random ^= search->random << 13;
-    search->random ^= search->random >> 7;
-    search->random ^= search->random << 17;
-    return below > 0 ? (int64_t)(search->random % (uint64_t)below) : 0;
+    return crn_joint_random_below(&search->random, below);
 }
 
 /* Any but a backward; with transfers or without. */
@@ -406,12 +404,19 @@ enum { ALONE_SHARE = 2, QUICK_SHARE = 16 };
 /* When solvers are asked: the quick ones under a time limit, the others, and those that may take too long. */
 typedef enum turn { QUICK, USUAL, DEAR } turn;
 
+typedef struct candidate {
+    const crn_solver *solver;
+    turn turn;
+} candidate;
+
 typedef struct asking {
     crn_joint_search *search;
-    const crn_solver *solver;
-    int64_t budget_bytes; /* the search's, as solvers want it */
-    int64_t quick_work;   /* who takes no more is quick; below 0 = nobody is */
-    int rank;             /* of those that answered completely */
+    candidate candidates[CRN_SOLVERS_MAX];
+    int count;
+    const crn_solver *solver; /* who is being asked */
+    int64_t budget_bytes;     /* the search's, as solvers want it */
+    int64_t quick_work;       /* who takes no more is quick; below 0 = nobody is */
+    int rank;                 /* of those that answered completely */
 } asking;
 
 static cairn_status take_answer(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
@@ -442,32 +447,31 @@ static turn turn_of(const asking *a, const crn_task *sub, const crn_solver *solv
     return work <= a->quick_work && !solver->is_anytime ? QUICK : USUAL;
 }
 
-/* The strongest first, in the order of the registry among equals. last: the one before; NULL at the beginning. */
-static const crn_solver *next_solver(const asking *a, const crn_task *sub, turn whose, const crn_solver *last)
+/* The strongest first, in the order of the registry among equals. */
+static void list_solvers(asking *a, const crn_task *sub)
 {
-    const crn_solver *next = NULL;
-    bool passed = !last;
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++) {
-        int rank = (*solver)->rank;
-        bool after = !last || rank < last->rank || (rank == last->rank && passed);
-        passed |= *solver == last;
-        if (after && *solver != last && (!next || rank > next->rank) && is_alone(sub, *solver) &&
-            turn_of(a, sub, *solver) == whose)
-            next = *solver;
+        int at = a->count;
+        if (!is_alone(sub, *solver))
+            continue;
+        for (; at > 0 && a->candidates[at - 1].solver->rank < (*solver)->rank; at--)
+            a->candidates[at] = a->candidates[at - 1];
+        a->candidates[at] = (candidate){*solver, turn_of(a, sub, *solver)};
+        a->count++;
     }
-    return next;
 }
 
 static cairn_status ask_ranked(asking *a, const crn_task *sub, turn whose, const char *lists_of, const int64_t *budgets,
                                int32_t count, cairn_error *error)
 {
     crn_joint_search *search = a->search;
-    for (a->solver = next_solver(a, sub, whose, NULL); a->solver; a->solver = next_solver(a, sub, whose, a->solver)) {
+    for (int i = 0; i < a->count; i++) {
+        a->solver = a->candidates[i].solver;
         const char *name = a->solver->info.name;
         bool lists = lists_of && strcmp(name, lists_of) == 0,
              covered = a->solver->rank > 0 && a->solver->rank < a->rank;
-        if (search->best_ns <= search->bound_ns || (whose == DEAR && search->best_ns < INT64_MAX) ||
-            (covered && !lists) || crn_should_stop(sub, NULL))
+        if (a->candidates[i].turn != whose || search->best_ns <= search->bound_ns ||
+            (whose == DEAR && search->best_ns < INT64_MAX) || (covered && !lists) || crn_should_stop(sub, NULL))
             continue;
         CRN_TRY(crn_joint_ask(sub, name, lists ? budgets : &a->budget_bytes, lists ? count : 1, take_answer, a, NULL,
                               &a->search->cut_short, error));
@@ -488,6 +492,7 @@ cairn_status crn_joint_ask_alone(crn_joint_search *search, const char *lists_of,
     for (int32_t i = 0; i < count; i++)
         if (sub.budget_max_bytes != CAIRN_NONE)
             sub.budget_max_bytes = crn_max(sub.budget_max_bytes, budgets[i]);
+    list_solvers(&a, &sub);
     CRN_TRY(ask_ranked(&a, &sub, QUICK, lists_of, budgets, count, error));
     CRN_TRY(ask_ranked(&a, &sub, USUAL, lists_of, budgets, count, error));
     return ask_ranked(&a, &sub, DEAR, NULL, NULL, 0, error);

@@ -84,6 +84,15 @@ void *crn_realloc(const cairn_allocator *allocator, void *block, size_t old_coun
     return allocator->resize(allocator->context, block, old_bytes, new_bytes);
 }
 
+void *crn_grow(const cairn_allocator *allocator, void *block, size_t *capacity, size_t count, size_t size)
+{
+    size_t larger = count + count / 2 + 64;
+    void *grown = crn_realloc(allocator, block, *capacity, larger, size);
+    if (grown)
+        *capacity = larger;
+    return grown;
+}
+
 void crn_free(const cairn_allocator *allocator, void *block, size_t count, size_t size)
 {
     size_t bytes;

@@ -20,6 +20,11 @@ void *crn_alloc(const cairn_allocator *allocator, size_t count, size_t size);
 void *crn_alloc_zero(const cairn_allocator *allocator, size_t count, size_t size);
 /** Grows or shrinks; NULL on failure, and then the block is untouched. */
 void *crn_realloc(const cairn_allocator *allocator, void *block, size_t old_count, size_t new_count, size_t size);
+/**
+ * Room for count elements, more than *capacity, in an array that grows: with half as many to spare, so that growing one by
+ * one costs little. NULL on failure, and then nothing has changed.
+ */
+void *crn_grow(const cairn_allocator *allocator, void *block, size_t *capacity, size_t count, size_t size);
 /** Frees a block of count elements; NULL is allowed. */
 void crn_free(const cairn_allocator *allocator, void *block, size_t count, size_t size);
 

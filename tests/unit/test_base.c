@@ -150,6 +150,30 @@ static void a_meter_refuses_what_passes_its_limit(void **state)
     assert_int_equal(atomic_load(&meter.peak_bytes), 100);
 }
 
+static void an_array_grows_by_more_than_is_asked_for(void **state)
+{
+    (void)state;
+    crn_meter meter;
+    crn_meter_init(&meter, crn_allocator(NULL), 4000);
+    cairn_allocator allocator = crn_meter_allocator(&meter);
+    size_t capacity = 0, growths = 0;
+    int32_t *numbers = NULL;
+    for (size_t count = 1; count <= 500; count++) {
+        if (count > capacity) {
+            numbers = crn_grow(&allocator, numbers, &capacity, count, sizeof(*numbers));
+            assert_true(numbers && capacity >= count);
+            growths++;
+        }
+        numbers[count - 1] = (int32_t)count;
+    }
+    assert_true(growths < 10 && numbers[0] == 1 && numbers[499] == 500);
+    size_t before = capacity;
+    assert_null(crn_grow(&allocator, numbers, &capacity, 1000, sizeof(*numbers)));
+    assert_true(capacity == before && numbers[499] == 500);
+    crn_free(&allocator, numbers, capacity, sizeof(*numbers));
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+}
+
 /* The processor's instructions, where it has them, and the portable text make the same of any blocks. */
 /* In turn small blocks that fit together, and one that never does. */
 typedef struct crowd {
@@ -454,6 +478,7 @@ int main(void)
         cmocka_unit_test(a_large_arena_wastes_little),
         cmocka_unit_test(an_arena_may_lie_in_its_own_memory),
         cmocka_unit_test(a_meter_refuses_what_passes_its_limit),
+        cmocka_unit_test(an_array_grows_by_more_than_is_asked_for),
         cmocka_unit_test(what_a_meter_refuses_is_not_counted),
         cmocka_unit_test(sha256_is_the_same_on_every_processor),
         cmocka_unit_test(sha256_matches_published_digests),

@@ -14,12 +14,11 @@ int64_t crn_chain_table_memory(int32_t n)
 static bool add_pass(crn_chain_table *table, const crn_way *way)
 {
     if (table->pass_count == table->pass_capacity) {
-        size_t capacity = table->pass_capacity * 3 / 2 + 64;
-        crn_pass *grown = crn_realloc(&table->allocator, table->passes, table->pass_capacity, capacity, sizeof(*grown));
+        crn_pass *grown =
+            crn_grow(&table->allocator, table->passes, &table->pass_capacity, table->pass_count + 1, sizeof(*grown));
         if (!grown)
             return false;
         table->passes = grown;
-        table->pass_capacity = capacity;
     }
     table->passes[table->pass_count++] = (crn_pass){way->peak_bytes, way->ns};
     return true;

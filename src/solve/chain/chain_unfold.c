@@ -22,12 +22,10 @@ typedef struct unfolding {
 static cairn_status push(unfolding *u, todo_kind kind, int32_t s, int32_t t, int64_t m)
 {
     if (u->count == u->capacity) {
-        size_t capacity = 2 * u->capacity + 64;
-        todo *grown = crn_realloc(&u->allocator, u->stack, u->capacity, capacity, sizeof(*grown));
+        todo *grown = crn_grow(&u->allocator, u->stack, &u->capacity, u->count + 1, sizeof(*grown));
         if (!grown)
             return crn_no_memory(u->error);
         u->stack = grown;
-        u->capacity = capacity;
     }
     u->stack[u->count++] = (todo){kind, s, t, m};
     return CAIRN_OK;

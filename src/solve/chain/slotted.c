@@ -560,7 +560,7 @@ int64_t crn_slotted_memory(const crn_task *task)
     int32_t n = cairn_problem_chain(task->problem)->stage_count;
     int64_t bytes = crn_mul_saturating(pair_count(task),
                                        8 * (task->settings->slots + 4 * CRN_ROW_LINE) + 2 * (int64_t)sizeof(crn_row));
-    return crn_add(bytes, crn_chain_table_memory(n), &bytes) ? bytes : INT64_MAX;
+    return crn_add_saturating(bytes, crn_chain_table_memory(n));
 }
 
 int64_t crn_slotted_work(const crn_task *task)

@@ -63,21 +63,11 @@ static const int32_t first_point = 0;
 
 /* ---- memory ---- */
 
-/* Room for count elements in an array that grows. */
-static void *grow(const cairn_allocator *allocator, void *block, size_t *capacity, size_t count, size_t size)
-{
-    size_t larger = count + count / 2 + 64;
-    void *grown = crn_realloc(allocator, block, *capacity, larger, size);
-    if (grown)
-        *capacity = larger;
-    return grown;
-}
-
 static bool reserve_points(crn_envelope *e, points *p, size_t count)
 {
     if (count <= p->capacity)
         return true;
-    crn_step *grown = grow(&e->allocator, p->list, &p->capacity, count, sizeof(*grown));
+    crn_step *grown = crn_grow(&e->allocator, p->list, &p->capacity, count, sizeof(*grown));
     if (grown)
         p->list = grown;
     return grown != NULL;
@@ -197,7 +187,7 @@ bool crn_envelope_add(crn_envelope *e, const crn_term *term)
     if (t.from_bytes > e->cells.top_bytes || t.ns >= CRN_STEPS_INFINITE)
         return true;
     if (e->item_count == e->item_capacity) {
-        item *grown = grow(&e->allocator, e->items, &e->item_capacity, e->item_count + 1, sizeof(*grown));
+        item *grown = crn_grow(&e->allocator, e->items, &e->item_capacity, e->item_count + 1, sizeof(*grown));
         if (!grown)
             return false;
         e->items = grown;
@@ -250,7 +240,7 @@ static bool add_chances(crn_envelope *e, int32_t term_index, int32_t begin, int3
 {
     if (e->chance_count + (size_t)count > e->chance_capacity) {
         chance *grown =
-            grow(&e->allocator, e->chances, &e->chance_capacity, e->chance_count + (size_t)count, sizeof(*grown));
+            crn_grow(&e->allocator, e->chances, &e->chance_capacity, e->chance_count + (size_t)count, sizeof(*grown));
         if (!grown)
             return false;
         e->chances = grown;
@@ -278,7 +268,7 @@ static bool find_chances(crn_envelope *e, int32_t index)
 static bool sort_chances(crn_envelope *e)
 {
     if (e->chance_count > e->sorted_capacity) {
-        int32_t *grown = grow(&e->allocator, e->sorted, &e->sorted_capacity, e->chance_count, sizeof(*grown));
+        int32_t *grown = crn_grow(&e->allocator, e->sorted, &e->sorted_capacity, e->chance_count, sizeof(*grown));
         if (!grown)
             return false;
         e->sorted = grown;
@@ -356,7 +346,7 @@ static bool flag_cells(crn_envelope *e, int32_t block, const float upper[BLOCK])
 {
     size_t begin = e->block_begin[block], count = e->block_begin[block + 1] - begin;
     if (count > e->flags_capacity) {
-        flags *grown = grow(&e->allocator, e->flags, &e->flags_capacity, count, sizeof(*grown));
+        flags *grown = crn_grow(&e->allocator, e->flags, &e->flags_capacity, count, sizeof(*grown));
         if (!grown)
             return false;
         e->flags = grown;

@@ -213,6 +213,6 @@ cairn_status crn_weak_slots_solve(const crn_weak_least *least, const crn_task *t
 
 int64_t crn_weak_slots_memory(int64_t part_count, int32_t slots)
 {
-    int64_t bytes, per_part = (int64_t)sizeof(crn_row) + 8 * ((int64_t)slots + 3 * CRN_ROW_LINE);
-    return crn_mul(part_count, per_part, &bytes) ? bytes : INT64_MAX;
+    int64_t per_part = (int64_t)sizeof(crn_row) + 8 * ((int64_t)slots + 3 * CRN_ROW_LINE);
+    return crn_mul_saturating(part_count, per_part);
 }

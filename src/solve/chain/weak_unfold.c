@@ -24,12 +24,10 @@ typedef struct unfolding {
 static cairn_status push(unfolding *u, todo pushed)
 {
     if (u->count == u->capacity) {
-        size_t capacity = 2 * u->capacity + 64;
-        todo *grown = crn_realloc(&u->allocator, u->stack, u->capacity, capacity, sizeof(*grown));
+        todo *grown = crn_grow(&u->allocator, u->stack, &u->capacity, u->count + 1, sizeof(*grown));
         if (!grown)
             return crn_no_memory(u->error);
         u->stack = grown;
-        u->capacity = capacity;
     }
     u->stack[u->count++] = pushed;
     return CAIRN_OK;

@@ -384,7 +384,7 @@ static int64_t milp_memory(const crn_task *task)
 {
     int64_t own = crn_frontier_program_bytes(cairn_problem_graph(task->problem));
     int64_t start = first_solver(task)->memory(task);
-    return own < INT64_MAX - start ? own + start : INT64_MAX;
+    return crn_add_saturating(own, start);
 }
 
 #define INFO(is_available)                                                                                           \

@@ -105,8 +105,8 @@ static cairn_status select_cubic_open(const crn_task *task, void **session, cair
 /* As measured, for sizes of many kinds: the bounds that are tried are some n, not n^2. */
 static int64_t select_cubic_work(const crn_task *task)
 {
-    int64_t n = cairn_problem_chain(task->problem)->stage_count, work;
-    return crn_mul(n * n, 16, &work) ? work : INT64_MAX;
+    int64_t n = cairn_problem_chain(task->problem)->stage_count;
+    return crn_mul_saturating(n * n, 16);
 }
 
 const crn_solver crn_select_cubic_solver = {

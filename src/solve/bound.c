@@ -13,6 +13,16 @@
 #include "problem/problem.h"
 #include "solve/solver.h"
 
+/*
+ * A method that needs more memory than the caller allows says nothing more: what it has said holds. Where nobody set a
+ * limit, the want of memory is the machine's.
+ */
+static cairn_status unless_limited(const crn_task *task, cairn_status status)
+{
+    bool forgiven = status == CAIRN_NO_MEMORY && task->settings->memory_limit_bytes != CAIRN_NONE;
+    return forgiven ? CAIRN_OK : status;
+}
+
 static cairn_status raise_by(const crn_task *task, int method, int64_t budget_bytes, int64_t *bound_ns,
                              cairn_error *error)
 {
@@ -21,7 +31,7 @@ static cairn_status raise_by(const crn_task *task, int method, int64_t budget_by
     cairn_status status = m->raise_makespan(task, kept, budget_bytes, bound_ns, error);
     if (own)
         m->forget(task, own);
-    return status;
+    return unless_limited(task, status);
 }
 
 int64_t crn_work_ns(const cairn_problem *problem)
@@ -129,7 +139,7 @@ static cairn_status bound_memory(const crn_task *task, int64_t *bytes, cairn_err
     *bytes += cairn_problem_info_of(task->problem)->fixed_bytes;
     for (const crn_bound_method *const *other = crn_bound_methods; *other; other++)
         if ((*other)->raise_memory)
-            CRN_TRY((*other)->raise_memory(task, bytes, error));
+            CRN_TRY(unless_limited(task, (*other)->raise_memory(task, bytes, error)));
     return CAIRN_OK;
 }
 

@@ -550,7 +550,59 @@ static cairn_status solve_and_free(const cairn_env *env, void *context)
     return test_solve_status(env, context, options_of("auto", "60"));
 }
 
-/* As a solve tells it: not as a want of memory, which would be the machine's. */
+static cairn_bound bound_within(const cairn_problem *problem, int64_t budget_bytes, int64_t limit_bytes)
+{
+    cairn_options *options = options_of(NULL, "none");
+    cairn_bound bound;
+    assert_int_equal(cairn_options_set_int(options, "budget", budget_bytes, NULL), CAIRN_OK);
+    if (limit_bytes != CAIRN_NONE)
+        assert_int_equal(cairn_options_set_int(options, "memory-limit", limit_bytes, NULL), CAIRN_OK);
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return bound;
+}
+
+/* What one budget was told has no part in another's bound. */
+static void check_bounds_in_turn(const cairn_problem *problem, int64_t budget_bytes, int64_t limit_bytes)
+{
+    cairn_options *options = options_of("store-all", "none");
+    int64_t budgets[] = {budget_bytes, budget_bytes - budget_bytes / 16, budget_bytes};
+    cairn_info infos[3];
+    assert_int_equal(cairn_options_set_int(options, "memory-limit", limit_bytes, NULL), CAIRN_OK);
+    if (cairn_solve_many(NULL, problem, options, budgets, 3, NULL, infos, NULL) == CAIRN_OK)
+        assert_int_equal(infos[0].lower_bound_ns, infos[2].lower_bound_ns);
+    cairn_options_free(options);
+}
+
+/* A bound for which there is no memory is a weaker one, and no failure of whoever is asked. */
+static void bounds_do_with_the_memory_that_there_is(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(3);
+    test_graph_shape shape = {.nodes_min = 60, .nodes_max = 60, .training = true};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_options *options = options_of("store-all", "none");
+    cairn_info info;
+    int64_t weakest_ns = INT64_MAX;
+    assert_int_equal(cairn_options_set_int(options, "memory-limit", 20000, NULL), CAIRN_OK);
+    assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, NULL), CAIRN_OK);
+    assert_true(info.solver_peak_bytes <= 20000);
+    int64_t budget_bytes = (info.least_lower_bytes + info.store_all_bytes) / 2;
+    cairn_bound best = bound_within(problem, budget_bytes, CAIRN_NONE);
+    assert_true(info.least_lower_bytes <= best.least_lower_bytes);
+    for (int64_t limit = 1000; limit < 2000000; limit *= 2) {
+        cairn_bound bound = bound_within(problem, budget_bytes, limit);
+        assert_true(bound.lower_bound_ns >= info.store_all_ns && bound.lower_bound_ns <= best.lower_bound_ns);
+        assert_true(bound.least_lower_bytes <= best.least_lower_bytes);
+        weakest_ns = bound.lower_bound_ns < weakest_ns ? bound.lower_bound_ns : weakest_ns;
+        check_bounds_in_turn(problem, budget_bytes, limit);
+    }
+    assert_true(weakest_ns < best.lower_bound_ns);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
+/* What every bound takes; told as a solve tells it: not as a want of memory, which would be the machine's. */
 static void bounds_and_batches_tell_the_memory_limit(void **state)
 {
     (void)state;
@@ -561,9 +613,9 @@ static void bounds_and_batches_tell_the_memory_limit(void **state)
     cairn_bound bound;
     cairn_max_batch batch;
     cairn_error error;
-    assert_int_equal(cairn_options_set_int(options, "memory-limit", 500, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set_int(options, "memory-limit", 100, NULL), CAIRN_OK);
     assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, &error), CAIRN_MEMORY_LIMIT);
-    assert_string_equal(error.message, "the bound needs more than 500 bytes of memory (option memory-limit)");
+    assert_string_equal(error.message, "the bound needs more than 100 bytes of memory (option memory-limit)");
     assert_int_equal(cairn_max_batch_of(NULL, problem, options, 1, &batch, &error), CAIRN_MEMORY_LIMIT);
     assert_int_equal(batch.batch, CAIRN_NONE);
     cairn_options_free(options);
@@ -599,6 +651,7 @@ int main(void)
         cmocka_unit_test(solvers_of_segments_say_when_they_are_stopped),
         cmocka_unit_test(an_answer_is_logged),
         cmocka_unit_test(memory_limits_are_kept),
+        cmocka_unit_test(bounds_do_with_the_memory_that_there_is),
         cmocka_unit_test(bounds_and_batches_tell_the_memory_limit),
         cmocka_unit_test(failing_allocations_leave_nothing),
     };

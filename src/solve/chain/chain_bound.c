@@ -594,8 +594,7 @@ static cairn_status table_for(const crn_task *task, int64_t budget_bytes, table 
         budget_bytes - model.always_bytes < find_full_bytes(&model))
         status = make_table(task, &model, made, error);
     crn_chain_model_clear(&model);
-    /* no more memory than the caller allows: then nothing is known */
-    return status == CAIRN_NO_MEMORY && task->settings->memory_limit_bytes != CAIRN_NONE ? CAIRN_OK : status;
+    return status;
 }
 
 /* NEVER: there is no schedule. */

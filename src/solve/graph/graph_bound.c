@@ -469,11 +469,14 @@ static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, in
     return status;
 }
 
-/* A budget that nothing fits leaves the bound as it is. */
+/*
+ * A budget that nothing fits leaves the bound as it is. What the windows say holds where there is no memory for suffixes.
+ */
 static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t budget_bytes, int64_t *bound_ns,
                                    cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(task->env);
+    cairn_status status = CAIRN_OK;
     if (!applies(task) || budget_bytes == CAIRN_NONE)
         return CAIRN_OK;
     known *last = *kept ? *kept : crn_alloc_zero(&allocator, 1, sizeof(*last));
@@ -481,13 +484,12 @@ static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t bu
         return crn_no_memory(error);
     *kept = last;
     if (last->found_ns == 0 || last->budget_bytes != budget_bytes) {
-        last->found_ns = 0;
-        CRN_TRY(find_makespan(task, budget_bytes, &last->found_ns, error));
-        last->budget_bytes = budget_bytes;
+        *last = (known){.budget_bytes = budget_bytes};
+        status = find_makespan(task, budget_bytes, &last->found_ns, error);
     }
     if (last->found_ns != INT64_MAX)
         *bound_ns = crn_max(*bound_ns, last->found_ns);
-    return CAIRN_OK;
+    return status;
 }
 
 static void forget(const crn_task *task, void *kept)

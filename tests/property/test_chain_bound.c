@@ -3,17 +3,22 @@
  * the format allows; no less than what stages cost at least; falling with more budget; met where everything fits; never above
  * the best known answer on chains too long for exhaustive search; and not so weak as to say nothing.
  */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */ // NOLINT(bugprone-reserved-identifier)
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include <cairn/cairn.h>
 
+#include "solve/solver.h"
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
@@ -185,13 +190,73 @@ static void failing_allocations_are_reported(void **state)
     cairn_problem_free(problem);
 }
 
+/* ---- the clock ---- */
+
+extern const crn_bound_method crn_chain_bound_method;
+
+enum { WORKERS = 2, FEW = 50, WAIT_NS = 20000000, WAITS_MAX = 250 };
+
+/* Where the caller's thread asks for memory it waits until the others ask no more, or have asked too often. */
+typedef struct holding {
+    cairn_allocator inner;
+    pthread_t caller;
+    atomic_int others; /* requests of the others */
+} holding;
+
+static void wait_for_others(holding *h)
+{
+    const struct timespec wait = {0, WAIT_NS};
+    int before;
+    for (int i = 0; i < WAITS_MAX; i++) {
+        before = atomic_load(&h->others);
+        if (before > FEW)
+            return;
+        nanosleep(&wait, NULL);
+        if (atomic_load(&h->others) == before)
+            return;
+    }
+}
+
+static void *hold(void *context, void *block, size_t old_size, size_t new_size)
+{
+    holding *h = context;
+    if (new_size > old_size && pthread_equal(h->caller, pthread_self()))
+        wait_for_others(h);
+    else if (new_size > old_size)
+        atomic_fetch_add(&h->others, 1);
+    return h->inner.resize(h->inner.context, block, old_size, new_size);
+}
+
+/* No thread begins a cut in vain: a cut of this chain takes hundreds of requests to the end. */
+static void every_thread_looks_at_the_clock(void **state)
+{
+    static const crn_settings settings = {.memory_limit_bytes = CAIRN_NONE, .time_limit_ns = 1};
+    test_random random = test_random_seeded(7);
+    test_chain_shape shape = {.stages_min = 300, .stages_max = 300, .positive = true};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_info info = solve(problem, "store-all", INT64_MAX);
+    holding h = {.inner = crn_allocator(NULL), .caller = pthread_self()};
+    cairn_env env = {.allocator = {&h, hold}};
+    crn_task task = {.env = &env, .problem = problem, .settings = &settings, .deadline_ns = crn_clock_ns()};
+    int64_t budget = (info.least_lower_bytes + info.store_all_bytes) / 2, bound_ns = 0;
+    void *kept = NULL;
+    (void)state;
+    task.team = crn_team_new(&h.inner, WORKERS);
+    assert_non_null(task.team);
+    assert_int_equal(crn_chain_bound_method.raise_makespan(&task, &kept, budget, &bound_ns, NULL), CAIRN_OK);
+    assert_null(kept);
+    assert_int_equal(bound_ns, 0);
+    assert_true(atomic_load(&h.others) <= FEW);
+    crn_team_free(task.team);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(never_passes_the_optimum),
-        cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
-        cmocka_unit_test(large_numbers_do_no_harm),
-        cmocka_unit_test(failing_allocations_are_reported),
+        cmocka_unit_test(never_passes_the_optimum),        cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
+        cmocka_unit_test(large_numbers_do_no_harm),        cmocka_unit_test(failing_allocations_are_reported),
+        cmocka_unit_test(every_thread_looks_at_the_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -382,9 +382,11 @@ static bool build_of_two(bounder *b, part *p, int depth)
     return true;
 }
 
+/* Every thread looks at the clock, for another may have gone through all of its cuts; only the caller's may poll. */
 static bool must_stop(bounder *b)
 {
-    if (b->polls && b->model->n > POLL_STAGES_MIN && crn_should_stop(b->task, NULL))
+    bool looks = b->model->n > POLL_STAGES_MIN;
+    if (looks && (b->polls ? crn_should_stop(b->task, NULL) : crn_task_is_past(b->task)))
         atomic_store(b->stopped, true);
     return atomic_load(b->stopped);
 }

@@ -213,9 +213,11 @@ static cairn_status look_at_row(void *context, size_t row)
     if (row == ROW_VERSION)
         return crn_file_version(&draft->file, draft->version);
     if (row == ROW_FORMAT && strcmp(draft->format, "cairn-schedule") != 0)
-        return crn_path_fail(draft->file.cursor.error, CAIRN_BAD_INPUT, &path,
-                             "\"%s\" where a schedule is expected: \"cairn-schedule\"",
-                             crn_printable(draft->format, shown, sizeof(shown)));
+        return crn_path_fail(
+            draft->file.cursor.error, CAIRN_BAD_INPUT, &path,
+            "\"%s\" where a schedule is expected: \"cairn-schedule\"%s",
+            crn_printable(draft->format, shown, sizeof(shown)),
+            strcmp(draft->format, "cairn-torch-plan") == 0 ? ", which is what a plan has under \"schedule\"" : "");
     return CAIRN_OK;
 }
 

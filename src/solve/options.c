@@ -275,7 +275,8 @@ static cairn_status parse_value(const cairn_option_info *info, const char *text,
     case CAIRN_OPTION_RATE:
         return cairn_parse_rate(text, value, error);
     case CAIRN_OPTION_DURATION:
-        return cairn_parse_duration(text, value, error);
+        return info == &table[LATENCY] ? crn_parse_latency(text, value, error)
+                                       : cairn_parse_duration(text, value, error);
     case CAIRN_OPTION_COUNT:
         return parse_count(text, value, error);
     case CAIRN_OPTION_CHOICE:

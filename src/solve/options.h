@@ -8,6 +8,9 @@
 cairn_status crn_options_resolve(const cairn_options *options, const cairn_problem *problem, crn_settings *settings,
                                  cairn_error *error);
 
+/** As cairn_parse_duration, for durations that are commonly told in microseconds. */
+cairn_status crn_parse_latency(const char *text, int64_t *ns, cairn_error *error);
+
 /** Whether a solver minimizes the objective that was asked for, if one was. */
 bool crn_solver_takes_objective(const crn_solver *solver, const crn_settings *settings);
 

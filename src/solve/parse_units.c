@@ -13,11 +13,20 @@
 
 #include "base/checked.h"
 #include "base/failure.h"
+#include "solve/options.h"
 
 typedef struct unit {
     const char *name;
     int64_t factor;
 } unit;
+
+/* What is read, and how it is told. */
+typedef struct kind {
+    const unit *units;
+    const char *suffix;    /* after the unit */
+    const char *suggested; /* the unit, where there is none; NULL = an integer needs none */
+    const char *allowed;
+} kind;
 
 static const unit size_units[] = {
     {"KB", 1000},          {"MB", 1000000},        {"GB", 1000000000},
@@ -100,49 +109,49 @@ static bool is_prefix(const char *rest, const char *suffix)
     return *rest && strchr("KMGTkmgt", *rest) && strcmp(rest + 1, suffix) == 0;
 }
 
-static cairn_status refuse(const char *text, const unit *units, const char *suffix, const char *allowed,
-                           cairn_error *error)
+static cairn_status refuse(const char *text, const kind *what, cairn_error *error)
 {
     number given;
-    bool is_number = text && split_number(text, &given);
-    const unit *meant = is_number ? meant_unit(units, given.rest, suffix) : NULL;
-    if (is_number && units == size_units && is_prefix(given.rest, suffix)) {
+    bool is_number = text && split_number(text, &given), is_size = what->units == size_units;
+    const char *suffix = what->suffix, *allowed = what->allowed;
+    const unit *meant = is_number ? meant_unit(what->units, given.rest, suffix) : NULL;
+    if (is_number && is_size && is_prefix(given.rest, suffix)) {
         int length = (int)(given.rest - text), prefix = toupper((unsigned char)*given.rest);
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%cB%s or %.*s%ciB%s?", text,
                         allowed, length, text, prefix, suffix, length, text, prefix, suffix);
     }
-    if (is_number && units == size_units && is_bits(given.rest, suffix))
+    if (is_number && is_size && is_bits(given.rest, suffix))
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; %cb are bits, of which a byte has 8", text, allowed,
                         *given.rest);
-    if (is_number && units == duration_units && *given.rest == '\0')
-        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %ss?", text, allowed, text);
+    if (is_number && what->suggested && *given.rest == '\0')
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %s%s?", text, allowed, text,
+                        what->suggested);
     if (!meant)
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
     return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%s%s?", text, allowed,
                     (int)(given.rest - text), text, meant->name, suffix);
 }
 
-/* A number and a unit of the table; length is that of the unit. Without a unit only integers, where bare is set. */
-static cairn_status parse(const char *text, const unit *units, bool bare, const char *suffix, const char *allowed,
-                          int64_t *value, cairn_error *error)
+/* A number and a unit of the table, or an integer where it needs none. */
+static cairn_status parse(const char *text, const kind *what, int64_t *value, cairn_error *error)
 {
     number given;
-    size_t length = 0, suffix_length = strlen(suffix);
+    size_t length = 0, suffix_length = strlen(what->suffix);
     int64_t factor = 1;
     bool valid = text && split_number(text, &given);
     if (valid) {
         length = strlen(given.rest);
-        valid = length >= suffix_length && strcmp(given.rest + length - suffix_length, suffix) == 0;
+        valid = length >= suffix_length && strcmp(given.rest + length - suffix_length, what->suffix) == 0;
     }
     if (valid && length > suffix_length) {
-        const unit *found = find_unit(units, given.rest, length - suffix_length);
+        const unit *found = find_unit(what->units, given.rest, length - suffix_length);
         valid = found != NULL;
         factor = found ? found->factor : 1;
     } else if (valid) {
-        valid = bare && given.fraction_count == 0;
+        valid = !what->suggested && given.fraction_count == 0;
     }
     if (!valid)
-        return refuse(text, units, suffix, allowed, error);
+        return refuse(text, what, error);
     if (!scale(&given, factor, value))
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" passes 2^63 - 1", text);
     return CAIRN_OK;
@@ -150,24 +159,30 @@ static cairn_status parse(const char *text, const unit *units, bool bare, const 
 
 cairn_status cairn_parse_size(const char *text, int64_t *bytes, cairn_error *error)
 {
-    return parse(
-        text, size_units, true, "",
-        "a size such as 8GiB: an integer of bytes, or a number and, without a space, KB, MB, GB, TB, KiB, MiB, "
-        "GiB or TiB",
-        bytes, error);
+    static const kind size = {size_units, "", NULL,
+                              "a size such as 8GiB: an integer of bytes, or a number and, without a space, KB, MB, GB, "
+                              "TB, KiB, MiB, GiB or TiB"};
+    return parse(text, &size, bytes, error);
 }
 
 cairn_status cairn_parse_rate(const char *text, int64_t *bytes_per_s, cairn_error *error)
 {
-    return parse(
-        text, size_units, true, "/s",
-        "a rate such as 12GB/s: an integer, or a number and, without a space, KB, MB, GB, TB, KiB, MiB, GiB or "
-        "TiB, and then /s",
-        bytes_per_s, error);
+    static const kind rate = {size_units, "/s", NULL,
+                              "a rate such as 12GB/s: an integer, or a number and, without a space, KB, MB, GB, TB, "
+                              "KiB, MiB, GiB or TiB, and then /s"};
+    return parse(text, &rate, bytes_per_s, error);
 }
 
 cairn_status cairn_parse_duration(const char *text, int64_t *ns, cairn_error *error)
 {
-    return parse(text, duration_units, false, "",
-                 "a duration such as 500ms: a number and, without a space, ns, us, ms, s or m", ns, error);
+    static const kind duration = {duration_units, "", "s",
+                                  "a duration such as 500ms: a number and, without a space, ns, us, ms, s or m"};
+    return parse(text, &duration, ns, error);
+}
+
+cairn_status crn_parse_latency(const char *text, int64_t *ns, cairn_error *error)
+{
+    static const kind latency = {duration_units, "", "us",
+                                 "a duration such as 10us: a number and, without a space, ns, us, ms, s or m"};
+    return parse(text, &latency, ns, error);
 }

@@ -78,6 +78,8 @@ def expect_refusal(cairn, *words, **more):
         (["solve", "p", "--budget", "1.5  gib"], "did you mean 1.5GiB?"),
         (["solve", "p", "--budget", "1", "--to-host", "12 gb/s"], "did you mean 12GB/s?"),
         (["solve", "p", "--budget", "1", "--time-limit", "5S"], "did you mean 5s?"),
+        (["solve", "p", "--budget", "1", "--time-limit", "5"], "did you mean 5s?"),
+        (["solve", "p", "--budget", "1", "--latency", "10"], "did you mean 10us?"),
         (["solve", "p", "--budget", "10M"], "KiB, MiB"),
         (["solve", "p", "--budget", "unlimited"], "or none"),
     ],
@@ -349,6 +351,13 @@ def test_files_of_more_than_a_gibibyte_are_refused_at_once(cairn):
     with open(cairn.folder / "p", "wb") as file:
         file.truncate((1 << 30) + 1)
     assert expect_refusal(cairn, "limits", "p")["code"] == "too_large"
+
+
+def test_a_plan_is_told_by_what_it_holds(cairn):
+    cairn.file("p", CHAIN)
+    cairn.file("plan", {"format": "cairn-torch-plan", "version": 1})
+    assert 'a plan has under "problem"' in expect_refusal(cairn, "limits", "plan")["message"]
+    assert 'a plan has under "schedule"' in expect_refusal(cairn, "verify", "p", "plan")["message"]
 
 
 def test_what_the_format_allows_is_read(cairn):

@@ -298,9 +298,5 @@ def _comes_back(ops: Sequence[Op], value: Value) -> bool:
 
 def _peak_bytes(problem: Mapping[str, Any], ops: Sequence[Op]) -> int:
     """The most memory if copies took no time."""
-    replay, peak = Replay(problem), 0
-    for op in ops:
-        before = replay.level()
-        result, workspace = replay.run(op)
-        peak = max(peak, before, replay.level(), before + result + workspace)
-    return peak
+    replay = Replay(problem)
+    return max(map(replay.most_during, ops), default=0)

@@ -112,6 +112,12 @@ class Replay:
             self.outputs.discard(stage - 1)
         return self.output_bytes(stage), int(described["forward_only_workspace_bytes"])
 
+    def most_during(self, op: Op) -> int:
+        """Performs an operation; returns the most memory meanwhile."""
+        before = self.level()
+        result, workspace = self.run(op)
+        return max(before, self.level(), before + result + workspace)
+
     def parts(self, held: Mapping[str, int]) -> list[Part]:
         """What is resident now, beside what is fixed. `held` by the caller is shown apart from its stage."""
         name = {stage: str(self.stages[stage - 1]["name"]) for stage in range(1, len(self.stages) + 1)}
@@ -146,9 +152,7 @@ def first_over(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> str:
     """What the first operation that takes more than a budget does."""
     replay = Replay(chain)
     for op in ops:
-        before = replay.level()
-        result, workspace = replay.run(op)
-        if max(before, replay.level(), before + result + workspace) > budget:
+        if replay.most_during(op) > budget:
             return _describe(chain, op)[0]
     return ""
 
@@ -186,9 +190,7 @@ def _peak_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[int, int]:
     replay = Replay(chain)
     best = (0, replay.level())
     for index, op in enumerate(ops):
-        before = replay.level()
-        result, workspace = replay.run(op)
-        peak = max(before, replay.level(), before + result + workspace)
+        peak = replay.most_during(op)
         if peak > best[1]:
             best = (index, peak)
     return best

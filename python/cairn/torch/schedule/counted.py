@@ -199,9 +199,7 @@ def first_runs(problem: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int,
     replay, last, peak = Replay(problem), 0, 0
     first: dict[int, int] = {}
     for op in ops:
-        before = replay.level()
-        result, workspace = replay.run(op)
-        there = max(before, replay.level(), before + result + workspace)
+        there = replay.most_during(op)
         peak = max(peak, there)
         if op[0] in FORWARDS:
             first.setdefault(int(op[1]), there)

@@ -64,9 +64,7 @@ def _peak(problem: Mapping[str, Any], performed: Performed) -> int:
     replay, peak = Replay(problem), 0
     for op, alone in performed:
         more = replay.output_bytes(alone) if alone else 0
-        before = replay.level()
-        result, workspace = replay.run(op)
-        peak = max(peak, more + max(before, replay.level(), before + result + workspace))
+        peak = max(peak, more + replay.most_during(op))
         if op[0] in FORWARDS and op[1] + 1 in replay.done and replay.stages[op[1]]["no_recompute"]:
             replay.outputs.discard(op[1])  # nobody reads it any more
     return peak

@@ -720,3 +720,84 @@ def test_gradients_of_weights_that_the_model_uses_beside_a_block_wait_as_long_as
             return x.square().mean() + penalty
 
     assert_exact(Penalized(), torch.randn(64, 256))
+
+
+WIDTH = 64
+LAYERS: dict[str, Callable[[], nn.Sequential]] = {
+    "tanh": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+    "wide": lambda: nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)),
+    "normed": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU()),
+    "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.SiLU()),
+    "batch": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()),
+}
+BESIDE = ("logged", "penalty", "penalty of another", "head", "skip", "shift", "kept", "noise")
+
+
+class Surrounded(nn.Module):
+    """Layers, with anything at all around them that models and their loops have."""
+
+    def __init__(self, choose: random.Random) -> None:
+        super().__init__()
+        count = choose.randint(2, 5)
+        self.layers = nn.ModuleList(choose.choice(list(LAYERS.values()))() for _ in range(count))
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, choose.choice([4, 4 * WIDTH])) for _ in range(count))
+        self.first, self.logged, self.kept = nn.Linear(WIDTH, WIDTH), 0.0, torch.empty(0)
+        self.beside = [[name for name in BESIDE if choose.random() < 0.15] for _ in range(count)]
+        self.skips = [choose.randrange(number + 1) for number in range(count)]
+        self.before, self.after = choose.choice(["", "penalty", "layer"]), choose.choice(["", "penalty", "logged"])
+        self.calls = choose.choice([1, 1, 1, 2])
+        linear = [layer for layers in self.layers for layer in layers if isinstance(layer, nn.Linear)]
+        square = [layer for layer in linear if layer.in_features == layer.out_features]
+        if len(square) > 1 and choose.random() < 0.25:
+            square[-1].weight = square[0].weight
+
+    def weight(self, number: int) -> torch.Tensor:
+        return next(layer.weight for layer in self.layers[number] if isinstance(layer, nn.Linear))
+
+    def penalties(self, *numbers: int) -> torch.Tensor:
+        return sum(((self.weight(n) @ self.weight(n).t()).square().mean() for n in numbers), torch.zeros(()))
+
+    def log(self, x: torch.Tensor) -> None:
+        self.logged = float((x.detach()[:, None] - x.detach()[None, :32]).square().mean())
+
+    def once(self, x: torch.Tensor) -> torch.Tensor:
+        count = len(self.layers)
+        loss = self.penalties(*(range(count) if self.before == "penalty" else ()))
+        x = self.first(x) if self.before == "layer" else x
+        seen = [x]
+        for number, layer in enumerate(self.layers):
+            beside = self.beside[number]
+            if "logged" in beside:
+                self.log(x)
+            if "penalty" in beside:
+                loss = loss + self.penalties(number)
+            if "penalty of another" in beside:
+                loss = loss + self.penalties(count - 1 - number)
+            if "head" in beside:
+                loss = loss + self.heads[number](x).square().mean()
+            if "kept" in beside:
+                self.kept = x.detach().clone()
+            x = x + 0.1 if "shift" in beside else x
+            x = layer(x * torch.rand(WIDTH) if "noise" in beside else x)
+            x = x + seen[self.skips[number]] if "skip" in beside else x
+            seen.append(x)
+        del seen
+        if self.after == "penalty":
+            loss = loss + self.penalties(*range(count))
+        elif self.after == "logged":
+            self.log(x)
+        return x.square().mean() + loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((self.once(x * call) for call in range(1, self.calls + 1)), torch.zeros(()))
+
+
+@pytest.mark.parametrize("seed", range(12 * SEEDS))
+def test_whatever_stands_around_blocks_is_counted(seed: int) -> None:
+    choose = random.Random(seed)
+    model, x = Surrounded(choose).train(), torch.randn(256, WIDTH, requires_grad=choose.random() < 0.3)
+    profile = ct.profile(model, x, passes=1, blocks="layers.*", inside=bool(seed % 2))
+    top = ct.plan(profile, UNLIMITED)
+    for share in (0, 0.5, 1):
+        budget = top.least_budget_bytes + int(share * max(0, top.plain_peak_bytes - top.least_budget_bytes))
+        assert ct.verify(model, ct.plan(profile, budget), x).ok

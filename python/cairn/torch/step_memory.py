@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 
 from .base import _compat, memory
@@ -17,32 +15,34 @@ def resident_of(plan: Plan, gradient_bytes: int, found_bytes: int) -> int:
     in attributes then.
     """
     if plan.scope == "activations":
-        return int(plan.problem["input_bytes"])
+        return int(plan.problem["input_bytes"]) + found_bytes
     state = sum(size for name, size in plan.resident.items() if name in STATE and name != IN_ATTRIBUTES)
     return state + found_bytes + gradient_bytes + int(plan.problem["input_bytes"])
 
 
 class Found:
-    """What a step finds in attributes of modules, and may replace."""
+    """What a step finds in attributes of modules, of what its plan counts: it stays, or is replaced.
+
+    A plan for activations alone does not count what was there before, and what replaces that no more.
+    """
 
     def __init__(self, plan: Plan, model: nn.Module) -> None:
-        counts = plan.scope == "activations" or IN_ATTRIBUTES in plan.resident
-        tensors = [tensor for tensor, _ in plain_tensors(model)] if counts else []
+        counted = sum(plan.resident.get(name, 0) for name in (IN_ATTRIBUTES, LEFT_BESIDE))
+        tensors = [tensor for tensor, _ in plain_tensors(model)] if counted or plan.scope == "activations" else []
         self._storages = list(map(_compat.StorageRef, filter(memory.has_storage, tensors)))
-        self._left_bytes = plan.resident.get(LEFT_BESIDE, 0)
-        self.nbytes = min(sum(_sizes(self._storages).values()), plan.resident.get(IN_ATTRIBUTES, 0))
+        size = sum(self._sizes().values())
+        self.nbytes = min(size, counted)
+        self._most = size if plan.scope == "activations" else self.nbytes
+
+    def _sizes(self) -> dict[int, int]:
+        return {ref.key: ref.nbytes for ref in self._storages}
 
     def replaced_bytes(self, model: nn.Module) -> int:
         """Of this, what no attribute has any more. A meter that has not seen it come, or is used where someone else
         still holds it, does not see it go.
         """
         there = memory.storages(tensor for tensor, _ in plain_tensors(model)) if self._storages else {}
-        gone = sum(size for key, size in _sizes(self._storages).items() if key not in there)
-        return max(0, gone - self._left_bytes)
-
-
-def _sizes(storages: Iterable[_compat.StorageRef]) -> dict[int, int]:
-    return {ref.key: ref.nbytes for ref in storages}
+        return min(self._most, sum(size for key, size in self._sizes().items() if key not in there))
 
 
 def gradient_bytes_of(model: nn.Module) -> int:
@@ -56,11 +56,3 @@ def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
     A meter sees them as they come, so taking all of them off its peak can take too much, never too little.
     """
     return gradient_bytes_of(model) - gradient_bytes if plan.scope == "activations" else 0
-
-
-def left_bytes(plan: Plan, model: nn.Module) -> int:
-    """What of a plan's memory an earlier step has left beside the blocks' results, for this one to replace."""
-    if LEFT_BESIDE not in plan.resident:
-        return 0
-    left = memory.unique_bytes(tensor for tensor, _ in plain_tensors(model))
-    return min(left, plan.resident[LEFT_BESIDE])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -147,7 +146,7 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
     """The stages as is supposed: what is resident is counted once, outputs that are made again twice, and those that
     are apart with what runs behind, too.
     """
-    numbered = enumerate(map(copy.copy, stages), 1)
+    numbered = enumerate(map(_with_what_runs_beside, stages), 1)
     changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
     changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]
     for number in counted.again:
@@ -163,6 +162,22 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
         behind.saved_bytes += stage.also_held_bytes
         behind.forward_rise_bytes += stage.also_held_bytes
     return changed
+
+
+def _with_what_runs_beside(stage: StageMeasure) -> StageMeasure:
+    """The stage, and each of its options, with the rises of what runs beside it and is no stage."""
+
+    def higher(measured: StageMeasure | OptionMeasure) -> dict[str, int]:
+        adding = measured.accumulated_backward_rise_bytes
+        return {
+            "forward_rise_bytes": max(measured.forward_rise_bytes, stage.between_forward_rise_bytes),
+            "backward_rise_bytes": max(measured.backward_rise_bytes, stage.between_backward_rise_bytes),
+            "accumulated_backward_rise_bytes": max(adding, stage.accumulated_between_backward_rise_bytes),
+        }
+
+    only_bytes = max(stage.forward_only_rise_bytes, stage.between_forward_rise_bytes)
+    options = [dataclasses.replace(option, **higher(option)) for option in stage.options]  # type: ignore[arg-type]
+    return dataclasses.replace(stage, **higher(stage), forward_only_rise_bytes=only_bytes, options=options)  # type: ignore[arg-type]
 
 
 def _once(stage: StageMeasure) -> StageMeasure:

@@ -20,7 +20,6 @@ from .base.stage_measure import OPTIMIZER_STATE
 from .measuring.optimizer import KeptStates
 from .plan import Plan
 from .report import Measured
-from .step_memory import left_bytes
 from .watched_step import WatchedStep
 
 MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst
@@ -142,7 +141,7 @@ class Watch:
         self._unforeseen = beside = self._unforeseen_bytes(plan)
         sees_going = self._has_measured or memory.device_of(module).type != "cpu"  # what came where no meter was is not
         if sees_going:
-            beside += left_bytes(plan, module) + (0 if self._step is None else self._step.held_bytes(module))
+            beside += 0 if self._step is None else self._step.held_bytes(module)
         self._step, self._has_measured = WatchedStep(module, plan, beside, sees_going), True
 
     def _stop(self) -> None:

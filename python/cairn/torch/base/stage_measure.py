@@ -70,6 +70,10 @@ class StageMeasure:
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0
     accumulated_backward_rise_bytes: int = 0
+    #: What runs outside of blocks, and is no stage: before it in the forward, and before its own backward.
+    between_forward_rise_bytes: int = 0
+    between_backward_rise_bytes: int = 0
+    accumulated_between_backward_rise_bytes: int = 0
     weight_grad_bytes: int = 0
     accumulated_weight_grad_bytes: int = 0
     made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters

@@ -656,8 +656,7 @@ class MemoryPass:
         listed, level = self._found_by(index, segment)
         gone = sum(size for name, size in listed.items() if name not in behind.listed)
         rise = meter.peak(segment.begin.mark, segment.end.mark) - level - made_bytes + gone
-        behind.forward_rise_bytes = max(behind.forward_rise_bytes, rise)
-        behind.forward_only_rise_bytes = max(behind.forward_only_rise_bytes, rise)
+        behind.between_forward_rise_bytes = max(0, rise)
 
     def _count_backward_between(self, index: int, made_bytes: int) -> None:
         segment, before, meter = self._segments[index], self._runs[index - 1].stage, self._meter
@@ -669,8 +668,8 @@ class MemoryPass:
             peak_without(meter, begin.mark, end.mark, going) - (meter.level(end.mark) - sum(size for _, size in going))
             for going in (created, accumulated)
         )
-        before.backward_rise_bytes = max(before.backward_rise_bytes, rise - made_bytes)
-        before.accumulated_backward_rise_bytes = max(before.accumulated_backward_rise_bytes, rise_adding - made_bytes)
+        before.between_backward_rise_bytes = max(0, rise - made_bytes)
+        before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes)
 
     def _count_waiting(self, surroundings: Sequence[StageMeasure | None]) -> None:
         """What runs between two blocks and is no stage counts with the block behind it."""

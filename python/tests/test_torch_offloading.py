@@ -21,9 +21,11 @@ import torch
 from cairn.torch.base import budgets
 from cairn.torch.base.errors import TierUnavailable, TransferFailed
 from cairn.torch.execute.executor import Executor
+from cairn.torch.execute.travel import Travel
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.schedule.itinerary import itinerary_of, peak_with_transfers, traffic_of
 from cairn.torch.transfer.tiers import FileTier, HostTier
+from cairn.torch.transfer.transfers import parcel_bytes
 from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,
@@ -140,6 +142,81 @@ def test_the_lists_by_chance_travel() -> None:
     lists = [by_chance(seed, STAGES) for seed in range(24)]
     assert sum(len(copies(ops)) > 3 for ops in lists) > 12
     assert any(op[0] == "prefetch" and op[1] == "output" for ops in lists for op in ops)
+
+
+class Handing(nn.Module):
+    """Returns what is added to every layer beside its result, as layers of T5 do."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.scale = nn.Parameter(torch.ones(rows, 2 * width))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        bias = self.scale * 2 if bias is None else bias
+        return x + self.down(nn.functional.gelu(self.up(x) + bias)), bias
+
+
+class Handed(nn.Module):
+    """The bias is made by the first layer, or between layers."""
+
+    def __init__(self, width: int = 32, rows: int = 16, by_first: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers, self.by_first = nn.ModuleList(Handing(width, rows) for _ in range(5)), by_first
+        self.bias = nn.Parameter(torch.ones(rows, 2 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.by_first else self.bias * 2
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x
+
+
+HANDED = tuple(blocks(*(f"layers.{i}" for i in range(5))))
+
+
+@pytest.mark.parametrize("by_first", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_lists_by_chance_where_blocks_hand_a_value_through(seed: int, by_first: bool) -> None:
+    ops = by_chance(seed, HANDED)
+    plain, other = Handed(by_first=by_first), Handed(by_first=by_first)
+    with carried_out(other, HANDED, ops) as (executor, _, _):
+        for step in range(2):
+            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
+            assert not executor.notes
+
+
+def test_what_a_block_was_passed_stays_where_its_output_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    send = Travel.offload
+
+    def noting(travel: Travel, position: int, value: Any, tensors: list[Tensor]) -> bool:
+        sent.append(parcel_bytes(tensors))
+        return send(travel, position, value, tensors)
+
+    monkeypatch.setattr(Travel, "offload", noting)
+    model = Handed()
+    with carried_out(model, HANDED, inputs_travelling(HANDED)):
+        train(model, loss_of)
+    assert sent == [X.nbytes] * 3
+
+
+@pytest.mark.parametrize("by_first", [False, True])
+def test_plans_of_models_whose_blocks_hand_a_value_through(by_first: bool) -> None:
+    model, x = Handed(64, 48, by_first), torch.randn(16, 48, 64, generator=torch.Generator().manual_seed(0))
+    step = {"args": x, "loss_fn": lambda y: y.square().mean()}
+    measured = ct.profile(model, **step, passes=1)
+    points = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)
+    travels = 0
+    for point in points[:-1]:
+        made = ct.plan(measured, point.budget_bytes, host_budget="1GiB", link=FAST)
+        assert ct.verify(model, made, **step).ok
+        travels += made.offloads
+        with ct.apply(model, made) as handle:
+            step["loss_fn"](model(x)).backward()
+            assert not handle.executor.notes
+    assert travels
 
 
 def test_no_stage_is_left_to_autograd_whose_saved_tensors_travel() -> None:

@@ -16,7 +16,7 @@ class Cargo:
     others, and outputs.
 
     block: whose holders they are, if any. staying: storages that are there anyway. What lies elsewhere than on the
-    device stays, too.
+    device stays, too, and so do outputs that the block was passed, which others have as well.
     """
 
     def __init__(
@@ -40,10 +40,12 @@ class Cargo:
             self._held = list(held)
             tensors += held.values()
             written += map(self._rebuild.is_written, held)
-        self._outputs = [] if outputs is None else list(outputs.tensors)
-        if outputs is not None:
-            tensors += outputs.tensors.values()
-            written += [not outputs.is_intact(index) for index in outputs.tensors]
+        outputs = Outputs(()) if outputs is None else outputs
+        going = {i: t for i, t in outputs.tensors.items() if i not in outputs.passed and not stays(t)}
+        self._outputs = list(going)
+        self._staying_outputs = outputs.only(outputs.tensors.keys() - going)
+        tensors += going.values()
+        written += [not outputs.is_intact(index) for index in going]
         self._written = written
         self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
         #: For the journey; without their counts of writes, which are looked at here. What rebuilds others is read in
@@ -52,6 +54,10 @@ class Cargo:
             memory.bytes_of(tensor.untyped_storage(), tensor.device) for tensor in tensors[len(sent) :]
         ]
         self.has_readers = True  # of the outputs
+
+    def keep_only(self, wanted: frozenset[int]) -> None:
+        """Of the outputs that stay, lets go of what the next stage does not read."""
+        self._staying_outputs.keep_only(wanted)
 
     def empty(self) -> None:
         """Lets go of what the block saved, in its latest run, but for what did not travel."""
@@ -78,8 +84,9 @@ class Cargo:
         if self._rebuild is not None:
             for position, index in enumerate(self._held, count):
                 self._rebuild.hold(index, tensors[position], written[position])
-        if not self._outputs or not self.has_readers:
+        if not (self._outputs or self._staying_outputs.tensors) or not self.has_readers:
             return None
         count += len(self._held)
         outputs = dict(zip(self._outputs, tensors[count : len(written)], strict=True))
-        return Outputs.again(outputs, {o for o, w in zip(self._outputs, written[count:], strict=True) if w})
+        gone = {o for o, w in zip(self._outputs, written[count:], strict=True) if w}
+        return Outputs.again(outputs, gone, self._staying_outputs)

@@ -20,21 +20,31 @@ from ..saved.part_calls import Calls
 
 
 class Outputs:
-    """The tensors that a block returned, for the stage that reads them: storages without history."""
+    """The tensors that a block returned, for the stage that reads them: storages without history. `passed`: which of
+    them lie in what the block was passed.
+    """
 
-    __slots__ = ("_versions", "tensors")
+    __slots__ = ("_versions", "passed", "tensors")
 
-    def __init__(self, value: Any, wanted: frozenset[int] | None = None) -> None:
+    def __init__(self, value: Any, wanted: frozenset[int] | None = None, passed: frozenset[int] = frozenset()) -> None:
+        self.passed = passed
         tensors = {i: t for i, t in enumerate(unique_tensors_in(value)) if wanted is None or i in wanted}
         self.tensors = {i: t.detach() for i, t in tensors.items()}
         self._versions = {i: _compat.version(t) for i, t in tensors.items()}
 
     @classmethod
-    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int]) -> Outputs:
-        """Outputs that come back; some were written before they went."""
-        made = cls(())
-        made.tensors = tensors
-        made._versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
+    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int], beside: Outputs) -> Outputs:
+        """Outputs that come back beside others that have stayed; some were written before they went."""
+        made = cls((), passed=beside.passed)
+        versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
+        made.tensors, made._versions = {**tensors, **beside.tensors}, {**versions, **beside._versions}
+        return made
+
+    def only(self, indices: Container[int]) -> Outputs:
+        """Some of them."""
+        made = type(self)((), passed=self.passed)
+        made.tensors = {i: t for i, t in self.tensors.items() if i in indices}
+        made._versions = {i: self._versions[i] for i in made.tensors}
         return made
 
     def keep_only(self, wanted: frozenset[int]) -> None:

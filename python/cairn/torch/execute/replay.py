@@ -32,7 +32,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,7 @@ class Run:
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
         self._outputs: dict[Value, Outputs] = {}
         self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
+        self._passed: dict[int, frozenset[int]] = {}  # and which lie in what the stage was passed
         self._returned: dict[int, list[Returned]] = {}
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
         self._coming: list[int] = []  # those of them whose backward is still to come
@@ -177,7 +178,7 @@ class Run:
             if self._program.native[stage]:
                 output = forward(*args, **kwargs)
                 if not self._program.quiet[stage]:
-                    self._returns(op, output, tensors_in((args, kwargs)))
+                    self._returns(op, output, list(tensors_in((args, kwargs))))
             else:
                 output = self._first_run(op, forward, args, kwargs)
         finally:
@@ -330,9 +331,11 @@ class Run:
         for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
             if value in self._outputs:
                 self._outputs[value].keep_only(self._wanted[stage - 1])
+            if value in self._cargo:
+                self._cargo[value].keep_only(self._wanted[stage - 1])
         return arguments
 
-    def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
+    def _returns(self, op: Op, output: Any, passed: Sequence[torch.Tensor]) -> None:
         """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
         among the block's arguments.
         """
@@ -340,6 +343,9 @@ class Run:
         returned = unique_tensors_in(output)
         if self._program.replayed[stage + 1]:
             self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
+            if self._travel is not None:
+                given = {_compat.storage_key(tensor) for tensor in passed} - {0}
+                self._passed[stage] = frozenset(i for i, t in enumerate(returned) if _compat.storage_key(t) in given)
             self._produce(op, output)
         self._after(self._program.first_forward[stage])
         if not self._program.watched[stage]:
@@ -397,7 +403,8 @@ class Run:
     def _produce(self, op: Op, output: Any) -> None:
         product = op.product
         if product is not None and self._program.replayed[op.stage + 1]:
-            self._outputs[product] = Outputs(output, self._wanted.get(op.stage))
+            passed = self._passed.get(op.stage, frozenset())
+            self._outputs[product] = Outputs(output, self._wanted.get(op.stage), passed)
 
     def _drop(self, value: Value) -> None:
         """What the list removes from the device: nothing that stays there instead of on the host."""
@@ -454,7 +461,9 @@ class Run:
         self._take(value)
         cargo = self._cargo_of(value, self._travel.device)
         if not cargo.tensors:
-            return  # it was not made, or autograd is done with it
+            if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
+                self._staying.add(value)
+            return  # else it was not made, or autograd is done with it
         if self._travel.offload(position, value, cargo.tensors):
             self._cargo[value] = cargo
             cargo.tensors = []

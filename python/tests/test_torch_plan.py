@@ -1322,6 +1322,31 @@ def test_a_loss_function_that_runs_the_backward_is_told_so() -> None:
         ct.profile(model, torch.randn(8, 16), loss_fn=step)
 
 
+def test_losses_made_of_derivatives_by_the_input_are_left_out_of_the_profile() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)), nn.Linear(16, 1))
+    plain, x = copy.deepcopy(model), torch.randn(64, 16).requires_grad_()
+
+    def equation(output: torch.Tensor) -> torch.Tensor:
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return (slope.sum(-1) + output[:, 0]).square().mean()
+
+    def step(model: nn.Module) -> list[torch.Tensor]:
+        model.zero_grad()
+        x.grad = None
+        loss = equation(model(x))
+        loss.backward()
+        return [loss.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
+
+    with pytest.raises(ct.Unsupported, match=r"loss_fn takes gradients .* leave them out of loss_fn="):
+        ct.profile(model, x, loss_fn=equation)
+    assert x.grad is None
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.mean, passes=1), "1GiB")
+    with pytest.raises(ct.Unsupported, match="loss_fn takes gradients"):
+        ct.verify(model, plan, x, loss_fn=equation)
+    with ct.budget(model, plan.least_budget_bytes, x, loss_fn=torch.mean, passes=1, check_steps=0):
+        assert all(map(torch.equal, step(model), step(plain)))
+
+
 # -- threads --------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from ..base.blocks import Block
 from ..base.errors import Unsupported
 from ..base.tree import tensors_in
 from ..context.untouched import Parameters
+from .sample import LOSS_DIFFERENTIATES
 
 
 @dataclasses.dataclass
@@ -203,8 +204,7 @@ class _Recorder:
             f"{self._where()} takes gradients (autograd.grad or backward) inside the model's forward, so the step is "
             "no forward with a backward behind it; plan the parts of the model that do not, each by itself"
             if self._open
-            else "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the "
-            "backward is run for it"
+            else LOSS_DIFFERENTIATES
         )
 
     def refuse_transform(self, error: RuntimeError | None = None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..base import memory
+from ..base.errors import Unsupported
 from ..base.layouts import saving_nothing
 from ..base.progress import Teller
 from ..base.tree import Tree, tensors_in
@@ -23,6 +24,13 @@ from ..context.step_attributes import StepAttributes
 from ..context.untouched import Parameters, Randomness, untouched
 from ..outside.replaced import Outside, Replaced
 from . import isolate
+
+LOSS_DIFFERENTIATES = (
+    "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
+    "for it. Of derivatives that are part of a loss (create_graph=True) autograd keeps everything, whatever is "
+    "planned: leave them out of loss_fn=, and room for them by Budget(reserve=), or accumulate gradients over smaller "
+    "batches"
+)
 
 
 class Sample:
@@ -147,11 +155,20 @@ class Sample:
 
     def loss(self, output: Any) -> torch.Tensor | None:
         if self.loss_fn is not None:
-            return self._checked(output, self.loss_fn(output))
+            return self._checked(output, self._made_loss(output, self.loss_fn))
         if isinstance(output, torch.Tensor):
             return output if output.numel() == 1 else None
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         return loss if isinstance(loss, torch.Tensor) else None
+
+    @staticmethod
+    def _made_loss(output: Any, loss_fn: Callable[[Any], Any]) -> Any:
+        try:
+            return loss_fn(output)
+        except RuntimeError as error:
+            if "have been used in the graph" in str(error):  # by the caller's own tensors, of which copies are run
+                raise Unsupported(LOSS_DIFFERENTIATES) from error
+            raise
 
     def _checked(self, output: Any, loss: Any) -> torch.Tensor:
         """What loss_fn made, if a backward can begin with it."""

@@ -244,7 +244,51 @@ def test_steps_larger_than_samples_of_one_are_measured() -> None:
     assert [entry.made for entry in ct.handle(model).plans] == ["given", "measurement", "estimate"]
 
 
+def convolutions(depth: int = 6) -> nn.Sequential:
+    layers = (nn.Sequential(nn.Conv2d(32 if i else 3, 32, 3, padding=1), nn.BatchNorm2d(32)) for i in range(depth))
+    return nn.Sequential(*(nn.Sequential(layer, nn.GELU()) for layer in layers))
+
+
+def transformer(depth: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(depth)))
+
+
+@pytest.mark.parametrize(
+    ("make", "sample", "step"),
+    [(convolutions, (8, 3, 24, 24), (16, 3, 16, 16)), (transformer, (16, 32, 64), (4, 64, 64))],
+)
+def test_steps_of_other_proportions_are_measured(make: Any, sample: tuple[int, ...], step: tuple[int, ...]) -> None:
+    """What their sizes would take that have grown, had the others not become smaller, is more than the budget."""
+    model, x, y = make(), torch.randn(sample), torch.randn(step)
+    plain = copy.deepcopy(model)
+    ct.checkpoint(model, x, loss_fn=total, budget=between(ct.profile(model, x, loss_fn=total, passes=1), 0.5), passes=1)
+    assert same(trained(model, y), trained(plain, y))
+    assert [entry.made for entry in ct.handle(model).plans] == ["given", "measurement"]
+    assert ct.verify(model, ct.handle(model).plan, y, loss_fn=total).ok
+
+
+def test_what_profiling_takes_does_not_grow_with_the_number_of_blocks() -> None:
+    few, many = (ct.profile(chain(layers), torch.randn(512, 64), loss_fn=total, passes=1) for layers in (4, 16))
+    sizes = [estimates.profiling_bytes(each, shapes.Growth(1.0, 1.0)) - each.resident_bytes() for each in (few, many)]
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+def test_an_estimate_is_not_called_the_least_budget() -> None:
+    model = transformer(2)
+    least = ct.plan(ct.profile(model, torch.randn(8, 16, 64), loss_fn=total, passes=1), "1GiB").least_budget_bytes
+    ct.checkpoint(model, torch.randn(8, 16, 64), loss_fn=total, budget=least, passes=1)
+    with pytest.raises(ct.InfeasibleBudget, match="By an estimate .* Profile and plan with a sample") as caught:
+        model(torch.randn(1, 128, 64))
+    assert "the least budget that works" not in str(caught.value)
+    assert caught.value.least_bytes > least
+    with pytest.raises(ct.InfeasibleBudget, match="the least budget that works"):
+        ct.checkpoint(transformer(2), torch.randn(8, 16, 64), loss_fn=total, budget=least // 2, passes=1)
+
+
 def test_growth_of_shapes() -> None:
+    assert shapes.numbers_grown(["float32[8, 64, 64]"], ["float32[32, 16, 64]"]) == shapes.Growth(0.25, 4.0)
+    assert shapes.numbers_grown(["float32[16, 3, 16, 16]"], ["float32[8, 3, 24, 24]"]) == shapes.Growth(1.0, 1.0)
+    assert shapes.numbers_grown(["int64[2, 64]", "bool[2, 9]"], ["int64[4, 64]", "bool[2, 3]"]).linear == 3.0
     assert shapes.growth(["float32[8, 4]"], ["float32[4, 8]"]) == shapes.Growth(2.0, 1.0)
     assert shapes.growth(["int64[2, 64]", "bool[2, 1, 64, 64]"], ["int64[2, 32]", "bool[2, 1, 32, 32]"]).other == 4.0
     assert shapes.growth(["float32[8]"], ["float64[8]"]) is None

@@ -84,12 +84,19 @@ def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], 
 
 
 def profiling_bytes(measured: Profile, by: Growth) -> int:
-    """About what it takes to profile a step: outputs of all blocks, what lies outside of them, and one block."""
-    outputs = sum(stage.output_bytes for stage in measured.stages)
-    outside = sum(stage.saved_bytes for stage in measured.stages if stage.kind == "outside")
+    """About what it takes to profile a step: outputs of blocks that others hold, what lies outside of blocks, and one
+    block with what it is passed and what it returned.
+    """
+    stages = measured.stages
+    held = sum(stage.also_held_bytes + stage.left_bytes for stage in stages)
+    outside = sum(stage.saved_bytes for stage in stages if stage.kind == "outside")
     block = max(
         max(stage.forward_rise_bytes, stage.saved_bytes + stage.grad_bytes + stage.accumulated_backward_rise_bytes)
-        for stage in measured.stages
+        + stage.input_bytes
+        + stage.output_bytes
+        + sum(stage.listed.values())
+        for stage in stages
     )
-    growing = _grown(measured.input_bytes + outputs + outside, by.linear) + _grown(block, by.most)
-    return measured.resident_bytes() + growing
+    more = sum(_grown(size, by.linear) - size for name, size in measured.resident.items() if name not in _CONSTANT)
+    growing = _grown(measured.input_bytes + held + outside, by.linear) + _grown(block, by.most)
+    return measured.resident_bytes() + more + growing

@@ -50,6 +50,7 @@ from .shapes import (
     is_covered,
     largest_of,
     names_of,
+    numbers_grown,
     rounded_up,
     sized,
 )
@@ -281,11 +282,12 @@ class ShapePlans:
         if isinstance(estimated, ShapePlan) and not isinstance(measured, InfeasibleBudget):
             return estimated
         error = measured if isinstance(measured, InfeasibleBudget) else estimated
+        failed = f"measuring it failed ({type(measured).__name__}: {measured})" if measured is not None else ""
         if isinstance(error, InfeasibleBudget):
-            raise error.for_shapes(actual, estimated=error is estimated)
+            unmeasured = failed or "to measure it might have taken more than the budget, or could not be done"
+            raise error.for_shapes(actual, unmeasured if error is estimated else "")
         if isinstance(measured, Exception):
-            why = f", and measuring it failed ({type(measured).__name__}: {measured})"
-            raise self._mismatch(actual, args, kwargs, why) from measured
+            raise self._mismatch(actual, args, kwargs, f", and {failed}") from measured
         raise self._mismatch(actual, args, kwargs, ", and could be neither estimated nor measured within the budget")
 
     def _base(self, actual: Sequence[str]) -> tuple[str, ...]:
@@ -313,7 +315,7 @@ class ShapePlans:
     ) -> ShapePlan | Exception | None:
         """By profiling the step's own inputs; None, or why, where that cannot be done or takes more than the budget."""
         base = self._base(actual)
-        model, source, by = self._model(), self._source, growth(actual, base)
+        model, source, by = self._model(), self._source, numbers_grown(actual, base)
         if model is None or source is None or _is_distributed():
             return None
         if by is None:  # tensors have no counterparts

@@ -122,6 +122,19 @@ def growth(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
     return Growth(batch, other)
 
 
+def numbers_grown(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
+    """The same, but that sizes which became smaller make up for others that have grown. At least 1, for what depends on
+    no size; what depends on those alone that have grown may grow by more.
+    """
+    pairs = _paired(actual, expected)
+    if pairs is None or any(0 in theirs for _, theirs in pairs):
+        return None
+    ratios = [[a / b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+    by = Growth(max((r[0] for r in ratios), default=1.0), max((math.prod(r[1:]) for r in ratios), default=1.0))
+    linear = max(1.0, by.linear)
+    return Growth(linear**2 / max(linear, by.most), max(linear, by.most) / linear)
+
+
 def grows_from_one(actual: Sequence[str], expected: Sequence[str]) -> bool:
     """Whether a size of one has grown."""
     pairs = _paired(actual, expected) or []

@@ -24,7 +24,8 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
 
     Attributes:
         budget_bytes: the budget that was asked for.
-        least_bytes: the least budget that works, the reserve included.
+        least_bytes: the least budget that works, the reserve included; more than that for a step of other shapes that
+            is only estimated, which the text says.
         reserve_bytes: what of it a plan leaves free.
         composition: what makes up the peak at the least budget, bytes by name.
         peak_at: when that peak is.
@@ -55,12 +56,19 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         error.peak_at, error.blocking = peak_at, blocking
         return error
 
-    def for_shapes(self, shapes: Sequence[str], estimated: bool) -> InfeasibleBudget:
-        """The same error, about a step with other inputs than those that were planned for."""
-        how = " (estimated from the shapes that were profiled)" if estimated else ""
+    def for_shapes(self, shapes: Sequence[str], unmeasured: str = "") -> InfeasibleBudget:
+        """The same error, about a step with other inputs than those that were planned for. unmeasured: why that was
+        estimated instead.
+        """
+        why = self.message
+        if unmeasured:
+            why = (
+                f"no plan is known that fits in {format_bytes(self.budget_bytes or 0)}. By an estimate from the shapes "
+                f"that were profiled, which is on the safe side, it takes {format_budget(self.least_bytes or 0)}; "
+                f"{unmeasured}. Profile and plan with a sample of these shapes, which may do with less"
+            )
         error = type(self)(
-            f"this step has inputs {', '.join(shapes)}, larger than those that were planned for, and was not begun: "
-            f"{self.message}{how}",
+            f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}",
             budget_bytes=self.budget_bytes,
             least_bytes=self.least_bytes,
         )

@@ -89,8 +89,10 @@ class VerificationFailed(TorchError):
     """The planned step's result or peak is not what it must be."""
 
 
-class RecomputationError(TorchError):
-    """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice."""
+class RecomputationError(TorchError, RuntimeError):
+    """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice. A
+    RuntimeError, as what autograd raises where saved tensors were changed.
+    """
 
 
 class TierUnavailable(TorchError, cairn.Io):

@@ -20,12 +20,13 @@ import pytest
 import torch
 from cairn.torch.base import budgets
 from cairn.torch.base.errors import TierUnavailable, TransferFailed
-from cairn.torch.execute.executor import Executor
+from cairn.torch.execute.executor import COPIES_OF_ANOTHER, Executor
 from cairn.torch.execute.travel import Travel
 from cairn.torch.offloading import without_transfers_of
 from cairn.torch.schedule.itinerary import itinerary_of, peak_with_transfers, traffic_of
 from cairn.torch.transfer.tiers import FileTier, HostTier
 from cairn.torch.transfer.transfers import parcel_bytes
+from cairn.torch.watched_step import WatchedStep
 from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,
@@ -303,6 +304,18 @@ def test_several_forwards_before_a_backward() -> None:
         assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
         assert not executor.notes
         assert trace_of(depot) == copies(travelling(STAGES))
+
+
+def test_a_step_over_its_budget_beside_another_one_is_told_what_helps(vgg: tuple[Step, ct.Profile]) -> None:
+    """Planning again would change nothing."""
+    step, measured = vgg
+    watched = WatchedStep(step.model, ct.plan(measured, "1GiB"), 0, True)
+    watched.forward_ended(step.loss(), (), [COPIES_OF_ANOTHER])
+    watched.end()
+    assert watched.supposed_cause(False) == (
+        "another step, whose backward has not ended, has copies in the slower memory: this one keeps its own. Pass all "
+        "in one call, or plan a module that calls the model as often"
+    )
 
 
 @pytest.mark.parametrize("make", [travelling, inputs_travelling])

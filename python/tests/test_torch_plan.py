@@ -823,6 +823,30 @@ def test_a_model_that_was_changed_after_planning_is_told_as_the_cause() -> None:
         step(changed[2])
 
 
+def test_what_is_told_of_the_worst_step_is_its_own_cause() -> None:
+    """A later step, which is within the budget, is the one in which the optimizer creates its state."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(4)))
+    x, state = torch.randn(256, 64), 2 * memory.unique_bytes(model.parameters())
+    options: dict[str, Any] = {"loss_fn": torch.sum, "passes": 1, "blocks": model, "gradients": "created"}
+
+    def step(times: int, kind: type[torch.optim.Optimizer]) -> None:
+        sum(model(x).square().sum() for _ in range(times)).backward()
+        kind(model.parameters(), lr=0.0).step()
+        model.zero_grad()
+
+    ct.checkpoint(model, x, budget="1GiB", **options)
+    step(2, torch.optim.SGD)
+    twice = ct.report(model).measured.peak_bytes
+    budget = cairn.Budget(total=twice + state // 2, reserve=state + 2**16)
+    ct.checkpoint(model, x, budget=budget, check_steps=8, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(2, torch.optim.SGD)
+        step(1, torch.optim.SGD)
+    with pytest.warns(UserWarning, match=r"next step will take .* ran 2 times before the backward"):
+        step(1, torch.optim.Adam)
+
+
 def test_forwards_before_one_backward_are_measured_together() -> None:
     """Each follows a plan for one of them, but what they keep is there at once."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(8)))

@@ -33,13 +33,14 @@ class _Found:
     steps: int = 0
     in_vain: int = 0  # steps that were begun and not judged
     worst: Measured | None = None
+    watched: WatchedStep | None = None  # the worst, which knows why
     unforeseen_bytes: int = 0  # state of optimizers that the worst step had, and the plan does not count
 
-    def add(self, step: Measured, unforeseen_bytes: int) -> None:
+    def add(self, step: Measured, unforeseen_bytes: int, watched: WatchedStep) -> None:
         self.steps += 1
         self.in_vain -= 1
         if self.worst is None or step.peak_bytes >= self.worst.peak_bytes:
-            self.worst, self.unforeseen_bytes = step, unforeseen_bytes
+            self.worst, self.unforeseen_bytes, self.watched = step, unforeseen_bytes, watched
 
 
 class Watch:
@@ -157,8 +158,8 @@ class Watch:
         measured = None if step is None else step.end()
         if step is None or measured is None:
             return
-        self._of(step.plan).add(measured, self._unforeseen)
-        self._judge(step.plan, measured, self._unforeseen, raises=raises)
+        self._of(step.plan).add(measured, self._unforeseen, step)
+        self._judge(step, measured, self._unforeseen, raises=raises)
 
     # ---- state of optimizers ----
 
@@ -170,10 +171,10 @@ class Watch:
         found, unforeseen = self._of(plan), self._unforeseen_bytes(plan)
         if unforeseen > max(plan.reserve_bytes, found.unforeseen_bytes):
             self._measure_again()
-        if found.worst is not None and unforeseen > found.unforeseen_bytes:
+        if found.worst is not None and found.watched is not None and unforeseen > found.unforeseen_bytes:
             peak = found.worst.peak_bytes + unforeseen - found.unforeseen_bytes
             expected = dataclasses.replace(found.worst, peak_bytes=peak)
-            self._judge(plan, expected, unforeseen, "the next step will take")
+            self._judge(found.watched, expected, unforeseen, "the next step will take")
             self._correct()
 
     def _note_those_within(self, module: nn.Module, plan: Plan) -> None:
@@ -196,10 +197,10 @@ class Watch:
     # ---- steps over their budget ----
 
     def _judge(
-        self, plan: Plan, step: Measured, unforeseen: int, taken: str = "the step took", raises: bool = True
+        self, watched: WatchedStep, step: Measured, unforeseen: int, taken: str = "the step took", raises: bool = True
     ) -> None:
         """Tells of a step over its budget. A plan that counts no state of optimizers promises nothing about it."""
-        peak = step.peak_bytes
+        plan, peak = watched.plan, step.peak_bytes
         if peak <= plan.budget_bytes:
             return
         is_promised = peak - unforeseen > plan.budget_bytes or OPTIMIZER_STATE in plan.resident
@@ -208,7 +209,7 @@ class Watch:
         text = (
             f"{type(model).__name__}: {taken} {format_bytes(peak)}, {format_bytes(peak - plan.budget_bytes)} over its "
             f"budget of {format_bytes(plan.budget_bytes)} ({format_bytes(predicted)} were predicted): "
-            f"{self._supposed_cause(plan, step)}"
+            f"{self._supposed_cause(watched, step)}"
         )
         if self._strict and is_promised:
             if raises:
@@ -219,17 +220,16 @@ class Watch:
         if self._on_miss is not None and peak > predicted:
             self._miss = (plan, peak - predicted)
 
-    def _supposed_cause(self, plan: Plan, step: Measured) -> str:
+    def _supposed_cause(self, watched: WatchedStep, step: Measured) -> str:
         """Why a step may have taken too much, and what to do."""
-        unforeseen = self._unforeseen_bytes(plan)
-        if unforeseen > plan.reserve_bytes:
+        unforeseen = self._unforeseen_bytes(watched.plan)
+        if unforeseen > watched.plan.reserve_bytes:
             remedy = "optimizer= the one that is used, as it is set in training"
             if not self._states.can_be_measured:
                 remedy = "Budget(reserve=) of that much: steps that run the model themselves are not measured before"
             kept = f"the optimizer keeps {format_bytes(unforeseen)} between steps that the plan does not count"
             return f"{kept}. Plan again, with {remedy}"
-        assert self._step is not None  # one was judged
-        return self._step.supposed_cause(plan, step.gradients_existed)
+        return watched.supposed_cause(step.gradients_existed)
 
     def _correct(self) -> None:
         miss, self._miss = self._miss, None

@@ -13,6 +13,7 @@ from torch import nn
 from .arguments import ACCUMULATED, CREATED
 from .base import _compat, clock, memory
 from .base.tree import tensors_in
+from .execute.executor import COPIES_OF_ANOTHER
 from .fingerprint import autocast_of
 from .plan import Plan
 from .report import Measured
@@ -34,6 +35,7 @@ _CASTING = (
     "the backward ran within the autocast region, which keeps its copies of parameters to its end. Let it end before "
     "the backward, or leave room for them by Budget(reserve=)"
 )
+_ALL_IN_ONE = "Pass all in one call, or plan a module that calls the model as often"
 
 
 class WatchedStep:
@@ -164,9 +166,9 @@ class WatchedStep:
         held = {ref.key: ref.nbytes for ref in self._outputs if ref.alive() and ref.key not in own}
         return sum(held.values())
 
-    def supposed_cause(self, plan: Plan, gradients_existed: bool) -> str:
+    def supposed_cause(self, gradients_existed: bool) -> str:
         """Why a step like this may have taken more than its plan, and what to do."""
-        module = self._module()
+        plan, module = self.plan, self._module()
         if module is not None and (change := plan.change_of(module)):
             return f"{change}. Profile and plan again"
         if self._missing:
@@ -178,10 +180,7 @@ class WatchedStep:
             made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
             return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
         if self._together > 1:
-            return (
-                f"the model ran {self._together} times before the backward, and a plan is for once. Pass all in one "
-                "call, or plan a module that calls the model as often"
-            )
+            return f"the model ran {self._together} times before the backward, and a plan is for once. {_ALL_IN_ONE}"
         for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):
             if seen in self._seen:
                 return seen
@@ -195,6 +194,8 @@ class WatchedStep:
                 "the loop still had the model's output during the backward, and the plan is for one that keeps the "
                 "loss alone. Plan without holds_output=False"
             )
+        if COPIES_OF_ANOTHER in self._notes:
+            return f"{COPIES_OF_ANOTHER}. {_ALL_IN_ONE}"
         if self._notes:
             return f"{'; '.join(list(dict.fromkeys(self._notes))[:MOST_NOTES])}. Profile and plan again"
         return (

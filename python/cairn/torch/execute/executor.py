@@ -36,6 +36,10 @@ from .opened import Inside, OpenedBlock
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .travel import Depot, Travel
 
+COPIES_OF_ANOTHER = (
+    "another step, whose backward has not ended, has copies in the slower memory: this one keeps its own"
+)
+
 _NOTHING = contextlib.nullcontext()
 
 
@@ -274,7 +278,7 @@ class Executor:
             return None
         travel = self.depot.lend(prepared.itinerary)
         if travel is None:
-            self._trace.notes.append("another step has copies in the slower memory: this one keeps its own")
+            self._trace.notes.append(COPIES_OF_ANOTHER)
         return travel
 
     def open_depot(self) -> None:

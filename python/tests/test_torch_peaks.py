@@ -120,13 +120,13 @@ def measured(
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
                 kept = step_memory.Found(plan, model)
-                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model), kept.nbytes)
+                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model))
                 begin = meter.mark()
                 with region():
                     output = model(*made.args, **made.kwargs)
                     loss = output.loss if made.loss_fn is None else made.loss_fn(output)
                 loss.backward()
-                found.append((begin, meter.mark(), gradients, there - kept.replaced_bytes(model)))
+                found.append((begin, meter.mark(), gradients, there + kept.beside(model, sees_going=False)))
                 grads = [p.grad for p in model.parameters() if p.grad is not None]
                 left = list(map(fingerprint, [loss, *grads, *model.buffers(), torch.get_rng_state()]))
                 assert prints.setdefault(gradients, left) == left

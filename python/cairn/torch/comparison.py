@@ -89,10 +89,10 @@ class Comparison:
                 last = meter.mark()
                 value = None if loss is None else loss.item()
                 del loss
-            uncounted = uncounted_bytes(plan, model, existing) + found.replaced_bytes(model)
+            beside = found.beside(model, sees_going=False) - uncounted_bytes(plan, model, existing)
             self._beginning.leave()
-        rise = meter.peak(first, last) - meter.level(first) - uncounted
-        return _First(max(resident_of(plan, existing, found.nbytes) + rise, plan.optimizer_peak_bytes), value)
+        rise = meter.peak(first, last) - meter.level(first) + beside
+        return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
         """Of a step, in nanoseconds."""

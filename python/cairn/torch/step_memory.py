@@ -10,39 +10,42 @@ from .context.attributes import plain_tensors
 from .plan import Plan
 
 
-def resident_of(plan: Plan, gradient_bytes: int, found_bytes: int) -> int:
-    """What of a plan's memory is there before the step begins, with gradients of so many bytes, and with what was found
-    in attributes then.
+def resident_of(plan: Plan, gradient_bytes: int) -> int:
+    """What of a plan's memory is there before the step begins, with gradients of so many bytes, but for what is in
+    attributes then.
     """
+    given = int(plan.problem["input_bytes"])
     if plan.scope == "activations":
-        return int(plan.problem["input_bytes"]) + found_bytes
+        return given
     state = sum(size for name, size in plan.resident.items() if name in STATE and name != IN_ATTRIBUTES)
-    return state + found_bytes + gradient_bytes + int(plan.problem["input_bytes"])
+    return state + gradient_bytes + given
 
 
 class Found:
-    """What a step finds in attributes of modules, of what its plan counts: it stays, or is replaced.
-
-    A plan for activations alone does not count what was there before, and what replaces that no more.
-    """
+    """What a step finds in attributes of modules, and where hooks put things: it stays, or is replaced."""
 
     def __init__(self, plan: Plan, model: nn.Module) -> None:
-        counted = sum(plan.resident.get(name, 0) for name in (IN_ATTRIBUTES, LEFT_BESIDE))
-        tensors = [tensor for tensor, _ in plain_tensors(model)] if counted or plan.scope == "activations" else []
-        self._storages = list(map(_compat.StorageRef, filter(memory.has_storage, tensors)))
-        size = sum(self._sizes().values())
-        self.nbytes = min(size, counted)
-        self._most = size if plan.scope == "activations" else self.nbytes
+        self._is_step, self._left_bytes = plan.scope == "step", plan.resident.get(LEFT_BESIDE, 0)
+        self._counted_bytes = plan.resident.get(IN_ATTRIBUTES, 0)
+        looks = self._left_bytes + self._counted_bytes > 0 or not self._is_step
+        self._storages = _storages_in_attributes(model) if looks else {}
 
-    def _sizes(self) -> dict[int, int]:
-        return {ref.key: ref.nbytes for ref in self._storages}
-
-    def replaced_bytes(self, model: nn.Module) -> int:
-        """Of this, what no attribute has any more. A meter that has not seen it come, or is used where someone else
-        still holds it, does not see it go.
+    def beside(self, model: nn.Module, sees_going: bool) -> int:
+        """When the step has ended: what is to be added to what was resident and to the rise of a meter, which has seen
+        what came; of what is gone it has seen that or not, as if it were still there.
         """
         there = memory.storages(tensor for tensor, _ in plain_tensors(model)) if self._storages else {}
-        return min(self._most, sum(size for key, size in self._sizes().items() if key not in there))
+        sizes = {ref.key: ref.nbytes for ref in self._storages.values()}
+        gone = sum(size for key, size in sizes.items() if key not in there)
+        if not self._is_step:  # what else replaces something is not counted
+            return min(gone, self._left_bytes) if sees_going else -max(0, gone - self._left_bytes)
+        stays = min(sum(sizes.values()) - gone, self._counted_bytes)
+        return stays + (min(gone, self._counted_bytes + self._left_bytes) if sees_going else 0)
+
+
+def _storages_in_attributes(model: nn.Module) -> dict[int, _compat.StorageRef]:
+    tensors = (tensor for tensor, _ in plain_tensors(model))
+    return {ref.key: ref for ref in map(_compat.StorageRef, filter(memory.has_storage, tensors))}
 
 
 def gradient_bytes_of(model: nn.Module) -> int:

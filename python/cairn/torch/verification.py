@@ -163,14 +163,14 @@ class _Runs:
         clock.wait_for(self._device)
         took = clock.read() - began
         last = meter.mark()
-        beside = uncounted_bytes(self._plan, model, gradient_bytes) + found.replaced_bytes(model)
+        beside = found.beside(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             said_by(model) if keeps else {},
             Randomness(self._device),
-            resident_of(self._plan, gradient_bytes, found.nbytes) - beside,
+            resident_of(self._plan, gradient_bytes) + beside,
             first,
             last,
             took,

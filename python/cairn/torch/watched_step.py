@@ -54,9 +54,8 @@ class WatchedStep:
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
         self._found = Found(plan, module)
-        self._sees_going = sees_going
-        self._resident = resident_of(plan, self._gradient_bytes, self._found.nbytes) + beside_bytes
-        self._uncounted = 0
+        self._sees_going, self._beside = sees_going, 0  # what it found in attributes, less what its plan does not count
+        self._resident = resident_of(plan, self._gradient_bytes) + beside_bytes
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -139,9 +138,8 @@ class WatchedStep:
         self._dropped = sum(bytes_of.values()) - self._held
         module = self._module()
         if module is not None:
-            self._uncounted = uncounted_bytes(self.plan, module, self._gradient_bytes)
-            if not self._sees_going:
-                self._uncounted += self._found.replaced_bytes(module)
+            found = self._found.beside(module, self._sees_going)
+            self._beside = found - uncounted_bytes(self.plan, module, self._gradient_bytes)
 
     def end(self) -> Measured | None:
         """Ends the measurement, never within a backward, which runs in a state of its own. What the step took; None
@@ -155,7 +153,7 @@ class WatchedStep:
         if self._last is None or meter.was_interrupted or self._disturbed:
             return None
         rise = meter.peak(self._first, self._last) - meter.level(self._first)
-        peak = self._resident - self._uncounted + rise
+        peak = self._resident + self._beside + rise
         return Measured(peak, self._took, self._gradient_bytes > 0, self._dropped)
 
     # ---- what it has found ----

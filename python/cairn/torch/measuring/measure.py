@@ -653,10 +653,12 @@ class MemoryPass:
     def _count_forward_between(self, index: int, made_bytes: int) -> None:
         segment, behind, meter = self._segments[index], self._runs[index].stage, self._meter
         assert segment.end is not None
+        peak = meter.peak(segment.begin.mark, segment.end.mark)
+        if peak <= meter.level(segment.begin.mark):  # with what the block before read, and that goes at once
+            return
         listed, level = self._found_by(index, segment)
         gone = sum(size for name, size in listed.items() if name not in behind.listed)
-        rise = meter.peak(segment.begin.mark, segment.end.mark) - level - made_bytes + gone
-        behind.between_forward_rise_bytes = max(0, rise)
+        behind.between_forward_rise_bytes = max(0, peak - level - made_bytes + gone)
 
     def _count_backward_between(self, index: int, made_bytes: int) -> None:
         segment, before, meter = self._segments[index], self._runs[index - 1].stage, self._meter

@@ -90,7 +90,7 @@ class _InAttribute(NamedTuple):
     names: dict[str, Any]
     name: str
     tensor: weakref.ref[torch.Tensor]
-    storage: int
+    storage: int  # its identity, and its bytes; 0 of what has none
     nbytes: int
 
     def is_there(self) -> bool:
@@ -793,8 +793,9 @@ def _large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
 def _in_attributes(module: nn.Module) -> Iterator[_InAttribute]:
     names = vars(module)
     for name, value in names.items():
-        if type(value) is torch.Tensor and memory.has_storage(value):
-            storage, size = _compat.storage_id(value), memory.storage_bytes(value)
+        if type(value) is torch.Tensor:
+            has_one = memory.has_storage(value)
+            storage, size = (_compat.storage_id(value), memory.storage_bytes(value)) if has_one else (0, 0)
             yield _InAttribute(names, name, weakref.ref(value), storage, size)
 
 

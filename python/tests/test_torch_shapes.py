@@ -291,6 +291,9 @@ def test_growth_of_shapes() -> None:
     assert shapes.numbers_grown(["int64[2, 64]", "bool[2, 9]"], ["int64[4, 64]", "bool[2, 3]"]).linear == 3.0
     assert shapes.growth(["float32[8, 4]"], ["float32[4, 8]"]) == shapes.Growth(2.0, 1.0)
     assert shapes.growth(["int64[2, 64]", "bool[2, 1, 64, 64]"], ["int64[2, 32]", "bool[2, 1, 32, 32]"]).other == 4.0
+    for grown in (shapes.growth, shapes.numbers_grown):
+        assert grown(["float32[8, 4]", "int64[]"], ["float32[4, 4]", "int64[]"]) == shapes.Growth(2.0, 1.0)
+        assert grown(["int64[]"], ["int64[]"]) == shapes.Growth(1.0, 1.0)
     assert shapes.growth(["float32[8]"], ["float64[8]"]) is None
     assert shapes.growth(["float32[8]"], ["float32[8]", "float32[8]"]) is None
     assert shapes.is_covered(["float32[2]", "int64[3, 4]"], ["int64[3, 5]", "float32[2]"])

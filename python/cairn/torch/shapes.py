@@ -111,28 +111,33 @@ class Growth:
 
 def growth(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
     """From the expected shapes to the actual ones, sizes that became smaller left out; None where it cannot be said."""
-    pairs = _paired(actual, expected)
-    if pairs is None or any(0 in theirs for _, theirs in pairs):
-        return None
-    batch = other = 1.0
-    for ours, theirs in pairs:
-        ratios = [max(1.0, a / b) for a, b in zip(ours, theirs, strict=True)]
-        batch = max(batch, *ratios[:1], 1.0)
-        other = max(other, math.prod(ratios[1:]))
-    return Growth(batch, other)
+    ratios = _ratios(actual, expected)
+    return None if ratios is None else _growth_of([[max(1.0, ratio) for ratio in sizes] for sizes in ratios])
 
 
 def numbers_grown(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
     """The same, but that sizes which became smaller make up for others that have grown. At least 1, for what depends on
     no size; what depends on those alone that have grown may grow by more.
     """
+    ratios = _ratios(actual, expected)
+    if ratios is None:
+        return None
+    by = _growth_of(ratios)
+    linear = max(1.0, by.linear)
+    return Growth(linear**2 / max(linear, by.most), max(linear, by.most) / linear)
+
+
+def _ratios(actual: Sequence[str], expected: Sequence[str]) -> list[list[float]] | None:
+    """By how much each size of each tensor has grown, or shrunk; scalars, which have none, left out."""
     pairs = _paired(actual, expected)
     if pairs is None or any(0 in theirs for _, theirs in pairs):
         return None
-    ratios = [[a / b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
-    by = Growth(max((r[0] for r in ratios), default=1.0), max((math.prod(r[1:]) for r in ratios), default=1.0))
-    linear = max(1.0, by.linear)
-    return Growth(linear**2 / max(linear, by.most), max(linear, by.most) / linear)
+    return [[a / b for a, b in zip(ours, theirs, strict=True)] for ours, theirs in pairs if ours]
+
+
+def _growth_of(ratios: Sequence[Sequence[float]]) -> Growth:
+    batch = max((sizes[0] for sizes in ratios), default=1.0)
+    return Growth(batch, max((math.prod(sizes[1:]) for sizes in ratios), default=1.0))
 
 
 def grows_from_one(actual: Sequence[str], expected: Sequence[str]) -> bool:

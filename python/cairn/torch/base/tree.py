@@ -74,7 +74,10 @@ class Tree:
     def of(cls, value: Any) -> Tree:
         """Takes a value apart; the value itself is left as it is."""
         tree = cls(None, [], [])
-        tree.shape = tree._taken(value, {})
+        try:
+            tree.shape = tree._take(value, {})
+        except RecursionError:
+            raise _holds_itself() from None
         return tree
 
     @classmethod
@@ -82,15 +85,12 @@ class Tree:
         """`of((args, kwargs))`, in short."""
         tree = cls(None, [], [])
         seen: dict[int, Slot] = {}
-        shapes = [value if type(value) in ATOMS else tree._taken(value, seen) for value in args]
-        tree.shape = tuple(shapes), {name: tree._taken(value, seen) for name, value in kwargs.items()}
-        return tree
-
-    def _taken(self, value: Any, seen: dict[int, Slot]) -> Any:
         try:
-            return self._take(value, seen)
+            shapes = [value if type(value) in ATOMS else tree._take(value, seen) for value in args]
+            tree.shape = tuple(shapes), {name: tree._take(value, seen) for name, value in kwargs.items()}
         except RecursionError:
             raise _holds_itself() from None
+        return tree
 
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:
         cls = type(value)

@@ -30,7 +30,7 @@ from torch import nn
 
 from ..base import _compat
 from .noted import Noted, Place, call, is_constant, is_noted, value_at
-from .reach import CALLABLES, is_of_library, is_own_object, names_in, texts_in
+from .reach import CALLABLES, at_hand, is_of_library, is_own_object, names_in, texts_in
 
 #: Finds a class, a module of Python or an object; None: it is gone.
 Owner = Callable[[], Any]
@@ -359,10 +359,8 @@ class _Search:
 
 def _held_by(value: Any) -> Iterator[Any]:
     """What something that is called is passed beside its arguments: an object, or what a partial function has."""
-    if isinstance(value, types.MethodType):
-        yield value.__self__
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, (types.MethodType, functools.partial)):
+        yield from (held for _, held in at_hand(value))
     elif callable(value) and is_own_object(value):
         yield value
 

@@ -32,7 +32,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +178,7 @@ class Run:
             if self._program.native[stage]:
                 output = forward(*args, **kwargs)
                 if not self._program.quiet[stage]:
-                    self._returns(op, output, list(tensors_in((args, kwargs))))
+                    self._returns(op, output, tensors_in((args, kwargs)))
             else:
                 output = self._first_run(op, forward, args, kwargs)
         finally:
@@ -335,12 +335,13 @@ class Run:
                 self._cargo[value].keep_only(self._wanted[stage - 1])
         return arguments
 
-    def _returns(self, op: Op, output: Any, passed: Sequence[torch.Tensor]) -> None:
+    def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
         """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
         among the block's arguments.
         """
         stage = op.stage
         returned = unique_tensors_in(output)
+        passed = list(passed) if self._travel is not None or self._program.watched[stage] else ()
         if self._program.replayed[stage + 1]:
             self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             if self._travel is not None:

@@ -205,13 +205,14 @@ class MemoryPass:
         self._segments[-1].end = self._moment()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if self._is_backward and self._owners.is_in_blocks(parameter):
+        is_theirs, is_shared = self._owners.is_in_blocks(parameter), self._owners.is_shared(parameter)
+        if self._is_backward and is_theirs:
             self._reached[id(parameter)] = self._place
-        if self._is_backward and self._owners.is_in_blocks(parameter) and not self._owners.is_shared(parameter):
-            parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
-        elif parameter.grad is not None and not self._owners.is_shared(parameter):
+            if not is_shared:
+                parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
+        if parameter.grad is not None and not is_shared:
             self._created.note(parameter.grad)
-        elif self._is_backward and parameter.grad is not None:
+        elif parameter.grad is not None and self._is_backward:
             size = memory.storage_bytes(parameter.grad)
             first, after = self._owners.come_before(parameter, self._place)
             if first:

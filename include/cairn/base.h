@@ -95,6 +95,12 @@ CAIRN_API void cairn_bits_pack(const void *numbers, int32_t width, int64_t count
 /** The reverse: of the two numbers of `pair`, the first where a bit is 0, the second where it is 1. */
 CAIRN_API void cairn_bits_unpack(const void *bits, int64_t count, const void *pair, int32_t width, void *numbers);
 
+/**
+ * Whether each of `count` places in memory holds the word at its index. Places are read in their order, none behind the
+ * first that differs, so a place may lie in what an earlier one shows to be still there.
+ */
+CAIRN_API bool cairn_words_hold(const uint64_t *const *places, const uint64_t *words, int64_t count);
+
 #define CAIRN_ERROR_MESSAGE_MAX 400
 #define CAIRN_ERROR_PATH_MAX 160
 

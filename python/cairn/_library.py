@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from . import _structs
 from ._errors import BY_CODE, Error, Internal, Unavailable
@@ -22,6 +22,7 @@ const char *cairn_status_name(cairn_status);
 const char *cairn_version(void);
 void cairn_bits_pack(const void *, int, int64_t, void *);
 void cairn_bits_unpack(const void *, int64_t, const void *, int, void *);
+bool cairn_words_hold(const uint64_t *const *, const uint64_t *, int64_t);
 
 cairn_status cairn_problem_new_chain(const cairn_env *, const cairn_chain *, const cairn_problem_info *,
                                      cairn_problem **, cairn_error *);
@@ -104,6 +105,7 @@ _SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "size_t": ctypes.c_size_t,
     **dict.fromkeys(_structs.ENUMS, ctypes.c_int),
     **_structs.STRUCTS,
@@ -209,6 +211,14 @@ class Library:
             function.restype, function.argtypes = result, arguments
             self._functions[name] = function
         self._statuses = self._names(self.cairn_status_name)
+
+    def with_lock_held(self, name: str) -> Callable[..., Any]:
+        """A function for calls that keep the interpreter lock, with ctypes objects as arguments: the result's type is
+        set.
+        """
+        function = getattr(ctypes.PyDLL(str(self.path)), name)
+        function.restype = _prototypes()[name][0]
+        return cast("Callable[..., Any]", function)
 
     def _version_of(self, handle: ctypes.CDLL) -> str:
         try:

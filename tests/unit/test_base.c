@@ -437,7 +437,38 @@ static void numbers_survive_as_bits(void **state)
         }
 }
 
-/* ---- words ---- */
+/* ---- words in memory ---- */
+
+static void words_hold_until_one_differs(void **state)
+{
+    (void)state;
+    enum { COUNT = 5 };
+    uint64_t memory[COUNT] = {1, UINT64_MAX, 0, 4, 5}, words[COUNT];
+    const uint64_t *places[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        places[i] = &memory[COUNT - 1 - i];
+    for (int i = 0; i < COUNT; i++)
+        words[i] = *places[i];
+    assert_true(cairn_words_hold(places, words, COUNT));
+    for (int i = 0; i < COUNT; i++)
+        for (int bit = 0; bit < 64; bit++) {
+            memory[COUNT - 1 - i] ^= UINT64_C(1) << bit;
+            assert_false(cairn_words_hold(places, words, COUNT));
+            assert_true(cairn_words_hold(places, words, i));
+            memory[COUNT - 1 - i] ^= UINT64_C(1) << bit;
+        }
+    assert_true(cairn_words_hold(NULL, NULL, 0));
+}
+
+/* What lies behind a word that differs may be gone. */
+static void nothing_is_read_behind_a_word_that_differs(void **state)
+{
+    (void)state;
+    const uint64_t first = 1, words[2] = {2, 0}, *const places[2] = {&first, NULL};
+    assert_false(cairn_words_hold(places, words, 2));
+}
+
+/* ---- words of text ---- */
 
 static void slips_are_counted_as_people_make_them(void **state)
 {
@@ -489,6 +520,8 @@ int main(void)
         cmocka_unit_test(a_team_runs_every_iteration_once),
         cmocka_unit_test(truth_values_survive_as_bits),
         cmocka_unit_test(numbers_survive_as_bits),
+        cmocka_unit_test(words_hold_until_one_differs),
+        cmocka_unit_test(nothing_is_read_behind_a_word_that_differs),
         cmocka_unit_test(slips_are_counted_as_people_make_them),
         cmocka_unit_test(words_of_any_length_and_bytes_can_be_compared),
     };

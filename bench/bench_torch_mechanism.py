@@ -7,7 +7,8 @@ Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward a
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -122,7 +123,8 @@ class Timed:
 
 def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
     """What the layers follow after some steps; the executor stays attached."""
-    executor.attach()
+    if not executor.is_attached:
+        executor.attach()
     for _ in range(WARM):
         step()
     opened = [site.opened for site in executor.first.sites.values() if site.opened is not None]
@@ -185,61 +187,64 @@ def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> f
 
 
 def layers_us(width: int, tokens: int) -> dict[str, float]:
-    """CPU microseconds a layer, beyond a plain step: what lies about the middle of steps in turns."""
-    model, x = Layers(width).train(), torch.randn(1, tokens, width)
-    profile = ct.profile(model, x, loss_fn=Tensor.sum, blocks="layers.*")
+    """CPU microseconds a layer, beyond a plain step: what lies about the middle of steps in turns.
+
+    Each plan is carried out in layers of its own, so that nothing has to be attached in between.
+    """
+    layers, x = Layers(width).train(), torch.randn(1, tokens, width)
+    profile = ct.profile(layers, x, loss_fn=Tensor.sum, blocks="layers.*")
     found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
     inside = Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
     opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
-    last, count = len(profile.stages), len(model.layers)
+    last, count = len(profile.stages), len(layers.layers)
 
-    def executor(option: int) -> Executor:
+    def executor(model: Layers, option: int) -> Executor:
         ops = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
         ops += [("backward", s) for s in range(last, 0, -1)]
         return Executor(model, profile.refs, ops, inside=dict.fromkeys(opened, inside))
 
-    def hooked() -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-            model(x).sum().backward()
-
-    def checkpointed() -> None:
-        model(x, lambda layer, x: checkpoint(layer, x, use_reentrant=False)).sum().backward()
-
-    def step() -> None:
+    def step(model: Layers = layers) -> None:
         model(x).sum().backward()
 
+    def hooked() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            step()
+
+    def checkpointed() -> None:
+        layers(x, lambda layer, x: checkpoint(layer, x, use_reentrant=False)).sum().backward()
+
     by_dropped = sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
-    first, least = executor(by_dropped[0]), executor(by_dropped[-1])
-    recipes = recipes_of(first, step)
-    first.detach()
+    most, least = copy.deepcopy(layers), copy.deepcopy(layers)
+    first, last_kept = executor(most, by_dropped[0]), executor(least, by_dropped[-1])
+    recipes = recipes_of(first, functools.partial(step, most))
+    last_kept.attach()
 
     def by_hand() -> None:
         following = iter(recipes)
-        model(x, lambda layer, x: ByHand(next(following), layer, x).run()).sum().backward()
+        layers(x, lambda layer, x: ByHand(next(following), layer, x).run()).sum().backward()
 
-    methods = {"plain": (step, None), "hooks that do nothing": (hooked, None), "most is kept": (step, first)}
+    methods = {"plain": step, "hooks that do nothing": hooked, "most is kept": functools.partial(step, most)}
     if not any(recipe.states or MASK in recipe.decisions for recipe in recipes):
-        methods["the same by hand"] = by_hand, None
-    methods |= {"least is kept": (step, least), "torch.utils.checkpoint": (checkpointed, None)}
+        methods["the same by hand"] = by_hand
+    methods |= {"least is kept": functools.partial(step, least), "torch.utils.checkpoint": checkpointed}
+    for run in methods.values():
+        for _ in range(WARM):
+            run()
     taken: dict[str, list[int]] = {name: [] for name in methods}
-    for _ in range(RUNS // 4):
-        for name, (run, planned) in methods.items():
-            with contextlib.ExitStack() as attached:
-                if planned is not None:
-                    planned.attach()
-                    attached.callback(planned.detach)
-                for _ in range(WARM):
-                    run()
-                began = time.thread_time_ns()
-                run()
-                taken[name].append(time.thread_time_ns() - began)
+    for _ in range(RUNS // 2):
+        for name, run in methods.items():
+            run()
+            began = time.thread_time_ns()
+            run()
+            taken[name].append(time.thread_time_ns() - began)
+    last_kept.detach()
     plain = taken["plain"]
     beyond = {name: map(int.__sub__, times, plain) for name, times in taken.items() if name != "plain"}
     medians = {name: statistics.median(times) / count / 1000 for name, times in {"plain": plain, **beyond}.items()}
     return {
         **medians,
         "dropped, where most is kept": len(found.asked) - inside.options[by_dropped[0]].count("k"),
-        "rebuilding these": rebuilding_us(first, step, count),
+        "rebuilding these": rebuilding_us(first, functools.partial(step, most), count),
     }
 
 

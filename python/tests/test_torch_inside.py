@@ -22,7 +22,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch import profiler
-from cairn.torch.base import _compat
+from cairn.torch.base import _compat, witness
 from cairn.torch.base._compat import StorageRef
 from cairn.torch.base.errors import RecomputationError
 from cairn.torch.execute.opened import Inside
@@ -990,9 +990,11 @@ def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: py
 def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Torch tells neither whether dicts have changed nor whether tensors look the same."""
     monkeypatch.setattr(_compat, "_guards", None)
-    _compat._number_of_contents.cache_clear()
+    for known in (_compat.number_of_contents, witness.number_at):
+        known.cache_clear()
     yield
-    _compat._number_of_contents.cache_clear()
+    for known in (_compat.number_of_contents, witness.number_at):
+        known.cache_clear()
 
 
 @pytest.mark.usefixtures("unsampled", "untold")

@@ -368,7 +368,7 @@ def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
 
     The order in a dict is not meant, nor what is changed within its values.
     """
-    number = _number_of_contents()
+    number = number_of_contents()
     try:
         return None if number is None else list(map(number, dicts))
     except SystemError:  # there is something else among them
@@ -382,7 +382,8 @@ def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
 
 
 @functools.cache
-def _number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
+def number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
+    """Of one dict; None where torch does not tell."""
     number = getattr(_guards, "dict_version", None)
     return number if number is not None and tells_changes(number) else None
 
@@ -454,8 +455,8 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """`version` of many at once; 0 for what is not there."""
     tensors = list(tensors)
     try:
-        return [0 if tensor is None else tensor._version for tensor in tensors]
-    except RuntimeError:  # an inference tensor is among them
+        return list(map(_version_of, tensors))
+    except (AttributeError, RuntimeError):  # one is missing, or an inference tensor
         return [0 if tensor is None else version(tensor) for tensor in tensors]
 
 
@@ -463,8 +464,8 @@ def addresses(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """Where tensors begin in memory; 0 where there is none, or none that torch tells."""
     tensors = list(tensors)
     try:
-        return [0 if tensor is None else address(tensor) for tensor in tensors]
-    except RuntimeError:
+        return list(map(address, tensors))
+    except (RuntimeError, TypeError):  # one is missing, or has none
         return list(map(_address_or_none, tensors))
 
 
@@ -476,17 +477,14 @@ def _address_or_none(tensor: torch.Tensor | None) -> int:
 
 
 address: Callable[..., int] = torch.Tensor.data_ptr
+_version_of: Callable[[Any], int] = operator.attrgetter("_version")
 
 
-def backward_id() -> int:
-    """A number that tells apart the backwards that run one after the other in this thread; -1 outside of any."""
-    return int(_graph_task_id()) if _graph_task_id is not None else -1
-
-
-_graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
+#: A number that tells apart the backwards that run one after the other in this thread; -1 outside of any.
+backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 #: `version` of a tensor that autograd saves, which is never an inference tensor; called for every one of them
-saved_version: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+saved_version: Callable[[torch.Tensor], int] = _version_of
 
 
 @contextlib.contextmanager

@@ -59,6 +59,12 @@ class Slot:
         return hash(self.index)
 
 
+#: Classes of what is equal only to what says the same; those of numbers are not: 1, 1.0 and True are equal.
+PLAIN = frozenset(
+    (Slot, type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
+     type)
+)  # fmt: skip
+
 _SLOTS = [Slot(index) for index in range(64)]  # shared by all trees, so that equal shapes are compared by identity
 
 
@@ -69,6 +75,7 @@ class Tree:
     shape: Any
     leaves: list[torch.Tensor]
     opaque: list[Any]  # objects that were not opened
+    is_plain: bool = False  # of a call: what is passed beside tensors is equal only to what says the same
 
     @classmethod
     def of(cls, value: Any) -> Tree:
@@ -87,9 +94,11 @@ class Tree:
         seen: dict[int, Slot] = {}
         try:
             shapes = [value if type(value) in ATOMS else tree._take(value, seen) for value in args]
-            tree.shape = tuple(shapes), {name: tree._take(value, seen) for name, value in kwargs.items()}
+            options = {name: tree._take(value, seen) for name, value in kwargs.items()}
         except RecursionError:
             raise _holds_itself() from None
+        tree.shape = tuple(shapes), options
+        tree.is_plain = PLAIN.issuperset(map(type, shapes)) and PLAIN.issuperset(map(type, options.values()))
         return tree
 
     def _take(self, value: Any, seen: dict[int, Slot]) -> Any:

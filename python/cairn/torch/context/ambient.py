@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,16 +22,19 @@ _generator = torch.default_generator
 class RandomState:
     """The state of the default generators of the CPU and of some devices."""
 
-    __slots__ = ("_cpu", "_devices")
+    __slots__ = ("_address", "_cpu", "_devices")
 
-    def __init__(self, devices: Iterable[torch.device]) -> None:
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         self._cpu = _generator.get_state()
-        self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+        self._address = self._cpu.data_ptr()
+        self._devices = _states_of(devices) if devices else []
 
     def equals(self, other: RandomState) -> bool:
         """Whether the same generators are in the same state."""
-        if len(self._devices) != len(other._devices) or _bytes_of(self._cpu) != _bytes_of(other._cpu):
+        if _differ(self._address, other._address, _STATE_BYTES) or len(self._devices) != len(other._devices):
             return False
+        if not self._devices:
+            return True
         pairs = zip(self._devices, other._devices, strict=True)
         return all(here == there and torch.equal(one, another) for (here, one), (there, another) in pairs)
 
@@ -43,14 +46,19 @@ class RandomState:
 
     def exchange(self) -> RandomState:
         """Makes it the state of the generators; returns the one that they were in."""
-        current = RandomState(device for device, _ in self._devices)
+        current = RandomState([device for device, _ in self._devices])
         self.restore()
         return current
 
 
-def _bytes_of(state: torch.Tensor) -> bytes:
-    """Of the CPU's generator; to compare tensors, they would have to be viewed as words, which takes as long again."""
-    return ctypes.string_at(state.data_ptr(), state.nbytes)
+def _states_of(devices: Iterable[torch.device]) -> list[tuple[torch.device, torch.Tensor]]:
+    return [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+
+
+#: Whether two pieces of memory differ; `torch.equal` takes several times as long, also where the first byte does.
+_differ = ctypes.PyDLL(None).memcmp
+_differ.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+_STATE_BYTES = _generator.get_state().nbytes  # of the CPU's generator, always
 
 
 def with_generator(device: torch.device) -> bool:
@@ -59,6 +67,9 @@ def with_generator(device: torch.device) -> bool:
 
 
 # -- autocast and grad mode ----------------------------------------------------------------------------------
+
+
+_is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 
 
 class Modes(NamedTuple):
@@ -77,10 +88,10 @@ class Modes(NamedTuple):
 
     def are_in_force(self) -> bool:
         """Whether they are those of this thread now."""
-        if torch.is_grad_enabled() != self.grad:
+        if _is_grad_enabled() != self.grad:
             return False
         for device_type, enabled, dtype in self.autocast:
-            if torch.is_autocast_enabled(device_type) != enabled:
+            if _is_autocast_enabled(device_type) != enabled:
                 return False
             if enabled and (torch.get_autocast_dtype(device_type), torch.is_autocast_cache_enabled()) != (
                 dtype,

@@ -17,6 +17,7 @@ from torch.nn.modules import module as all_modules
 
 from ..base import _compat
 from ..base.takeover import names_but_handlers
+from ..base.witness import Witness
 from .attributes import OF_EVERY_MODULE
 from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
@@ -36,8 +37,8 @@ class Constants:
         numbers: of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
     """
 
-    __slots__ = ("_children", "_counts", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects", "_parts",
-                 "flags", "numbers")  # fmt: skip
+    __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects",
+                 "_parts", "_witness", "_witness_of_all", "flags", "numbers")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
@@ -47,7 +48,9 @@ class Constants:
         self._kinds = list(map(type, [*modules, *objects]))
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
-        self._objects = [weakref.ref(value) for value in objects]
+        self._objects = [weakref.ref(value, self._gone.append) for value in objects]
+        self._witness: Witness | None = None  # of what lies in modules and objects
+        self._witness_of_all: Witness | None = None  # and elsewhere, where scripts change something in every step
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # for another thread may put handlers into parts
@@ -55,6 +58,7 @@ class Constants:
         self._counts = list(map(len, names))
         noted = [[name for name in each if _is_noted(name, own[name])] for own, each in zip(owned, names, strict=True)]
         self._noted = Noted(owned, noted, self._is_exact)
+        self._deep = [[*self._parts, *self._objects][index] for index in self._noted.deep_in]
 
     def _is_exact(self, index: int, name: Any) -> bool:
         """Numbers that no code names can be read, but hardly be asked for their types."""
@@ -79,16 +83,32 @@ class Constants:
         except _CHANGED:
             return False
 
-    def still_hold(
-        self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], numbers: Sequence[int]
-    ) -> bool:
-        """Whether nothing was put into any of the modules' dicts since they had these numbers, and they hold."""
+    def watch(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
+        """To be called when they hold: `still_hold` tells from now on, at little cost; False where it cannot."""
+        if self._witness is None or not self._witness.holds():
+            objects = list(map(call, self._objects))
+            dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
+            dicts += self._noted.flat_dicts([*attributes, *names_of(objects)])
+            self._witness = Witness.of([*modules, *objects], dicts)
+            others = self._elsewhere.dicts_of_constants()
+            self._witness_of_all = None if others is None else Witness.of([*modules, *objects], [*dicts, *others])
+        return self._witness is not None
+
+    def still_hold(self) -> bool:
+        """Whether they surely hold since `watch`; rarely asked in vain."""
+        if self._gone or self._witness is None:
+            return False
         try:
-            owned = self._owned(modules, attributes)
-            is_same = _numbers_of(owned, attributes) == numbers
-            return is_same and self._noted.fillings_hold(owned) and self._elsewhere.hold()
+            if self._witness_of_all is not None and self._witness_of_all.holds():
+                is_same = self._elsewhere.definitions_hold()
+            else:
+                is_same = self._witness.holds() and self._elsewhere.hold()
+            return is_same and (not self._deep or self._noted.deep_ones_hold(self._deep_namespaces()))
         except _CHANGED:
             return False
+
+    def _deep_namespaces(self) -> dict[int, dict[str, Any]]:
+        return dict(zip(self._noted.deep_in, names_of(map(call, self._deep)), strict=True))
 
     def _owned(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The dicts of modules and plain objects, all of the classes that they were of."""

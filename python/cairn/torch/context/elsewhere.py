@@ -142,6 +142,19 @@ class Elsewhere:
         """
         return self._noted.hold(self._constants.namespaces()) and self._definitions.hold()
 
+    def dicts_of_constants(self) -> list[dict[Any, Any]] | None:
+        """The constants are as they are while nothing is put into these dicts, of which the first keep the others; None
+        where it cannot be told by that.
+        """
+        if not self._constants.are_lasting or self._noted.deep_in:
+            return None
+        spaces = self._constants.namespaces()
+        return [*spaces, *self._noted.flat_dicts(spaces)]
+
+    def definitions_hold(self) -> bool:
+        """Of `hold`, what is not about constants."""
+        return self._definitions.hold()
+
     def difference(self) -> str | None:
         """What is another than it was, for people."""
         place = self._noted.difference(self._constants.namespaces())
@@ -168,9 +181,13 @@ def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) 
 
 
 class _Places:
-    """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures."""
+    """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures.
 
-    __slots__ = ("_are_lasting", "_cells", "_first_class", "_lasting", "_owners", "names")
+    Attributes:
+        are_lasting: the namespaces are dicts that are there as long as this is.
+    """
+
+    __slots__ = ("_cells", "_first_class", "_lasting", "_owners", "are_lasting", "names")
 
     def __init__(self, search: _Search, is_wanted: Callable[[Any], bool]) -> None:
         def wanted(names: Iterable[str], namespace: Any) -> list[str]:
@@ -186,7 +203,8 @@ class _Places:
         self._first_class = sum(not isinstance(owner(), type) for owner in self._owners)
         self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
         self.names: list[Any] = [names for _, names in (*found, *owned) if names]
-        self._are_lasting = not self._owners and not self._cells
+        is_all = not self._owners and not self._cells
+        self.are_lasting = is_all and all(isinstance(namespace, dict) for namespace in self._lasting)
         if self._cells:
             self.names.append(range(len(self._cells)))
 
@@ -200,7 +218,7 @@ class _Places:
 
         AttributeError or ValueError: one is gone.
         """
-        if self._are_lasting:
+        if self.are_lasting:
             return self._lasting
         owned = list(names_of(map(call, self._owners)))
         classes = _compat.dicts_behind(owned[self._first_class :])

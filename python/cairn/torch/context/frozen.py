@@ -17,29 +17,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base.tree import Slot, children, fields_in_slots
+from ..base.tree import PLAIN, children, fields_in_slots
 from .reach import has_attributes
 
 OBJECT_DEPTH = 2  # so far are objects followed that hold others
 _BYTES_COMPARED = 4096  # of arrays
 
-_AS_THEY_ARE = frozenset(
-    (Slot, type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
-     type)
-)  # fmt: skip
 _NUMBERS = (int, float, complex, str, bytes, fractions.Fraction, decimal.Decimal)  # and what is made of these
 
 
 def frozen(value: Any, depth: int = OBJECT_DEPTH) -> Any:
     """A value, or a tree with slots in the places of its tensors."""
     cls = type(value)
-    if cls in _AS_THEY_ARE:
+    if cls in PLAIN:
         return value
     if cls is tuple or cls is list:
-        return cls, tuple([item if type(item) in _AS_THEY_ARE else frozen(item, depth) for item in value])
+        return cls, tuple([item if type(item) in PLAIN else frozen(item, depth) for item in value])
     if cls is dict:
         items = value.items()
-        return cls, tuple([(key, item if type(item) in _AS_THEY_ARE else frozen(item, depth)) for key, item in items])
+        return cls, tuple([(key, item if type(item) in PLAIN else frozen(item, depth)) for key, item in items])
     if isinstance(value, enum.Enum):
         return cls, value.name
     if isinstance(value, _NUMBERS):

@@ -50,10 +50,13 @@ class Noted:
     """The values of names in each of several namespaces: dicts, or lists of which the names are indices.
 
     exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
+
+    Attributes:
+        deep_in: the namespaces in which `deep_ones_hold` looks.
     """
 
-    __slots__ = ("_are_dicts", "_contents", "_exact", "_filled", "_frozen", "_gone", "_ids", "_inexact", "_lists",
-                 "_numbers", "_places", "_referred", "_references", "_texts", "_values")  # fmt: skip
+    __slots__ = ("_are_dicts", "_contents", "_deep", "_exact", "_flat", "_frozen", "_gone", "_ids", "_numbers",
+                 "_places", "_referred", "_references", "_values", "deep_in")  # fmt: skip
 
     def __init__(
         self,
@@ -67,15 +70,16 @@ class Noted:
         self._values = tuple(self._places.values(namespaces))
         self._exact = getter(_inexact(self._places, self._values, exact))
         self._numbers = self._exact(self._values)
-        self._filled = _Places((i, name) for i, name, is_filled in comparable if is_filled)
-        self._lists = list(map(_copied, self._filled.values(namespaces)))
-        self._inexact = _inexact(self._filled, self._lists, exact)
-        self._texts = [repr(self._lists[i]) for i in self._inexact]
+        filled = [(i, name) for i, name, is_filled in comparable if is_filled]
+        flat = [(i, name) for i, name in filled if _is_flat(namespaces[i][name])]
+        self._flat = _Fillings(namespaces, flat, exact)
+        self._deep = _Fillings(namespaces, [place for place in filled if place not in flat], exact)
         self._referred = _Places((i, name) for i, name, value in found if is_referred_to(value))
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
         self._ids = list(map(id, self._referred.values(namespaces)))
         self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
+        self.deep_in = sorted({i for i, _ in self._deep.places.names} | {i for i, _, _ in self._frozen})
         self._are_dicts = all(isinstance(namespace, dict) for namespace in namespaces)
         self._contents: list[int] | None = None  # of the namespaces, when all was compared last
 
@@ -93,14 +97,15 @@ class Noted:
 
     def fillings_hold(self, namespaces: Sequence[Any]) -> bool:
         """Of what can change while a name stands for it: lists, dicts, what objects say."""
-        if not self._lists and not self._frozen:
-            return True
-        lists = list(self._filled.values(namespaces))
-        return (
-            lists == self._lists
-            and [repr(lists[i]) for i in self._inexact] == self._texts
-            and all(frozen(namespaces[i][name]) == before for i, name, before in self._frozen)
-        )
+        return self._flat.hold(namespaces) and (not self.deep_in or self.deep_ones_hold(namespaces))
+
+    def flat_dicts(self, namespaces: Sequence[Any]) -> list[dict[Any, Any]]:
+        """Those of them that change only by being put something into."""
+        return list(self._flat.places.values(namespaces))
+
+    def deep_ones_hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
+        """Whether the others hold."""
+        return self._deep.hold(namespaces) and all(frozen(namespaces[i][name]) == was for i, name, was in self._frozen)
 
     def names_hold(self, namespaces: Sequence[Any]) -> bool:
         """Of what stays as it is while a name stands for it."""
@@ -121,7 +126,7 @@ class Noted:
 
     def difference(self, namespaces: Sequence[Any]) -> Place | None:
         """Where something else is found than it was."""
-        compared = zip(self._places.names, self._values, strict=True), zip(self._filled.names, self._lists, strict=True)
+        compared = zip(self._places.names, self._values, strict=True), self._flat.items(), self._deep.items()
         for place, before in itertools.chain(*compared):
             if not _is_same(value_at(namespaces, place), before):
                 return place
@@ -132,6 +137,28 @@ class Noted:
             if frozen(value_at(namespaces, (index, name))) != before:
                 return index, name
         return None
+
+
+class _Fillings:
+    """Lists and dicts under some names, as they were."""
+
+    __slots__ = ("_copies", "_inexact", "_texts", "places")
+
+    def __init__(self, namespaces: Sequence[Any], places: Iterable[Place], exact: Callable[[int, Any], bool]) -> None:
+        self.places = _Places(places)
+        self._copies = list(map(_copied, self.places.values(namespaces)))
+        self._inexact = _inexact(self.places, self._copies, exact)
+        self._texts = [repr(self._copies[i]) for i in self._inexact]
+
+    def hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
+        if not self._copies:
+            return True
+        found = list(self.places.values(namespaces))
+        return found == self._copies and [repr(found[i]) for i in self._inexact] == self._texts
+
+    def items(self) -> Iterator[tuple[Place, Any]]:
+        """The names, with what was there."""
+        return zip(self.places.names, self._copies, strict=True)
 
 
 class _Places:
@@ -146,7 +173,7 @@ class _Places:
         self._getters = [operator.itemgetter(*each) for each in doubled.values()]
         self._indices = list(doubled)
 
-    def values(self, namespaces: Sequence[Any]) -> Iterator[Any]:
+    def values(self, namespaces: Sequence[Any] | dict[int, Any]) -> Iterator[Any]:
         """What is there now."""
         found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
         return itertools.chain.from_iterable(found)
@@ -201,6 +228,11 @@ def is_comparable(value: Any, depth: int = _NESTED) -> bool:
 def is_constant(value: Any, depth: int = _NESTED) -> bool:
     """A number, a name and the like, or what is filled with them."""
     return _is_atom(value) or _is_filled(value, is_constant, depth)
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a dict of what does not change."""
+    return isinstance(value, dict) and all(map(_is_atom, value.values()))
 
 
 def _is_atom(value: Any) -> bool:

@@ -2,15 +2,16 @@
 
 A recording holds for runs that are passed tensors of the same looks, in the same modes, with the same parameters and
 constants. Most runs find just what the one before found, and it would cost more to say what that is than to tell that
-nothing has changed. So what a run found that followed a recording is kept in a form that one look tells: numbers that
-are others once something is put into one of the modules' dicts, the addresses of parameters, and torch's own check of
-what tensors look like.
+nothing has changed. So what a run found that followed a recording is kept in a form that one look tells: a witness of
+what was put into the modules' dicts, the addresses of parameters, and torch's own check of what tensors look like.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from ..base.tree import Tree
 from ..context import sharded
 from ..context.ambient import Modes
 from ..context.frozen import frozen
-from ..context.state import Before, BlockState, attributes_of, parameters_in
+from ..context.state import Before
 
 if TYPE_CHECKING:
     from .opened import Entry
@@ -54,54 +55,83 @@ class Key:
 
 class Latest:
     """What a run found that followed a recording. It refers to no parameter: torch swaps none that somebody refers to
-    weakly, and those that are replaced can go.
+    weakly, and those that are replaced can go. Nor does it keep those of a module that is gone.
     """
 
-    __slots__ = ("_addresses", "_children", "_looks", "_numbers", "entry", "key", "seen")
+    __slots__ = ("_addresses", "_called", "_children", "_looks", "_owners", "_registries", "entry", "key")
 
-    def __init__(self, finding: Finding, entry: Entry, seen: Any, numbers: list[int], known: Latest | None) -> None:
-        parameters = finding.before.parameters
-        self.key, self.entry, self.seen = finding.key, entry, seen
-        self._numbers, self._children = numbers, finding.before.children
-        self._addresses = _compat.addresses(parameters)
-        if known is not None and known._numbers == numbers and known._looks.hold(parameters):
-            self._looks: _compat.Looks = known._looks
-        else:
-            self._looks = _compat.Looks(parameters)
+    def __init__(self, finding: Finding, entry: Entry, called: Called, known: Latest | None) -> None:
+        before = finding.before
+        self.key, self.entry = finding.key, entry
+        self._called, self._children = called, before.children
+        owners = [module for module in before.modules if module._parameters]
+        registries = self._registries = [module._parameters for module in owners]
+        self._owners = [weakref.ref(module, lambda _: registries.clear()) for module in owners]
+        self._addresses = _compat.addresses(before.parameters)
+        looks = known._looks if known is not None else None
+        is_known = looks is not None and looks.hold(before.parameters)
+        self._looks: _compat.Looks = looks if looks is not None and is_known else _compat.Looks(before.parameters)
 
     @classmethod
-    def of(cls, finding: Finding, seen: Any, numbers: list[int] | None, known: Latest | None) -> Latest | None:
-        """None where each run may find something else: buffers; or where torch does not tell.
+    def of(cls, finding: Finding, called: Called | None, known: Latest | None) -> Latest | None:
+        """None where each run may find something else (buffers), or where it cannot be told whether it does.
 
-        numbers: of what the modules' dicts held.
         known: what an earlier run found.
         """
         before, entry = finding.before, finding.entry
-        if entry is None or numbers is None or before.buffers:
+        if entry is None or called is None or before.buffers:
             return None
-        is_sharded = None in before.parameters or sharded.is_any(before.modules)
-        return None if is_sharded else cls(finding, entry, seen, numbers, known)
+        if None in before.parameters or sharded.is_any(before.modules):
+            return None
+        is_watched = entry.constants.watch(before.modules, before.attributes)
+        return cls(finding, entry, called, known) if is_watched else None
 
-    def before(self, state: BlockState) -> Before | None:
-        """What a run finds now; None if it may be something else."""
-        modules, constants = state.modules(), self.entry.constants
-        attributes = list(map(attributes_of, modules))
-        if not constants.still_hold(modules, attributes, self._numbers):
+    def before(self, tree: Tree, modes: Modes, switches: Any) -> Before | None:
+        """What a run finds that is called like this; None if it may be something else. The parts of the block and their
+        attributes, which are what they were, are left out.
+        """
+        constants = self.entry.constants
+        if not (self._called.is_like(tree, modes, switches) and constants.still_hold()):
             return None
-        parameters = parameters_in(attributes)
+        parameters = list(itertools.chain.from_iterable(map(_values_of, self._registries)))
         if _compat.addresses(parameters) != self._addresses or not self._looks.hold(parameters):
             return None
-        return Before(
-            modules,
-            attributes,
-            self._children,
-            parameters,
-            [],
-            [],
-            {},
-            addresses=self._addresses,
-            flags=constants.flags,
+        return Before((), (), self._children, parameters, [], [], {}, addresses=self._addresses, flags=constants.flags)
+
+
+class Called:
+    """What can be told of a call without looking at its block."""
+
+    __slots__ = ("_are_leaves", "_looks", "_modes", "_offsets", "_shape", "_shared", "_switches")
+
+    def __init__(self, tree: Tree, modes: Modes, switches: Any) -> None:
+        self._shape, self._modes, self._switches = _shape_of(tree), modes, switches
+        self._looks, self._shared = _compat.Looks(tree.leaves), _shared(tree.leaves)
+        self._are_leaves, self._offsets = list(map(_is_leaf, tree.leaves)), list(map(_offset_of, tree.leaves))
+
+    @classmethod
+    def of(cls, tree: Tree, modes: Modes, switches: Any) -> Called | None:
+        """None where a tensor is passed that does not lie in a storage as others do."""
+        is_usual = all(leaf.layout is torch.strided for leaf in tree.leaves)
+        return cls(tree, modes, switches) if is_usual else None
+
+    def is_like(self, tree: Tree, modes: Modes, switches: Any) -> bool:
+        """Whether another call surely is the same, but for what is in the tensors."""
+        leaves = tree.leaves
+        return (
+            modes == self._modes
+            and switches == self._switches
+            and _shape_of(tree) == self._shape
+            and self._looks.hold(leaves)
+            and list(map(_is_leaf, leaves)) == self._are_leaves
+            and list(map(_offset_of, leaves)) == self._offsets
+            and (len(leaves) < 2 or _shared(leaves) == self._shared)
         )
+
+
+def _shape_of(tree: Tree) -> Any:
+    """Equal for calls that are passed the same beside tensors, options in the same order."""
+    return (tree.shape, tuple(tree.shape[1])) if tree.is_plain else frozen(tree.shape)
 
 
 def seen(tree: Tree, modes: Modes, switches: Any) -> tuple[Any, ...]:
@@ -138,5 +168,8 @@ def _place_of(tensor: torch.Tensor) -> Any:
     return tensor.stride(), tensor.storage_offset()
 
 
+_values_of: Any = dict.values
+_is_leaf = operator.attrgetter("is_leaf")
+_offset_of = torch.Tensor.storage_offset
 _own_look_of = operator.attrgetter("requires_grad", "shape", "dtype")
 _look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

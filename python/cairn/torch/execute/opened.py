@@ -31,10 +31,10 @@ from ..context.state import BlockState
 from ..saved.block_graph import BlockGraph, BlockRecorder
 from ..saved.block_options import MASK
 from ..saved.holders import FirstRun, LaterRun
-from ..saved.part_hooks import Handlers
+from ..saved.part_hooks import Handlers, by_module
 from ..saved.rebuild import Rebuild, Recipe, compile_recipe, mask_of
 from . import found
-from .found import Finding, Key, Latest
+from .found import Called, Finding, Key, Latest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +81,18 @@ class OpenedBlock:
 
     def find(self, tree: Tree, modes: Modes, switches: Any) -> Finding:
         """What a run finds, to be called before it; mostly what the latest one found."""
-        seen, latest = found.seen(tree, modes, switches), self._latest  # another thread may replace it
-        if latest is not None and latest.seen == seen:
-            before = latest.before(self.state)
+        latest = self._latest  # another thread may replace it
+        if latest is not None:
+            before = latest.before(tree, modes, switches)
             if before is not None:
                 return Finding(before, latest.key, latest.entry, is_settled=True)
-        before = self.state.before()
+        before, seen = self.state.before(), found.seen(tree, modes, switches)
         finding = Finding(before, Key((*seen, found.looks_of([*before.parameters, *before.buffers]))))
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
             is_steady = numbers == self._numbers and self.state.is_steady
-            self._latest = Latest.of(finding, seen, numbers, latest) if is_steady else None
+            self._latest = Latest.of(finding, Called.of(tree, modes, switches), latest) if is_steady else None
             self._numbers = numbers
         return finding
 
@@ -103,6 +103,7 @@ class OpenedBlock:
             return None
         recipe = entry.recipes.get(option) or self._recipe(entry, option)
         if recipe is not None and recipe.calls is not None and not finding.is_settled:  # else they are there
+            recipe.wanted = by_module(finding.before.modules, recipe.calls)
             self._handlers.hold(finding.before.modules[part] for part in recipe.calls)
         return recipe
 

@@ -21,7 +21,6 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
@@ -78,17 +77,17 @@ class Part(Lease):
 
     # -- the forward -----------------------------------------------------------------------------------------
 
-    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[nn.Module]) -> Any:
-        """Runs the block, which is made of these modules, under hooks; its output."""
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the block under hooks; its output."""
         packing = self._packing()
         next(packing)
-        block, calls = self._block, self._recipe.calls
+        forward, recipe = self._block.forward, self._recipe
         try:
-            if calls is None:
+            if recipe.calls is None:
                 with saved_tensors_hooks(packing.send, _unpack):
-                    return block.forward(*args, **kwargs)
-            self._hooks = PartHooks(modules, calls, packing.send, _unpack)
-            return self._hooks.run(block.forward, *args, **kwargs)
+                    return forward(*args, **kwargs)
+            self._hooks = PartHooks(recipe.wanted, packing.send, _unpack)
+            return self._hooks.run(forward, *args, **kwargs)
         finally:
             packing.close()  # autograd's graph has it, and it may have a tensor with that graph
 
@@ -191,7 +190,8 @@ class Part(Lease):
         absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
         metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
         self._block.first = Packed([found or _nobody for found in absent], metas)
-        self._block.calls = None if self._hooks is None else self._hooks.entered
+        calls = self._recipe.calls
+        self._block.calls = None if self._hooks is None or calls is None else self._hooks.entered(calls)
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
 
 

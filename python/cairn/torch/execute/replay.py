@@ -53,7 +53,7 @@ from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
 from ..saved.block_options import SEED_BYTES
 from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
-from ..saved.part_hooks import PartHooks, handlers_in
+from ..saved.part_hooks import PartHooks, by_module, handlers_in
 from ..saved.rebuild import Rebuild
 from ..schedule.program import (
     BACKWARD,
@@ -223,7 +223,7 @@ class Run:
             finding = site.opened.find(tree, self._modes, self._switches.key)
             part = self._part(op, site, finding, block)
         if site.state.fills:
-            block.contents = Attributes(finding.before.modules)
+            block.contents = Attributes(site.state.modules())
         if part is None:
             output = self._run_recorded(op, block, finding, args, kwargs)
         else:
@@ -246,7 +246,7 @@ class Run:
     def _run_part(
         self, part: Part, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        output = part.forward(args, kwargs, before.modules)
+        output = part.forward(args, kwargs)
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != part.versions:
             block.refuse_written(self.name(part.stage), part.versions)
@@ -732,7 +732,7 @@ class Run:
                 run = block.forward
             else:
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
-                run = functools.partial(PartHooks(modules, block.calls, *hooks(later)).run, block.forward)
+                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(later)).run, block.forward)
             recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
             with recording:  # of what the block does, and nobody else
                 output = run(*args, **kwargs)

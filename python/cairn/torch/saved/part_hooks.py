@@ -36,14 +36,12 @@ class Listener(Protocol):
 
 
 class PartHooks:
-    """The hooks of one run of a block, for the calls of its parts that want them."""
+    """The hooks of one run of a block, for the calls of its parts that want them (`by_module`)."""
 
-    __slots__ = ("_entered", "_modules", "_numbers", "_pack", "_unpack", "_wanted")
+    __slots__ = ("_entered", "_numbers", "_pack", "_unpack", "_wanted")
 
-    def __init__(self, modules: Sequence[nn.Module], calls: Calls, pack: Pack, unpack: Unpack) -> None:
-        self._modules = {id(modules[part]): part for part in calls}
-        self._wanted = {id(modules[part]): numbers for part, numbers in calls.items()}
-        self._numbers = dict.fromkeys(self._wanted, 0)
+    def __init__(self, wanted: dict[int, tuple[int, ...]], pack: Pack, unpack: Unpack) -> None:
+        self._wanted, self._numbers = wanted, dict.fromkeys(wanted, 0)
         self._entered: list[tuple[int, int]] = []
         self._pack, self._unpack = pack, unpack
 
@@ -67,14 +65,18 @@ class PartHooks:
         with saved_tensors_hooks(self._pack, self._unpack):
             return forward(*args, **kwargs)
 
-    @property
-    def entered(self) -> Calls:
-        """In which calls the hooks were in force: those that were wanted, unless a handler was taken away meanwhile."""
+    def entered(self, calls: Calls) -> Calls:
+        """In which of the wanted calls the hooks were in force: in all, unless a handler was taken away meanwhile."""
+        parts = dict(zip(self._wanted, calls, strict=True))
         found: Calls = {}
         for module, number in self._entered:
-            part = self._modules[module]
-            found[part] = (*found.get(part, ()), number)
+            found[parts[module]] = (*found.get(parts[module], ()), number)
         return found
+
+
+def by_module(modules: Sequence[nn.Module], calls: Calls) -> dict[int, tuple[int, ...]]:
+    """Calls of a block's parts by the identities of these, in the same order."""
+    return {id(modules[part]): numbers for part, numbers in calls.items()}
 
 
 class _Noting:

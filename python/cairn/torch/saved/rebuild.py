@@ -99,6 +99,7 @@ class Recipe:
         states: when random state is taken down: after so many saved tensors.
         samples: by saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
         calls: of the block's parts, in which hooks have to be in force; None: in all of the block.
+        wanted: the same by the identities of parts, once they are known.
         items: what to do when autograd saves one tensor after the other where hooks are in force. Of one that is just
             kept, and that nothing is rebuilt from: whether it is kept with its history, as torch itself does; not if it
             may come from the node that saves it, which would be a cycle.
@@ -112,6 +113,7 @@ class Recipe:
     calls: Calls | None
     items: list[Item | bool]
     compiler: Compiler
+    wanted: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     _alone: dict[int, Code] = dataclasses.field(default_factory=dict)
 
     @property

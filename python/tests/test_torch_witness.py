@@ -1,0 +1,119 @@
+"""Witnesses of dicts: they overlook no change, however it is made, and hold where there is none."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cairn.torch.base import _compat, witness
+from cairn.torch.base.witness import Witness
+from torch import nn
+
+pytestmark = pytest.mark.skipif(witness.number_at() is None, reason="this interpreter gives dicts no numbers")
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.value, self.other = 1, "one"
+
+
+class InSlots(Plain):
+    __slots__ = ("slot",)
+
+
+class Of:
+    """A part, an object, one with a slot, and dicts."""
+
+    def __init__(self) -> None:
+        self.owners: list[Any] = [nn.Linear(2, 2), nn.Dropout(), Plain(), InSlots()]
+        self.owners[0].register_buffer("buffer", None)
+        self.dicts: list[dict[Any, Any]] = [self.owners[0]._parameters, {}, collections.OrderedDict(a=1), {1: 2}]
+
+    def witness(self) -> Witness:
+        found = Witness.of(self.owners, self.dicts)
+        assert found is not None and found.holds()
+        return found
+
+
+_CHANGES: dict[str, Callable[[Of], object]] = {
+    "an attribute": lambda of: setattr(of.owners[2], "value", 2),
+    "an attribute of one with slots": lambda of: setattr(of.owners[3], "value", 2),
+    "an attribute of a module": lambda of: setattr(of.owners[1], "p", 0.25),
+    "a new attribute": lambda of: setattr(of.owners[2], "new", 1),
+    "one attribute less": lambda of: delattr(of.owners[2], "value"),
+    "all attributes replaced": lambda of: setattr(of.owners[2], "__dict__", dict(vars(of.owners[2]))),
+    "another class": lambda of: setattr(of.owners[2], "__class__", type("Other", (), {})),
+    "another class of a module": lambda of: setattr(of.owners[1], "__class__", nn.Dropout2d),
+    "a parameter replaced": lambda of: setattr(of.owners[0], "weight", nn.Parameter(of.owners[0].weight.detach())),
+    "a parameter taken away": lambda of: setattr(of.owners[0], "bias", None),
+    "an item": lambda of: of.dicts[3].update({1: 3}),
+    "an item of an ordered dict": lambda of: of.dicts[2].pop("a"),
+    "the first item": lambda of: of.dicts[1].setdefault("first", 1),
+    "an item that comes and goes": lambda of: (of.dicts[1].update(a=1), of.dicts[1].clear()),
+}
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_a_change_is_told(what: str) -> None:
+    of = Of()
+    found = of.witness()
+    _CHANGES[what](of)
+    assert not found.holds()
+    assert of.witness().holds()  # as it is now
+
+
+@pytest.mark.parametrize("what", _CHANGES)
+def test_a_change_is_told_by_code_that_ran_often(what: str) -> None:
+    for _ in range(100):  # the interpreter has its own short ways by then
+        test_a_change_is_told(what)
+
+
+def test_what_is_no_change_holds() -> None:
+    of = Of()
+    found = of.witness()
+    of.owners[2].value = of.owners[2].value
+    of.owners[0].weight.requires_grad_(False)  # within what the dict has
+    of.owners[3].slot = 1  # is in no dict
+    others = [Of() for _ in range(100)]
+    del others
+    gc.collect()
+    assert found.holds()
+
+
+def test_nothing_is_kept_alive() -> None:
+    of = Of()
+    counts = list(map(sys.getrefcount, [*of.owners, *of.dicts]))
+    found = of.witness()
+    assert list(map(sys.getrefcount, [*of.owners, *of.dicts])) == counts
+    del found
+
+
+def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Text(str):  # of variable size
+        pass
+
+    assert Witness.of([Text("some")], []) is None or sys.version_info >= (3, 11)
+    monkeypatch.setattr(witness, "_dict_at", lambda cls: witness._CLASS)
+    assert Witness.of([Plain()], []) is None
+
+
+def test_where_torch_gives_no_numbers_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "number_of_contents", lambda: None)
+    witness.number_at.cache_clear()
+    try:
+        assert witness.number_at() is None and Witness.of([Plain()], [{}]) is None
+    finally:
+        witness.number_at.cache_clear()
+
+
+def test_numbers_that_are_elsewhere_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "number_of_contents", lambda: lambda names: -1)
+    witness.number_at.cache_clear()
+    try:
+        assert witness.number_at() is None
+    finally:
+        witness.number_at.cache_clear()

@@ -91,7 +91,7 @@ class OpenedBlock:
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
-            is_steady = numbers == self._numbers and self.state.is_steady
+            is_steady = numbers is not None and numbers == self._numbers and self.state.is_steady
             self._latest = Latest.of(finding, Called.of(tree, modes, switches), latest) if is_steady else None
             self._numbers = numbers
         return finding
@@ -102,9 +102,10 @@ class OpenedBlock:
         if entry is None:
             return None
         recipe = entry.recipes.get(option) or self._recipe(entry, option)
-        if recipe is not None and recipe.calls is not None and not finding.is_settled:  # else they are there
-            recipe.wanted = by_module(finding.before.modules, recipe.calls)
-            self._handlers.hold(finding.before.modules[part] for part in recipe.calls)
+        if recipe is not None and recipe.calls is not None and not (finding.is_settled and recipe.wanted):
+            modules = self.state.modules()
+            recipe.wanted = by_module(modules, recipe.calls)
+            self._handlers.hold(modules[part] for part in recipe.calls)  # when settled, they are there
         return recipe
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:

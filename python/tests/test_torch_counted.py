@@ -15,7 +15,7 @@ from cairn.torch.base.stage_measure import OptionMeasure, StageMeasure
 from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
 from cairn.torch.schedule import counted
 from cairn.torch.schedule.counted import Counted, Lingering, first_runs, lets_go, supposed_by
-from cairn.torch.schedule.performed import as_performed, excess_bytes
+from cairn.torch.schedule.performed import as_performed, excess_bytes, in_order_of_process
 from cairn.torch.schedule.program import FORWARDS
 from executor_support import Op, backward, drop, drop_input, keep, save
 
@@ -201,6 +201,16 @@ def test_what_runs_again_waits_for_what_runs_by_itself() -> None:
     listed = [*first, drop("output", 1), keep(1), backward(2), *rest]
     assert [op for op, _ in as_performed(listed, BETWEEN)] == [*first, drop("output", 1), backward(2), keep(1), *rest]
     assert [op for op, _ in as_performed([*first, *moves], BETWEEN)] == [*first, *moves]
+
+
+def test_what_travels_goes_ahead_of_what_waits() -> None:
+    """But for the values that a run which waits reads or makes."""
+    stages = [*BLOCKS, StageRef(OUTSIDE, "between"), StageRef(BLOCK, "d")]
+    far, near = [("offload", "saved", 1), drop("saved", 1)], [("offload", "saved", 3), ("offload", "output", 2)]
+    ops = [save(1), save(2), keep(3), save(3), *near, *far, drop("saved", 3), save(4), save(5)]
+    expected = [save(1), save(2), keep(3), *far, save(4), save(3), *near, drop("saved", 3), save(5)]
+    assert in_order_of_process(ops, stages) == expected
+    assert as_performed(expected, stages) == [(op, 0) for op in expected]
 
 
 def test_what_is_made_too_late_to_be_read_goes_again() -> None:

@@ -12,6 +12,9 @@ answer:
   read) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
   they stay instead, and the planner is asked again for so much less memory as that takes.
 
+* What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list
+  is put into that order first (`performed.py`).
+
 The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
 host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.
 """
@@ -34,6 +37,7 @@ from .base import budgets
 from .schedule.composition import Replay
 from .schedule.counted import all_let_go
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
+from .schedule.performed import as_performed, excess_bytes, in_order_of_process
 from .schedule.program import ON_VALUES, OUTPUT, SAVED, Value
 from .step_profile import Profile
 from .transfer.link import Link, measure_link
@@ -119,7 +123,7 @@ class Offloading:
         self._chain = cairn.Chain.from_json(json.dumps(self.problem))
         always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
         self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
-        self._staying = _staying(profile)
+        self._staying, self._refs = _staying(profile), profile.refs
 
     @functools.cached_property
     def _smallest(self) -> tuple[int, list[Op]] | None:
@@ -133,7 +137,7 @@ class Offloading:
             return None
         size = _peak_bytes(self.problem, ops)
         fits = itinerary_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
-        return (size, ops) if fits else None
+        return (size + self._excess(ops), ops) if fits else None
 
     @property
     def least_bytes(self) -> int | None:
@@ -145,7 +149,7 @@ class Offloading:
         found = self._search(budget)
         if found is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
-            return self._judged(budget, ops, "joint-chain")
+            return self._judged(budget - self._excess(ops), ops, "joint-chain")
         return found
 
     def _search(self, budget: int) -> Journey | None:
@@ -160,17 +164,24 @@ class Offloading:
             ops = self._executable(solution.schedule)
             if ops is None:
                 return None
-            missing = _peak_bytes(self.problem, ops) - budget
-            excess = itinerary_of(self.problem, ops, budget).slab_bytes - self._machine.host_bytes
+            room = budget - self._excess(ops)
+            missing = _peak_bytes(self.problem, ops) - room
+            excess = itinerary_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
             if missing <= 0 and excess <= 0:
-                return self._judged(budget, ops, solution.solver)
+                return self._judged(room, ops, solution.solver)
             asked, host = asked - max(0, missing), host - max(0, excess)
         return None
 
     def _executable(self, schedule: cairn.Schedule) -> list[Op] | None:
-        """The list without what cannot travel; None if nothing travels then, or the list does not hold without it."""
-        ops = without_transfers_of(self._staying, schedule.ops)
+        """The list without what cannot travel, as a process performs it; None if nothing travels then, or the list does
+        not hold without it.
+        """
+        ops = in_order_of_process(without_transfers_of(self._staying, schedule.ops), self._refs)
         return ops if has_transfers(ops) and self._makespan(None, ops) is not None else None
+
+    def _excess(self, ops: Sequence[Op]) -> int:
+        """What performing a list takes beyond what the simulator counts."""
+        return excess_bytes(self.problem, ops, as_performed(ops, self._refs))
 
     def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
         makespan = self._makespan(budget, ops)

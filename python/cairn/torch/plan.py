@@ -26,12 +26,13 @@ from .offloading import Destination, Journey, Offloading, destination, held_outp
 from .schedule.composition import Moment, first_over, grouped, peak_moment
 from .schedule.counted import AS_PLAIN, Counted
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
+from .schedule.performed import as_performed, excess_bytes
 from .step_profile import Profile
 
 PLAN_VERSION = 3
 
 #: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
-UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.02, 2 * 1024 * 1024)}
+UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.005, 2 * 1024 * 1024)}
 AUTOCAST_UNCERTAINTY = 0.02  # its copies of parameters live as long as regions of the caller's code do
 
 
@@ -496,7 +497,9 @@ class Task:
         """Of a schedule in either kind of step."""
         if chosen.itinerary is not None:
             problem = problem_of(self.profile, self.scope, gradients)
-            return max(peak_with_transfers(problem, chosen.itinerary)[1], self.optimizer_peak)
+            ops = chosen.itinerary.ops
+            beyond = excess_bytes(problem, ops, as_performed(ops, self.profile.refs))
+            return max(peak_with_transfers(problem, chosen.itinerary)[1] + beyond, self.optimizer_peak)
         asked = self.scope, gradients
         counted = counted_for(self.profile, asked, chosen.schedule.ops, chosen.counted.apart)
         chain = _chain_of(self.profile.chain(*asked, counted))

@@ -4,6 +4,10 @@
   stage outside of blocks wait until that has run.
 * The caller has what the first run of a stage returned until the next stage has run. A schedule that drops it before,
   and makes it again, has two of it.
+
+Where values travel, drops and transfers that wait for no reason but their place in the list would be missed: a schedule
+sends away what must be gone when the head runs. So such a list is written down in the order of a process before it is
+judged (`in_order_of_process`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 
 from ..base.stages import BLOCK, StageRef
 from .composition import Replay
-from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, ON_VALUES, OUTPUT, SAVED
+from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, ON_VALUES, OUTPUT, SAVED, Value
 
 Op = Sequence[Any]
 Performed = list[tuple[Op, int]]  # each with the stage of whose output the caller has a copy by itself; 0: none
@@ -22,6 +26,13 @@ Performed = list[tuple[Op, int]]  # each with the stage of whose output the call
 def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Performed) -> int:
     """By how much the peak of a schedule, as it is performed, passes that of the list."""
     return max(0, _peak(problem, performed) - _peak(problem, [(op, 0) for op in ops]))
+
+
+def in_order_of_process(ops: Sequence[Op], stages: Sequence[StageRef]) -> list[Op]:
+    """The list as it can be performed: forwards again where a process comes to them, and with them no more of the drops
+    and transfers behind them than those of what they read or make.
+    """
+    return list(_in_order(ops, stages, free_moves=True))
 
 
 def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
@@ -41,15 +52,18 @@ def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
     return performed
 
 
-def _in_order(ops: Sequence[Op], stages: Sequence[StageRef]) -> Iterator[Op]:
-    """What runs outside of blocks comes before what waits for the next block."""
+def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = False) -> Iterator[Op]:
+    """What runs outside of blocks comes before what waits for the next block.
+
+    free_moves: drops and transfers wait only if they have to do with what waits.
+    """
     waiting: list[Op] = []
     run: set[int] = set()
     for op in ops:
         is_move = op[0] in ON_VALUES
         again = op[0] in FORWARDS and op[1] in run
         run |= {op[1]} if op[0] in FORWARDS else set()
-        if again or (is_move and waiting):
+        if again or (is_move and waiting and not (free_moves and _is_free(op, waiting))):
             waiting.append(op)
         elif is_move or stages[op[1] - 1].kind != BLOCK:
             yield op
@@ -58,6 +72,17 @@ def _in_order(ops: Sequence[Op], stages: Sequence[StageRef]) -> Iterator[Op]:
             waiting.clear()
             yield op
     yield from waiting
+
+
+def _is_free(move: Op, waiting: Sequence[Op]) -> bool:
+    """Whether a drop or transfer is of no value that forwards and moves before it read, make or move."""
+    touched: set[Value] = set()
+    for op in waiting:
+        if op[0] in ON_VALUES:
+            touched.add((op[1], op[2]))
+        else:
+            touched |= {(kind, stage) for kind in (OUTPUT, SAVED) for stage in (op[1] - 1, op[1])}
+    return (move[1], move[2]) not in touched
 
 
 def _peak(problem: Mapping[str, Any], performed: Performed) -> int:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from cairn.torch.base import budgets
 from cairn.torch.base.errors import TierUnavailable, TransferFailed
+from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.executor import COPIES_OF_ANOTHER, Executor
 from cairn.torch.execute.travel import Travel
 from cairn.torch.offloading import without_transfers_of
@@ -245,6 +246,29 @@ def test_a_dropped_copy_is_waited_for_where_its_room_is_needed() -> None:
     assert tight.waits == {4: 1}
     assert peak_with_transfers(sized(stages), tight)[1] == 7 * MIB
     assert peak_with_transfers(sized(stages), roomy)[1] > 7 * MIB
+
+
+@pytest.mark.parametrize(("budget", "order"), [(7 * MIB, ["wait", "head"]), (8 * MIB, ["head", "wait"])])
+def test_what_lies_outside_of_blocks_waits_only_for_what_its_own_room_needs(
+    budget: int, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head's forward runs beside a copy for which its backward has to wait."""
+    stages, model, seen = [*blocks(*"01"), StageRef("outside", "head")], network(3), []
+    ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
+    ops += [backward(2), backward(1), discard("saved", 1)]
+    wait = Travel.wait
+
+    def waited(travel: Travel, position: int) -> None:
+        seen.extend(["wait"] * (position in travel._itinerary.waits))
+        wait(travel, position)
+
+    monkeypatch.setattr(Travel, "wait", waited)
+    with carried_out(model, stages, ops, budget=budget) as (_, itinerary, _):
+        assert list(itinerary.waits) == [4 if budget == 7 * MIB else 5]
+        plain = network(3)
+        model[2].register_forward_hook(lambda *_: seen.append("head"))
+        assert not differing(train(plain, loss_of, 0), train(model, loss_of, 0))
+    assert seen == order
 
 
 def test_a_prefetch_starts_with_the_computation_before_it_where_both_fit() -> None:

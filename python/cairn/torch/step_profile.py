@@ -246,16 +246,15 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
 
 
 def _join_loss(last: dict[str, Any], grad_before: int) -> None:
-    """Counts what the last stage's forward takes in its backward, where that takes less.
+    """Counts what the last stage's forward takes in its backward, too, where that takes less.
 
     No block can run between the two: when a plan is asked again, gradients have arrived at the last block. So a plan
-    must not let blocks leave room for the loss and run again before its backward.
+    must not let blocks leave room for the loss and run again before its backward. Copies can be on their way.
     """
     handed = last["grad_bytes"] + grad_before + last["weight_grad_bytes"]
     for option in last["options"]:
         least = option["forward_workspace_bytes"] - handed
         option["backward_workspace_bytes"] = max(option["backward_workspace_bytes"], least)
-        option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
 
 
 def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:

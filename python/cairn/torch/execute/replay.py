@@ -198,6 +198,7 @@ class Run:
         """To be called when the model's forward has returned."""
         self._returned.clear()
         self._in_forward = False
+        self._settle()
         if self._travel is not None:
             self._travel.forward_ended()
         self._coming = list(self._watched)
@@ -363,19 +364,24 @@ class Run:
     def _settle(self) -> None:
         """Performs the drops and transfers that come next, past what the model and autograd do by themselves.
 
-        A prefetch that is behind something of that kind waits until that was done.
+        A prefetch that is behind something of that kind waits until that was done; and the forward that runs goes on
+        beside copies for which only what comes after it has to wait.
         """
         ops, passed = self._program.ops, False
         while self._position < len(ops):
             op = ops[self._position]
             if op.kind in ON_VALUES and not (passed and op.kind == PREFETCH):
                 self._perform(self._position)
-            elif op.kind == PREFETCH or self._program.is_block[op.stage]:
+            elif op.kind == PREFETCH or self._program.is_block[op.stage] or self._is_to_come(op):
                 return
             else:
                 passed = True
                 self._wait(self._position)
             self._position += 1
+
+    def _is_to_come(self, op: Op) -> bool:
+        """Whether it is a backward, while the model's forward runs."""
+        return op.kind == BACKWARD and self._in_forward
 
     def _advance(self, position: int) -> None:
         while self._position < position:

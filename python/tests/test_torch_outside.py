@@ -11,7 +11,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
-from cairn.torch.outside import tied
+from cairn.torch.outside import loss, tied
 from executor_support import no_collector
 from torch import nn
 from torch.nn import functional as F
@@ -92,6 +92,16 @@ def test_cross_entropy_is_pytorchs(kind: str, dtype: torch.dtype) -> None:
 def test_other_forms_are_pytorchs(logits: torch.Tensor, target: torch.Tensor) -> None:
     for own, plain in zip(_both(ct.cross_entropy, logits, target), _both(F.cross_entropy, logits, target), strict=True):
         assert _same(own, plain)
+
+
+def test_few_rows_at_a_time_fit_a_cache_and_many_fill_a_device() -> None:
+    def rows(count: int, device: str) -> int:
+        return loss._rows_at_a_time(torch.empty_strided((count, 50257), (50257, 1), device=device))
+
+    assert rows(64, "cpu") == 2**21 // (4 * 50257)
+    assert rows(32768, "meta") == 2**28 // (4 * 50257)
+    assert rows(1024, "meta") == 1024 // 16
+    assert rows(16, "meta") == rows(64, "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -246,6 +256,28 @@ def test_a_tied_embedding_gets_the_same_gradient(kind: str, autocast: bool) -> N
         with ct.apply(model, ct.plan(profile, "1GiB")):
             planned = _step(model, tokens, steps=3)
     assert all(map(_same, plain, planned))
+
+
+class InRegion(nn.Module):
+    """A model whose own forward begins and ends an autocast region."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(tokens, labels)
+
+
+def test_a_tied_embedding_in_a_region_of_the_model_itself_is_left_alone() -> None:
+    torch.manual_seed(0)
+    model, tokens = InRegion(Language()).train(), _tokens()
+    plain = _step(model, tokens, steps=3)
+    profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
+    assert (profile.outside.tied, profile.outside.loss) == ((), True)
+    with ct.apply(model, ct.plan(profile, "1GiB")):
+        assert all(map(_same, plain, _step(model, tokens, steps=3)))
 
 
 def test_tokens_may_be_numbers_of_32_bits() -> None:

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from ..base import _compat
 
 CHUNK_BYTES = 2**21  # of logits worked on at a time: what a core's cache holds
+#: On a device, where few rows take as long as many: so many chunks, unless they are larger than they need to be.
+CHUNKS, MOST_BYTES = 16, 2**28
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
@@ -78,10 +80,10 @@ class _CrossEntropy(torch.autograd.Function):
         assert of_loss is not None
         logarithm = logarithm.detach()
         result = logarithm if _is_last_use(logarithm, ctx.dtype) else torch.empty_like(logarithm, dtype=ctx.dtype)
-        rows = max(1, CHUNK_BYTES // (logarithm.shape[1] * logarithm.element_size()))
+        rows = _rows_at_a_time(logarithm)
         for start in range(0, logarithm.shape[0], rows):
             part = slice(start, start + rows)
-            result[part] = torch.ops.aten._log_softmax_backward_data(
+            torch.ops.aten._log_softmax_backward_data.out(
                 torch.ops.aten.nll_loss_backward(
                     of_loss[part] if of_loss.dim() else of_loss,
                     logarithm[part],
@@ -94,8 +96,16 @@ class _CrossEntropy(torch.autograd.Function):
                 logarithm[part],
                 1,
                 ctx.dtype,
+                out=result[part],
             )
         return result, None, None, None, None
+
+
+def _rows_at_a_time(logits: torch.Tensor) -> int:
+    size = CHUNK_BYTES
+    if not logits.is_cpu:
+        size = max(size, min(MOST_BYTES, logits.nbytes // CHUNKS))
+    return max(1, size // (logits.shape[1] * logits.element_size()))
 
 
 def _whole(ctx: Any, of_loss: torch.Tensor | None, of_logarithm: torch.Tensor | None) -> torch.Tensor:

@@ -82,8 +82,6 @@ def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) 
     with saving_nothing(), usage, intercepted(blocks, usage.run_block, usage.within_block):
         forward()
     shared = [name for name, weight in weights.items() if usage.is_tied(weight)]
-    if any(torch.is_autocast_enabled(weight.device.type) for weight in weights.values()):
-        shared = []
     return Outside(tuple(shared), bool(usage.losses) and all(usage.losses), tuple(dict.fromkeys(usage.heads)))
 
 
@@ -143,7 +141,9 @@ class _Usage(TorchFunctionMode):
         return result
 
     def _note(self, uses: _Uses, function: Any, weight: torch.Tensor, args: Any, kwargs: Any, result: Any) -> None:
-        if not self._is_in_block and _is_lookup(function, args, kwargs) and args[1] is weight:
+        if torch.is_autocast_enabled(weight.device.type):  # in a region within the forward
+            uses.others += 1
+        elif not self._is_in_block and _is_lookup(function, args, kwargs) and args[1] is weight:
             uses.lookups.append(tied.proved(weight, args[0], kwargs.get("padding_idx")))
         elif not self._is_in_block and _multiplies_by(weight, function, args, kwargs):
             uses.products += 1

@@ -17,7 +17,7 @@ from ..base import clock
 from .tiers import open_tier
 from .transfers import Parcel, Transfers
 
-_SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
+_SMALL, _LARGE = 64 << 10, {"cpu": 16 << 20, "cuda": 128 << 20}  # bytes, the larger of which take milliseconds
 _ROUNDS = 7
 _WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some hundredths of a second at a time
 
@@ -55,30 +55,31 @@ class Link:
 def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
     """Measures the link between a device and the tier "host" or "file:PATH": medians of a few copies of two sizes.
 
-    Takes some tenths of a second and 16 MiB on either side; on the CPU, the large copies are made beside a computation,
-    with as many threads as torch has, as in a step.
+    Takes some tenths of a second and 16 MiB on either side (128 for CUDA); on the CPU, the large copies are made beside
+    a computation, with as many threads as torch has, as in a step.
 
     cached: a file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting
         to be written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
     """
-    transfers = Transfers(open_tier(tier, _LARGE, device), device)
+    most = _LARGE.get(torch.device(device).type, _SMALL)
+    transfers = Transfers(open_tier(tier, most, device), device)
     try:
-        small, large = (_times(transfers, count, cached) for count in (_SMALL, _LARGE))
+        small, large = (_times(transfers, count, cached) for count in (_SMALL, most))
         loaded = _loaded(transfers) if transfers.device.type == "cpu" else None
     finally:
         transfers.close()
     if loaded is not None and cached:
         large = loaded.out_seconds, loaded.back_seconds
-    out, back = (_rate(small[i], large[i]) for i in range(2))
+    out, back = (_rate(small[i], large[i], most) for i in range(2))
     latency = max(0, int(statistics.median((small[0] - _SMALL / out, small[1] - _SMALL / back)) * 1e9))
     slowdown = 0.0 if loaded is None else loaded.slowdown
     return Link(int(out), int(back), latency, is_shared=transfers.device.type == "cpu", slowdown=slowdown)
 
 
-def _rate(small: float, large: float) -> float:
+def _rate(small: float, large: float, most: int) -> float:
     """Bytes per second, what copies of any size take left out; at least 1."""
     seconds = large - small if large > small else large
-    return max(1.0, (_LARGE - _SMALL if large > small else _LARGE) / max(seconds, 1e-9))
+    return max(1.0, (most - _SMALL if large > small else most) / max(seconds, 1e-9))
 
 
 def _times(transfers: Transfers, count: int, cached: bool) -> tuple[float, float]:
@@ -146,7 +147,7 @@ def _computing(factor: torch.Tensor) -> float:
 @contextlib.contextmanager
 def _copying(transfers: Transfers, trips: list[tuple[float, float]]) -> Iterator[None]:
     """Copies go on, one after the other; at least one is made. Adds what each took."""
-    source = torch.zeros(_LARGE, dtype=torch.uint8, device="cpu")
+    source = torch.zeros(_LARGE["cpu"], dtype=torch.uint8, device="cpu")
     ending = threading.Event()
 
     def copy() -> None:

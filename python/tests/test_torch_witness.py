@@ -13,7 +13,7 @@ from cairn.torch.base import _compat, witness
 from cairn.torch.base.witness import Witness
 from torch import nn
 
-pytestmark = pytest.mark.skipif(witness.number_at() is None, reason="this interpreter gives dicts no numbers")
+pytestmark = pytest.mark.skipif(_compat.number_at() is None, reason="this interpreter gives dicts no numbers")
 
 
 class Plain:
@@ -101,19 +101,24 @@ def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPa
     assert Witness.of([Plain()], []) is None
 
 
-def test_where_torch_gives_no_numbers_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compat, "number_of_contents", lambda: None)
-    witness.number_at.cache_clear()
+def test_where_nothing_tells_changes_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "tells_changes", lambda number: False)
+    _compat.number_at.cache_clear()
     try:
-        assert witness.number_at() is None and Witness.of([Plain()], [{}]) is None
+        assert _compat.number_at() is None and Witness.of([Plain()], [{}]) is None
     finally:
-        witness.number_at.cache_clear()
+        monkeypatch.undo()
+        _compat.number_at.cache_clear()
 
 
-def test_numbers_that_are_elsewhere_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compat, "number_of_contents", lambda: lambda names: -1)
-    witness.number_at.cache_clear()
+def test_the_interpreters_numbers_do_where_torchs_miss_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {}
+    monkeypatch.setattr(_compat._guards, "dict_version", lambda names: -1)
+    _compat.number_of_contents.cache_clear()
     try:
-        assert witness.number_at() is None
+        before = _compat.contents([names])
+        assert before is not None and _compat.contents([names]) == before
+        names["new"] = 1
+        assert _compat.contents([names]) != before
     finally:
-        witness.number_at.cache_clear()
+        _compat.number_of_contents.cache_clear()

@@ -383,9 +383,35 @@ def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
 
 @functools.cache
 def number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
-    """Of one dict; None where torch does not tell."""
-    number = getattr(_guards, "dict_version", None)
-    return number if number is not None and tells_changes(number) else None
+    """Of one dict; None where nothing tells it. From Python 3.12 on torch counts changes itself, and misses some."""
+    number, at = getattr(_guards, "dict_version", None), number_at()
+    if number is not None and tells_changes(number):
+        return number
+    return None if at is None else functools.partial(_number_in, at)
+
+
+@functools.cache
+def number_at() -> int | None:
+    """Where in a dict the interpreter itself has its number; None where it has none (from Python 3.13 on)."""
+    is_known = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == WORD_BYTES
+    if not is_known or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    found = [at for at in _IN_DICT if tells_changes(functools.partial(_number_in, at))]
+    return found[0] if len(found) == 1 else None
+
+
+Word = ctypes.c_uint64
+WORD_BYTES = ctypes.sizeof(Word)
+_IN_DICT = range(2 * WORD_BYTES, 6 * WORD_BYTES, WORD_BYTES)  # all that a dict itself has behind its class
+
+
+def word(place: int) -> int:
+    """What lies in memory there."""
+    return Word.from_address(place).value
+
+
+def _number_in(at: int, names: dict[Any, Any]) -> int:
+    return word(id(names) + at)
 
 
 class _Owner:

@@ -13,6 +13,7 @@ import ctypes
 import gc
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -294,7 +295,8 @@ def library_bytes(device: torch.device) -> int:
 
 
 def _multiply(device: torch.device) -> None:
-    """A matrix product and its backward."""
-    with torch.enable_grad():
+    """A matrix product and its backward; the thread of the backward warns of a device that it has not met."""
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         factor = torch.ones((1, 1), device=device, requires_grad=True)
         torch.autograd.grad(factor @ factor, factor, torch.ones((1, 1), device=device))

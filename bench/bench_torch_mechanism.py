@@ -121,6 +121,26 @@ class Timed:
             Timed.taken_ns += time.perf_counter_ns() - began
 
 
+def alike(profile: ct.Profile) -> Inside:
+    """How opened blocks that are all alike can be kept: by the options of one whose last output nobody saves."""
+    found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
+    return Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
+
+
+def by_kept(inside: Inside) -> list[int]:
+    """The options, the one first by which most tensors are kept."""
+    return sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
+
+
+def kept_in_part(model: nn.Module, profile: ct.Profile, option: int) -> Executor:
+    """Has each opened block kept by that option of `alike`."""
+    opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
+    last = len(profile.stages)
+    ops: list[tuple[Any, ...]] = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
+    ops += [("backward", s) for s in range(last, 0, -1)]
+    return Executor(model, profile.refs, ops, inside=dict.fromkeys(opened, alike(profile)))
+
+
 def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
     """What the layers follow after some steps; the executor stays attached."""
     if not executor.is_attached:
@@ -193,15 +213,7 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
     """
     layers, x = Layers(width).train(), torch.randn(1, tokens, width)
     profile = ct.profile(layers, x, loss_fn=Tensor.sum, blocks="layers.*")
-    found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
-    inside = Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
-    opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
-    last, count = len(profile.stages), len(layers.layers)
-
-    def executor(model: Layers, option: int) -> Executor:
-        ops = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
-        ops += [("backward", s) for s in range(last, 0, -1)]
-        return Executor(model, profile.refs, ops, inside=dict.fromkeys(opened, inside))
+    inside, count = alike(profile), len(layers.layers)
 
     def step(model: Layers = layers) -> None:
         model(x).sum().backward()
@@ -213,9 +225,9 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
     def checkpointed() -> None:
         layers(x, lambda layer, x: checkpoint(layer, x, use_reentrant=False)).sum().backward()
 
-    by_dropped = sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
+    by_dropped = by_kept(inside)
     most, least = copy.deepcopy(layers), copy.deepcopy(layers)
-    first, last_kept = executor(most, by_dropped[0]), executor(least, by_dropped[-1])
+    first, last_kept = (kept_in_part(m, profile, by_dropped[i]) for m, i in ((most, 0), (least, -1)))
     recipes = recipes_of(first, functools.partial(step, most))
     last_kept.attach()
 
@@ -243,7 +255,7 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
     medians = {name: statistics.median(times) / count / 1000 for name, times in {"plain": plain, **beyond}.items()}
     return {
         **medians,
-        "dropped, where most is kept": len(found.asked) - inside.options[by_dropped[0]].count("k"),
+        "dropped, where most is kept": len(inside.asked) - inside.options[by_dropped[0]].count("k"),
         "rebuilding these": rebuilding_us(first, functools.partial(step, most), count),
     }
 

@@ -3,10 +3,12 @@
 Exactness and peaks: small transformers and a convolutional network, in float32, autocast and with several kernels of
 attention; at three budgets each, with and without values that travel to the host, a planned step must give the plain
 one's bits and keep torch's own count of allocated bytes within the budget. Then what only a device has: whether copies
-go on beside a computation, steps on another stream, gradient scaling, running out of memory within a step, capture,
-another device than the plan's, and what a plan that keeps everything costs in a step of small kernels.
+go on beside a computation, whether the host waits for the device within a step, steps on another stream, gradient
+scaling, running out of memory within a step, capture, another device than the plan's, and what a plan that keeps
+everything costs in a step of small kernels.
 
-python bench/torch_cuda_check.py [--device cuda]; without a CUDA device it says so. --device cpu checks the script.
+python bench/torch_cuda_check.py [CHECK ...] [--device cuda]; without a CUDA device it says so. --device cpu checks the
+script.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ failed: list[str] = []
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="names of checks, as they are printed; default: all")
     parser.add_argument("--device", default="cuda")
-    device = torch.device(parser.parse_args().device)
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device: nothing was checked")
         return 0
@@ -50,10 +54,17 @@ def main() -> int:
     else:
         _make_small()
     torch.use_deterministic_algorithms(True)
-    for name, setting in settings(device).items():
-        attempt(name, lambda setting=setting: exact_and_within(setting, device))  # type: ignore[misc]
-    for check in (link, other_stream, scaled, out_of_memory, capture, other_device, mechanism):
-        attempt(check.__name__.replace("_", " "), lambda check=check: check(device))  # type: ignore[misc]
+    checks: dict[str, Callable[[], str]] = {
+        name: lambda setting=setting: exact_and_within(setting, device)  # type: ignore[misc]
+        for name, setting in settings(device).items()
+    }
+    for check in (link, waits, other_stream, scaled, out_of_memory, capture, other_device, mechanism):
+        checks[check.__name__.replace("_", " ")] = lambda check=check: check(device)  # type: ignore[misc]
+    unknown = [name for name in chosen.checks if name not in checks]
+    if unknown:
+        parser.error(f"there is no check {unknown[0]!r}; there are {', '.join(map(repr, checks))}")
+    for name in chosen.checks or checks:
+        attempt(name, checks[name])
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all passed")
     return 1 if failed else 0
 
@@ -271,6 +282,36 @@ def state_after(setting: Setting, step: Callable[[], None]) -> list[Tensor]:
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def waits(device: torch.device) -> str:
+    """Within a step the host waits for the device no oftener than in the plain step, which does not."""
+    setting, found = transformer(device), []
+    profile = ct.profile(setting.model, setting.x, loss_fn=setting.loss_fn, passes=1)
+    for host in (None, "8GiB"):
+        least, most = (point.budget_bytes for point in ct.sweep(profile, 2, host_budget=host))
+        for share in (0.0, 0.5):
+            plan = ct.plan(profile, least + int(share * (most - least)), host_budget=host)
+            with ct.apply(setting.model, plan):
+                setting.step()
+                setting.step()
+                with waiting_is_an_error(device):
+                    setting.step()
+            found.append("travelling" if plan.offloads else f"{len(plan.inside)} blocks kept in part")
+    return ", ".join(found)
+
+
+@contextlib.contextmanager
+def waiting_is_an_error(device: torch.device) -> Iterator[None]:
+    """As far as torch tells it: not what `torch.cuda.synchronize` and waiting for events take."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def other_stream(device: torch.device) -> str:

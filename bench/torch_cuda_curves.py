@@ -163,8 +163,10 @@ def main() -> None:
     for name in chosen.models or MODELS:
         torch.manual_seed(0)
         print(f"\n{name}: {MODELS[name].__doc__}", flush=True)
-        data[name] = measured(MODELS[name](chosen.small), device, chosen, name)
-        write(chosen.json, data)
+        data[name] = {"about": (MODELS[name].__doc__ or "").strip()}
+        for section, found in measured(MODELS[name](chosen.small), device, chosen, name):
+            data[name][section] = found
+            write(chosen.json, data)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -177,8 +179,8 @@ def conditions(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def measured(case: Case, device: torch.device, chosen: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The curves of a model, then the host's part."""
+def measured(case: Case, device: torch.device, chosen: argparse.Namespace, name: str) -> Iterator[tuple[str, Any]]:
+    """The options of a model's block, its curves, then the host's part."""
     case.model.to(device)
     case.kwargs, case.tiny = ({n: t.to(device) for n, t in each.items()} for each in (case.kwargs, case.tiny))
     began = time.perf_counter()
@@ -188,22 +190,23 @@ def measured(case: Case, device: torch.device, chosen: argparse.Namespace, name:
     options = [len(stage.options) for stage in kinds.values()]
     print(f"profiled in {seconds:.1f} s; options of blocks {options}; allocator {profile.excess:+.2%}; "
           f"replaced outside blocks: {'; '.join(profile.outside.notes()) or 'nothing'}", flush=True)  # fmt: skip
+    yield "profile_seconds", seconds
+    yield "options", [vars(option) for stage in list(kinds.values())[:1] for option in stage.options]
     whose = {"model": case.model, "kwargs": case.kwargs, "loss_fn": case.loss_fn, "rounds": chosen.rounds}
     plot = None if chosen.plot is None else chosen.plot / f"{name}.svg"
     curves = ct.sweep(profile, chosen.budgets, plot=plot, beside=chosen.beside, **whose)
     show(curves)
+    yield "curves", curves.to_json()
     travelling = ct.sweep(profile, chosen.budgets, host_budget=HOST, beside=(), **whose)
     print(f"with up to {HOST} on the host, link {ct.measure_link(device)}")
     show(travelling)
+    yield "travelling", travelling.to_json()
     host = {"full": host_ms(case, case.kwargs, profile, device)}
     tiny = ct.profile(case.model, kwargs=case.tiny, loss_fn=case.loss_fn, passes=1)
     host["tiny"] = host_ms(case, case.tiny, tiny, device)
     for size, ways in host.items():
         print(f"input {size}: " + "; ".join(f"{way} {ms[0]:.2f} ms issued, {ms[1]:.2f} ms" for way, ms in ways.items()))
-    block = next(iter(kinds.values()), None)
-    kept = [] if block is None else [vars(option) for option in block.options]
-    return {"about": (MODELS[name].__doc__ or "").strip(), "profile_seconds": seconds, "options": kept,
-            "curves": curves.to_json(), "travelling": travelling.to_json(), "host": host}  # fmt: skip
+    yield "host", host
 
 
 def show(found: ct.Sweep) -> None:

@@ -29,6 +29,7 @@ from .step_profile import Profile
 SWEEP_VERSION = 1
 PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"
 PLANS_MEASURED = 5  # at most, of each curve
+POINTS_DRAWN = 32  # at least, of each curve in a picture, where nothing travels
 _UNLIMITED = 2**62
 
 
@@ -165,7 +166,7 @@ def sweep(
 
     budgets: a list of what `plan` takes as one ("6MiB", bytes, "80%", a cairn.Budget), or how many there shall be.
     plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
-        beside it, and with all that is measured.
+        beside it, and with all that is measured. Where the number of budgets is given, curves are drawn through more.
     model, args, kwargs, loss_fn: what was profiled. It is left as it was; a plan at work on it is set aside meanwhile.
     beside: of PyTorch, "every block" (each checkpointed; a transformers model does so by itself),
         "checkpoint_sequential" (over the longest run of blocks that form a sequence, with every number of segments),
@@ -192,7 +193,9 @@ def sweep(
 
     found = [planned(profile, wanted)]
     if (plot is not None or model is not None) and any(stage.options for stage in profile.stages):
-        found.append(planned(profile.without_options(), found[0].budgets))
+        found.append(
+            dataclasses.replace(planned(profile.without_options(), found[0].budgets), is_whole=found[0].is_whole)
+        )
     whole_blocks = found[1].points if len(found) > 1 else ()
     made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
     if model is not None:
@@ -201,7 +204,7 @@ def sweep(
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
         made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
     if plot is not None:
-        sweep_plot.draw(made, Path(plot))
+        sweep_plot.draw(made, {name: curve.drawn() for name, curve in zip(made.curves, found, strict=True)}, Path(plot))
     return made
 
 
@@ -242,16 +245,23 @@ class _Curve:
     task: Task
     budgets: Sequence[Any]
     plans: Sequence[Plan | InfeasibleBudget]
+    is_whole: bool = False  # from the least budget to that of storing everything
 
     @classmethod
     def of(cls, task: Task, wanted: int | Sequence[Any]) -> _Curve:
         """For budgets, or for so many of them."""
-        wanted = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
-        return cls(task, wanted, task.plans(wanted))
+        budgets = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
+        return cls(task, budgets, task.plans(budgets), isinstance(wanted, int) and wanted > 1)
 
     @property
     def points(self) -> tuple[Point, ...]:
         return tuple(map(_point, self.plans))
+
+    def drawn(self) -> list[Point]:
+        """Those in a picture, so many that what lies between two of them hardly differs from a line."""
+        more = self.is_whole and self.task.to is None and len(self.budgets) < POINTS_DRAWN
+        plans = self.task.plans(self.task.even_budgets(POINTS_DRAWN)) if more else []
+        return sorted(map(_point, (*self.plans, *plans)), key=lambda point: point.budget_bytes)
 
     def to_measure(self) -> list[Plan]:
         """Plans that differ, spread evenly."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,8 @@ def check(path: Path) -> None:
         raise FileNotFoundError(f"plot={path}: there is no folder {path.parent}")
 
 
-def draw(sweep: Sweep, path: Path) -> None:
-    """Draws a sweep; the ending of the path says in which format."""
+def draw(sweep: Sweep, curves: Mapping[str, Sequence[Point]], path: Path) -> None:
+    """Draws a sweep, its curves through these points; the ending of the path says in which format."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -46,11 +46,11 @@ def draw(sweep: Sweep, path: Path) -> None:
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.add_subplot()
     peaks = [found.peak_bytes for found in sweep.measured]
-    peaks += [point.peak_bytes for curve in sweep.curves.values() for point in curve if point.peak_bytes is not None]
+    peaks += [point.peak_bytes for curve in curves.values() for point in curve if point.peak_bytes is not None]
     unit, unit_bytes = unit_of(peaks)
-    for method, points in sweep.curves.items():
+    for method, points in curves.items():
         color, marker = STYLES[method]
-        shown = "" if sweep.measured else marker
+        shown = "" if sweep.measured or len(points) > len(sweep) else marker
         axes.plot(*_predicted(points, unit_bytes), color=color, marker=shown, label=f"{_label(method)}, predicted")
     for method in STYLES:
         found = [m for m in sweep.measured if m.method == method]

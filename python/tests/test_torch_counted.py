@@ -213,6 +213,12 @@ def test_what_travels_goes_ahead_of_what_waits() -> None:
     assert as_performed(expected, stages) == [(op, 0) for op in expected]
 
 
+def test_what_a_backward_outside_of_blocks_lets_go_of_is_not_dropped_behind_it() -> None:
+    ops = [keep(1), save(1), drop("output", 1), save(2), backward(2), backward(1)]
+    expected = [keep(1), save(2), backward(2), save(1), backward(1)]
+    assert in_order_of_process(ops, BETWEEN[:2]) == expected
+
+
 def test_what_is_made_too_late_to_be_read_goes_again() -> None:
     """The output of the first stage, which the list has for the backward of what lies outside of blocks."""
     ops = [keep(1), save(2), save(3), drop("output", 1), backward(3), keep(1), backward(2), save(1), backward(1)]

@@ -66,6 +66,8 @@ def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = 
         if again or (is_move and waiting and not (free_moves and _is_free(op, waiting))):
             waiting.append(op)
         elif is_move or stages[op[1] - 1].kind != BLOCK:
+            if free_moves and op[0] == BACKWARD:  # it lets go of that by itself
+                waiting = [move for move in waiting if tuple(move) != (DROP, OUTPUT, op[1] - 1)]
             yield op
         else:
             yield from waiting

@@ -217,6 +217,15 @@ def test_what_a_backward_outside_of_blocks_lets_go_of_is_not_dropped_behind_it()
     ops = [keep(1), save(1), drop("output", 1), save(2), backward(2), backward(1)]
     expected = [keep(1), save(2), backward(2), save(1), backward(1)]
     assert in_order_of_process(ops, BETWEEN[:2]) == expected
+    ops = [save(1), keep(1), drop("output", 1), save(2), backward(2), backward(1)]  # of one that is made while it waits
+    assert in_order_of_process(ops, BETWEEN[:2]) == [
+        save(1),
+        save(2),
+        backward(2),
+        keep(1),
+        drop("output", 1),
+        backward(1),
+    ]
 
 
 def test_what_is_made_too_late_to_be_read_goes_again() -> None:

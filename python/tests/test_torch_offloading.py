@@ -23,7 +23,7 @@ from cairn.torch.base.errors import TierUnavailable, TransferFailed
 from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.executor import COPIES_OF_ANOTHER, Executor
 from cairn.torch.execute.travel import Travel
-from cairn.torch.offloading import without_transfers_of
+from cairn.torch.offloading import Destination, Offloading, without_transfers_of
 from cairn.torch.schedule.itinerary import itinerary_of, peak_with_transfers, traffic_of
 from cairn.torch.transfer.tiers import FileTier, HostTier
 from cairn.torch.transfer.transfers import parcel_bytes
@@ -269,6 +269,51 @@ def test_what_lies_outside_of_blocks_waits_only_for_what_its_own_room_needs(
         model[2].register_forward_hook(lambda *_: seen.append("head"))
         assert not differing(train(plain, loss_of, 0), train(model, loss_of, 0))
     assert seen == order
+
+
+def test_a_copy_that_fails_when_the_forward_has_ended_leaves_the_slower_memory_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages, model, failing = [*blocks(*"01"), StageRef("outside", "head")], network(3), [True]
+    ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
+    ops += [backward(2), backward(1), discard("saved", 1)]
+    wait = Travel.wait
+
+    def waited(travel: Travel, position: int) -> None:
+        if failing and position == 5:
+            raise TransferFailed("as if")
+        wait(travel, position)
+
+    monkeypatch.setattr(Travel, "wait", waited)
+    with carried_out(model, stages, ops, budget=8 * MIB) as (executor, _, _):
+        with pytest.raises(TransferFailed) as kept:
+            model(X)
+        failing.clear()
+        assert not differing(train(network(3), loss_of, 0), train(model, loss_of, 0))
+        assert not executor.notes, kept
+
+
+class Between(nn.Module):
+    """Something lies outside of blocks, between two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = (nn.Sequential(nn.Tanh(), nn.Linear(32, 32)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).clone() * 2 + 1)
+
+
+def test_a_list_that_a_process_cannot_put_in_order_is_kept_as_it_is() -> None:
+    """The block's output is away when what lies behind it, outside of blocks, has its backward."""
+    profile = ct.profile(Between(), X, loss_fn=lambda y: y.square().mean(), blocks=["first", "second"], passes=1)
+    assert [ref.is_block for ref in profile.refs] == [True, False, True, False]
+    found = Offloading(profile, "step", "accumulated", Destination("host", FAST), "auto", {})
+    ops = [save(1), save(2), offload("saved", 1), drop("saved", 1), save(3), save(4), backward(4), backward(3)]
+    ops += [save(1), backward(2), backward(1), discard("saved", 1)]
+    listed = found._executable(cairn.Schedule.from_ops(found._chain, ops))
+    assert listed is not None and [tuple(op)[:2] for op in listed] == [op[:2] for op in ops]
 
 
 def test_a_prefetch_starts_with_the_computation_before_it_where_both_fit() -> None:

@@ -13,7 +13,7 @@ answer:
   they stay instead, and the planner is asked again for so much less memory as that takes.
 
 * What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list
-  is put into that order first (`performed.py`).
+  is put into that order first (`performed.py`), if the simulator accepts that; else what waiting takes is left free.
 
 The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
 host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.
@@ -34,6 +34,7 @@ import cairn
 import torch
 
 from .base import budgets
+from .base.stages import StageRef
 from .schedule.composition import Replay
 from .schedule.counted import all_let_go
 from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, traffic_of
@@ -149,7 +150,7 @@ class Offloading:
         found = self._search(budget)
         if found is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
-            return self._judged(budget - self._excess(ops), ops, "joint-chain")
+            return self._judged(budget, ops, "joint-chain")
         return found
 
     def _search(self, budget: int) -> Journey | None:
@@ -168,7 +169,7 @@ class Offloading:
             missing = _peak_bytes(self.problem, ops) - room
             excess = itinerary_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
             if missing <= 0 and excess <= 0:
-                return self._judged(room, ops, solution.solver)
+                return self._judged(budget, ops, solution.solver)
             asked, host = asked - max(0, missing), host - max(0, excess)
         return None
 
@@ -176,21 +177,22 @@ class Offloading:
         """The list without what cannot travel, as a process performs it; None if nothing travels then, or the list does
         not hold without it.
         """
-        ops = in_order_of_process(without_transfers_of(self._staying, schedule.ops), self._refs)
-        return ops if has_transfers(ops) and self._makespan(None, ops) is not None else None
+        listed = without_transfers_of(self._staying, schedule.ops)
+        ways = (in_order_of_process(listed, self._refs), listed) if has_transfers(listed) else ()
+        return next((ops for ops in ways if self._makespan(None, ops) is not None), None)
 
     def _excess(self, ops: Sequence[Op]) -> int:
-        """What performing a list takes beyond what the simulator counts."""
         return excess_bytes(self.problem, ops, as_performed(ops, self._refs))
 
     def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
-        makespan = self._makespan(budget, ops)
+        room = budget - self._excess(ops)
+        makespan = self._makespan(room, ops)
         if makespan is None:
             return None
-        ops = self._tidied(budget, ops, makespan)
+        ops = self._tidied(room, ops, makespan)
         schedule = cairn.Schedule.from_ops(self._chain, ops)
-        itinerary = itinerary_of(self.problem, ops, budget)
-        replay = cairn.simulate(self._chain, schedule, budget)
+        itinerary = performed_itinerary(self.problem, ops, self._refs, budget)
+        replay = cairn.simulate(self._chain, schedule, room)
         makespan = replay.makespan_ns or makespan
         step = makespan + self._taken_ns(itinerary, replay.stall_ns or 0)
         bound = cairn.bound(self._chain, budget).lower_bound_ns
@@ -216,6 +218,13 @@ class Offloading:
             if found is not None and found <= makespan:
                 kept = without
         return kept
+
+
+def performed_itinerary(
+    problem: Mapping[str, Any], ops: Sequence[Op], stages: Sequence[StageRef], budget: int
+) -> Itinerary:
+    """That of a list of which the simulator has accepted what performing it takes within the budget."""
+    return itinerary_of(problem, ops, budget - excess_bytes(problem, ops, as_performed(ops, stages)))
 
 
 def held_outputs(profile: Profile) -> dict[int, int]:

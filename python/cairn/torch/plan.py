@@ -22,10 +22,18 @@ from .base.stages import StageRef
 from .execute.opened import Inside
 from .fingerprint import fingerprint_of
 from .held_outside import Answer, Chains, counted_for
-from .offloading import Destination, Journey, Offloading, destination, held_outputs, problem_of
+from .offloading import (
+    Destination,
+    Journey,
+    Offloading,
+    destination,
+    held_outputs,
+    performed_itinerary,
+    problem_of,
+)
 from .schedule.composition import Moment, first_over, grouped, peak_moment
 from .schedule.counted import AS_PLAIN, Counted
-from .schedule.itinerary import Itinerary, has_transfers, itinerary_of, peak_with_transfers
+from .schedule.itinerary import Itinerary, has_transfers, peak_with_transfers
 from .schedule.performed import as_performed, excess_bytes
 from .step_profile import Profile
 
@@ -121,7 +129,8 @@ class Plan:
         """When transfers take place; None if nothing travels."""
         if not self.offloads:
             return None
-        return itinerary_of(self.problem, self.verified.schedule.ops, self.budget_bytes - self.reserve_bytes)
+        room = self.budget_bytes - self.reserve_bytes
+        return performed_itinerary(self.problem, self.verified.schedule.ops, self.stages, room)
 
     @property
     def executed_ops(self) -> Sequence[Sequence[Any]]:

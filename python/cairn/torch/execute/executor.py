@@ -261,12 +261,13 @@ class Executor:
         try:
             with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
                 output = forward(*args, **kwargs)
+            self._thread.run = None
+            run.forward_ended()
         except BaseException:
             run.abandon()
             raise
         finally:
             self._thread.run = None
-        run.forward_ended()
         note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
             self._guide.forward_ended(output, run.left_out, self._trace.notes)

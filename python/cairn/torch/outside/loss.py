@@ -79,7 +79,9 @@ class _CrossEntropy(torch.autograd.Function):
             return _whole(ctx, of_loss, of_logarithm), None, None, None, None
         assert of_loss is not None
         logarithm = logarithm.detach()
-        result = logarithm if _is_last_use(logarithm, ctx.dtype) else torch.empty_like(logarithm, dtype=ctx.dtype)
+        result = logarithm
+        if not _is_last_use(logarithm, ctx.dtype):
+            result = torch.empty_like(logarithm, dtype=ctx.dtype, memory_format=torch.contiguous_format)
         rows = _rows_at_a_time(logarithm)
         for start in range(0, logarithm.shape[0], rows):
             part = slice(start, start + rows)

@@ -67,13 +67,23 @@ def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = 
             waiting.append(op)
         elif is_move or stages[op[1] - 1].kind != BLOCK:
             if free_moves and op[0] == BACKWARD:  # it lets go of that by itself
-                waiting = [move for move in waiting if tuple(move) != (DROP, OUTPUT, op[1] - 1)]
+                waiting = _without_drop_of(op[1] - 1, waiting)
             yield op
         else:
             yield from waiting
             waiting.clear()
             yield op
     yield from waiting
+
+
+def _without_drop_of(stage: int, waiting: Sequence[Op]) -> list[Op]:
+    """What waits, but for a drop of a stage's output that was there before."""
+    for position, op in enumerate(waiting):
+        if op[0] in FORWARDS and op[0] != FORWARD_SAVE and op[1] == stage:
+            break
+        if tuple(op) == (DROP, OUTPUT, stage):
+            return [*waiting[:position], *waiting[position + 1 :]]
+    return list(waiting)
 
 
 def _is_free(move: Op, waiting: Sequence[Op]) -> bool:

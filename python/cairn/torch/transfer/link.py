@@ -17,7 +17,8 @@ from ..base import clock
 from .tiers import open_tier
 from .transfers import Parcel, Transfers
 
-_SMALL, _LARGE = 64 << 10, {"cpu": 16 << 20, "cuda": 128 << 20}  # bytes, the larger of which take milliseconds
+_SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
+_LARGE_PINNED = 128 << 20  # which takes milliseconds between a device and pinned memory
 _ROUNDS = 7
 _WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some hundredths of a second at a time
 
@@ -55,13 +56,13 @@ class Link:
 def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
     """Measures the link between a device and the tier "host" or "file:PATH": medians of a few copies of two sizes.
 
-    Takes some tenths of a second and 16 MiB on either side (128 for CUDA); on the CPU, the large copies are made beside
-    a computation, with as many threads as torch has, as in a step.
+    Takes some tenths of a second and 16 MiB on either side (128 between CUDA and host); on the CPU, large copies are
+    made beside a computation, with as many threads as torch has, as in a step.
 
     cached: a file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting
         to be written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
     """
-    most = _LARGE.get(torch.device(device).type, _SMALL)
+    most = _LARGE_PINNED if tier == "host" and torch.device(device).type == "cuda" else _LARGE
     transfers = Transfers(open_tier(tier, most, device), device)
     try:
         small, large = (_times(transfers, count, cached) for count in (_SMALL, most))
@@ -147,7 +148,7 @@ def _computing(factor: torch.Tensor) -> float:
 @contextlib.contextmanager
 def _copying(transfers: Transfers, trips: list[tuple[float, float]]) -> Iterator[None]:
     """Copies go on, one after the other; at least one is made. Adds what each took."""
-    source = torch.zeros(_LARGE["cpu"], dtype=torch.uint8, device="cpu")
+    source = torch.zeros(_LARGE, dtype=torch.uint8, device="cpu")
     ending = threading.Event()
 
     def copy() -> None:

@@ -234,7 +234,7 @@ def held_outputs(profile: Profile) -> dict[int, int]:
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
     """The step as a cairn-chain, held outputs there all the time."""
-    problem = profile.chain(scope, gradients, all_let_go(profile.stages))
+    problem = profile.chain(scope, gradients, all_let_go(profile.stages), travels=True)
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
         problem["fixed_bytes"] += size

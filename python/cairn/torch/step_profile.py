@@ -77,12 +77,20 @@ class Profile:
         """The same in total."""
         return sum(self.resident_by_name(scope, gradients).values())
 
-    def chain(self, scope: str = "step", gradients: str = ACCUMULATED, counted: Counted = AS_PLAIN) -> dict[str, Any]:
+    def chain(
+        self,
+        scope: str = "step",
+        gradients: str = ACCUMULATED,
+        counted: Counted = AS_PLAIN,
+        *,
+        travels: bool = False,
+    ) -> dict[str, Any]:
         """The step as a cairn-chain.
 
         `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
         optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
-        `counted` is what it supposes of the schedule.
+        `counted` is what it supposes of the schedule. Where something `travels`, copies may be on their way while the
+        last stage's forward runs, which then counts as it is.
         """
         created = gradients == CREATED and scope == "step"
         stages = []
@@ -93,7 +101,7 @@ class Profile:
             lingering.count(number, stage, stages[-1], counted)
             before = stage.arriving_bytes(created)
         if len(self.stages) > 1:
-            _join_loss(stages[-1], stages[-2]["grad_bytes"])
+            _join_loss(stages[-1], stages[-2]["grad_bytes"], travels)
         return {
             "format": "cairn-chain",
             "version": 1,
@@ -245,16 +253,18 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
     }
 
 
-def _join_loss(last: dict[str, Any], grad_before: int) -> None:
-    """Counts what the last stage's forward takes in its backward, too, where that takes less.
+def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
+    """Counts what the last stage's forward takes in its backward, where that takes less; or in both.
 
     No block can run between the two: when a plan is asked again, gradients have arrived at the last block. So a plan
-    must not let blocks leave room for the loss and run again before its backward. Copies can be on their way.
+    must not let blocks leave room for the loss and run again before its backward.
     """
     handed = last["grad_bytes"] + grad_before + last["weight_grad_bytes"]
     for option in last["options"]:
         least = option["forward_workspace_bytes"] - handed
         option["backward_workspace_bytes"] = max(option["backward_workspace_bytes"], least)
+        if not in_both:
+            option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
 
 
 def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:

@@ -10,9 +10,10 @@ if `--beside` names it). Peaks are those of torch.cuda.max_memory_allocated, par
 are the clock's, until the device has done its work. The extra time of a way is the median over the rounds of its ratio
 to the plain step of the round. Transfers get a curve of their own, measured in the same way, with plain steps in turns.
 
-The host's part: processor milliseconds that the thread needs to issue a step, of which a device that is busy sees
-nothing, for plain steps, hooks that do nothing, and plans that keep almost all and as little as possible; the same with
-an input so small that the device waits for the host.
+The host's part: milliseconds by the clock until a step is issued, and until it is done, for plain steps, hooks that do
+nothing, and plans that keep almost all and as little as possible; the same with an input so small that the device waits
+for the host. With a full input the first also has what the host waits for, once so many kernels are queued that no more
+are taken.
 
 --device cpu --small checks the script.
 """

@@ -12,8 +12,8 @@ answer:
   read) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
   they stay instead, and the planner is asked again for so much less memory as that takes.
 
-* What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list
-  is put into that order first (`performed.py`), if the simulator accepts that; else what waiting takes is left free.
+What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list is
+put into that order first (`performed.py`), if the simulator accepts that; else what waiting takes is left free.
 
 The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
 host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.

@@ -454,6 +454,25 @@ def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(
     _FEATURES.clear()
 
 
+@pytest.mark.parametrize("was_run", [False, True])
+def test_what_blocks_replace_goes_while_they_run(was_run: bool) -> None:
+    """Of the features of the step before, one more is gone with every block that runs."""
+    model, x = _Watched("detached"), torch.randn(512, 32)
+    profile = ct.profile(model, x, passes=1, blocks=_Leaving)
+    for seed in range(1, 7 + SEEDS):
+        drawn = with_random_times(profile, seed)
+        plan = ct.plan(drawn, ct.plan(drawn, UNLIMITED).least_budget_bytes)
+        trained = _Watched("detached")
+        if was_run:
+            trained(x).backward()
+        ct.apply(trained, plan)
+        ct.handle(trained).shapes.watch(front.Watch(3, False, lambda *told: None))
+        for _ in range(3):
+            trained(x).backward()
+            taken = ct.report(trained).measured
+            assert taken is not None and taken.peak_bytes <= plan.budget_bytes, plan.ops
+
+
 class _Lingering(nn.Module):
     """Leaves what outlives the backward: a history that no loss uses, a gradient of its own; or hides what it has."""
 

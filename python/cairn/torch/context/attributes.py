@@ -26,13 +26,11 @@ from ..base import _compat, memory
 from ..base.errors import RecomputationError
 from . import generators
 from .reach import has_attributes, reached
-from .state import LARGE_BYTES, same_numbers
+from .state import LARGE_BYTES, OF_EVERY_MODULE, same_numbers
 
 NESTED = 4  # so deep are containers looked into
 MANY = 1000  # items of containers that are looked into; what an attribute stands for is copied whatever its size
 
-#: What a module has before its class gives it anything; buffers are put back by `state.py`.
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks" in name)
 _NO_NAMES: frozenset[str] = frozenset()
 NUMBERS = frozenset((bool, int, float, complex, str, bytes))

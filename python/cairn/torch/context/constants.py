@@ -18,12 +18,11 @@ from torch.nn.modules import module as all_modules
 from ..base import _compat
 from ..base.takeover import names_but_handlers
 from ..base.witness import Witness
-from .attributes import OF_EVERY_MODULE
 from .elsewhere import Elsewhere, names_of
 from .frozen import OBJECT_DEPTH
 from .noted import Noted, call, is_comparable, is_noted, is_referred_to, items_of
 from .reach import has_attributes, is_of_library
-from .state import attributes_of, children_of
+from .state import OF_EVERY_MODULE, attributes_of, children_of
 
 
 class Constants:

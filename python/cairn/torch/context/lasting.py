@@ -23,9 +23,10 @@ from torch import nn
 from ..base.prints import fingerprint
 from ..base.takeover import TAKEN
 from ..base.tree import fields_in_slots
-from .attributes import OF_EVERY_MODULE, Attributes
+from .attributes import Attributes
 from .elsewhere import values_read
 from .reach import has_attributes, is_of_library
+from .state import OF_EVERY_MODULE
 
 _DEPTH = 5  # so far are containers and objects followed
 _ENDS = 100  # items compared at each end of long containers

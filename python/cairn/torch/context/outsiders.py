@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .attributes import OF_EVERY_MODULE
 from .reach import CALLABLES, CONTAINERS, at_hand, is_of_library, is_own_object, names_in, own_names
+from .state import OF_EVERY_MODULE
 
 _DEPTH = 5  # so many containers, functions and objects may lie around a module
 _MANY = 1000  # items of a container that are looked at

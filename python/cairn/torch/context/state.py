@@ -32,6 +32,9 @@ from . import sharded
 
 SMALL_BUFFER_BYTES = 64 * 1024
 
+#: What a module has before its class gives it anything.
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
 #: `vars` of a module. Its own way there, past all classes of modules, is several times as short where caches are cold.
 attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
 
@@ -40,6 +43,8 @@ _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
 _ABSENT = object()  # in place of what an attribute stands for that is not there
+_LET_GO = object()  # in place of what takes much to hold
+_NEVER_LET_GO = OF_EVERY_MODULE | TAKEN
 _RUNS_TO_LEARN = 2  # which show what runs of a block change; what was not right then would have shown itself
 LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
 _ITEMS_NOTED = 100
@@ -64,6 +69,7 @@ class BlockState:
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
         self._runs = 0  # that were looked at
         self._unnoted: set[_Place] = set()  # attributes that first runs have changed, and that take much to note
+        self._replaced: set[_Place] = set()  # attributes that runs have given what takes much to hold
         self.is_steady = False  # the latest run has changed no attribute
         self.fills = False  # runs change what is in containers, objects or small tensors among attributes
         for number, root in enumerate(self._roots):
@@ -135,14 +141,23 @@ class BlockState:
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         names = list(map(dict.copy, attributes))
+        let_go = self._let_go(names) if self._runs == 0 or self._replaced else {}
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names)
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names, let_go)
         with torch.no_grad():
             for index, buffer in enumerate(buffers):
                 if buffer is not None and self._may_change(index, buffer):
                     copies[index] = buffer, buffer.clone()
         versions = _compat.versions(buffers)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, let_go)
+
+    def _let_go(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
+        """Takes out what a run may replace and what would take much, held until the run ends; its identities."""
+        places: Iterable[_Place] = self._replaced
+        if self._runs == 0:
+            places = [(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO]
+        places = [(index, name) for index, name in places if not _is_light(names[index].get(name))]
+        return {(index, name): id(names[index].pop(name)) for index, name in places}
 
     def _note_changes(self, before: Before) -> None:
         """What of the attributes a run has changed, of which a later run is to find what this one found. What a first
@@ -150,6 +165,13 @@ class BlockState:
         """
         assert before.names is not None
         changed = dict(_changed(before.attributes, before.names))
+        now = {place: before.attributes[place[0]].get(place[1]) for place in changed.keys() | before.let_go.keys()}
+        for place, identity in before.let_go.items():
+            if self._runs == 0 and id(now[place]) == identity:
+                changed.pop(place, None)
+            else:  # later, what has come may have the identity of what has gone
+                changed[place] = _LET_GO
+        self._replaced.update(place for place in changed if not _is_light(now[place]))
         self.is_steady = not changed
         if self._runs == 0:
             changed = {place: old for place, old in changed.items() if old is None or old is _ABSENT}
@@ -205,6 +227,7 @@ class Before:
     versions: list[int]
     copies: _Copies
     names: list[dict[str, Any]] | None = None  # what the attributes stand for; None after the run
+    let_go: dict[_Place, int] = field(default_factory=dict)  # identities of what is left out of that
     changed: dict[_Place, Any] = field(default_factory=dict)  # of what the run has changed: what it found
     is_in_doubt: bool = False  # the run has changed what is not noted, and others have not
     addresses: list[int] | None = None  # of its parameters, if they are known

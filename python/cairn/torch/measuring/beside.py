@@ -18,9 +18,9 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import ATOMS, tensors_in, unique_tensors_in
-from ..context.attributes import MANY, NESTED, OF_EVERY_MODULE
+from ..context.attributes import MANY, NESTED
 from ..context.reach import CONTAINERS, own_names, reached
-from ..context.state import LARGE_BYTES
+from ..context.state import LARGE_BYTES, OF_EVERY_MODULE
 from . import isolate
 
 

@@ -23,9 +23,8 @@ from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
 from ..base.stage_measure import HIDDEN_BEHIND, IN_ATTRIBUTES, LEFT_BESIDE, OVERWRITTEN, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from ..base.tree import tensors_in, tensors_inside
-from ..context.attributes import OF_EVERY_MODULE
 from ..context.caches import refuse_learned_caches
-from ..context.state import LARGE_BYTES
+from ..context.state import LARGE_BYTES, OF_EVERY_MODULE
 from ..context.untouched import Randomness
 from . import isolate, waiting
 from .beside import Beside

@@ -152,12 +152,14 @@ class BlockState:
         return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, let_go)
 
     def _let_go(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
-        """Takes out what a run may replace and what would take much, held until the run ends; its identities."""
-        places: Iterable[_Place] = self._replaced
-        if self._runs == 0:
-            places = [(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO]
-        places = [(index, name) for index, name in places if not _is_light(names[index].get(name))]
-        return {(index, name): id(names[index].pop(name)) for index, name in places}
+        """Takes out what a run may replace and what would take much, held until the run ends; its identities. What runs
+        have replaced has none (0): what comes may have the identity of what has gone.
+        """
+        is_first, places = self._runs == 0, self._replaced.copy()  # another thread may add to it
+        if is_first:
+            places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO}
+        heavy = [(index, name) for index, name in places if not _is_light(names[index].get(name))]
+        return {(index, name): id(names[index].pop(name)) if is_first else 0 for index, name in heavy}
 
     def _note_changes(self, before: Before) -> None:
         """What of the attributes a run has changed, of which a later run is to find what this one found. What a first
@@ -167,10 +169,9 @@ class BlockState:
         changed = dict(_changed(before.attributes, before.names))
         now = {place: before.attributes[place[0]].get(place[1]) for place in changed.keys() | before.let_go.keys()}
         for place, identity in before.let_go.items():
-            if self._runs == 0 and id(now[place]) == identity:
-                changed.pop(place, None)
-            else:  # later, what has come may have the identity of what has gone
-                changed[place] = _LET_GO
+            changed[place] = _LET_GO
+            if id(now[place]) == identity:
+                del changed[place]
         self._replaced.update(place for place in changed if not _is_light(now[place]))
         self.is_steady = not changed
         if self._runs == 0:

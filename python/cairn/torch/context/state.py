@@ -155,11 +155,12 @@ class BlockState:
         """Takes out what a run may replace and what would take much, held until the run ends; its identities. What runs
         have replaced has none (0): what comes may have the identity of what has gone.
         """
-        is_first, places = self._runs == 0, self._replaced.copy()  # another thread may add to it
-        if is_first:
+        places = self._replaced.copy()  # another thread may add to it
+        if self._runs == 0:
             places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO}
         heavy = [(index, name) for index, name in places if not _is_light(names[index].get(name))]
-        return {(index, name): id(names[index].pop(name)) if is_first else 0 for index, name in heavy}
+        found = {(index, name): id(names[index].pop(name)) for index, name in heavy}
+        return found if self._runs == 0 else dict.fromkeys(found, 0)
 
     def _note_changes(self, before: Before) -> None:
         """What of the attributes a run has changed, of which a later run is to find what this one found. What a first

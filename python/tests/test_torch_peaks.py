@@ -42,8 +42,12 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("seeded")
 SEEDS = int(os.environ.get("CAIRN_SEEDS", "1"))
 UNLIMITED = 2**40
+#: By how much the prediction may be too high, as a share, for plans that planners choose: a block's output counts as
+#: saved even where nobody saves it; and what a block's first run finds beside it counts as there when it runs again:
+#: copies of buffers, or ("returning") what the block before has returned and nobody reads.
+LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.015, "returning": 0.07}
 
-#: As `torch_models.LOOSE`, under autocast, where nobody saves the outputs of blocks that end with a normalisation.
+#: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.
 LOOSE_UNDER_AUTOCAST = {"t5": 0.03, "bert": 0.03}
 
 planning: Any = sys.modules["cairn.torch.plan"]
@@ -163,7 +167,7 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
         plan = chosen_by_planner(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops
-            assert predicted <= peak * (1 + torch_models.LOOSE.get(name, 0.01)), plan.ops
+            assert predicted <= peak * (1 + LOOSE.get(name, 0.01)), plan.ops
         plan = chosen_by_nobody(profile, seed)
         for peak, predicted in measured(sample, plan, prints):
             assert peak <= predicted + plan.reserve_bytes, plan.ops

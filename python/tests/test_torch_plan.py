@@ -53,6 +53,10 @@ def resnet_profile() -> ct.Profile:
 
 # -- what is promised is what is measured --------------------------------------------------------------------
 
+#: By how much a prediction may be too high, as a share: a block's output counts as saved even where nobody saves it,
+#: and values that several blocks read count all the step.
+LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.03}
+
 
 @pytest.mark.parametrize("name", [*torch_models.ALL, *torch_models.ODD])
 def test_planned_steps_are_exact_and_within_every_budget(name: str) -> None:
@@ -69,7 +73,7 @@ def test_planned_steps_are_exact_and_within_every_budget(name: str) -> None:
             (result.created, plan.created_peak_bytes),
         ):
             assert measured.peak_bytes <= predicted + plan.reserve_bytes
-            assert predicted <= measured.peak_bytes * (1 + torch_models.LOOSE.get(name, 0.01))
+            assert predicted <= measured.peak_bytes * (1 + LOOSE.get(name, 0.01))
     assert ct.plan(profile, high).is_plain
 
 

@@ -760,13 +760,6 @@ ODD = {
 }
 
 
-#: By how much a predicted peak may be too high, as a share, where a planner chose the schedule: a block's output counts
-#: as saved even where nobody saves it; values that several blocks read count all the step; and what a block's first run
-#: finds beside it counts as there when it runs again: copies of buffers, or ("returning") what the block before has
-#: returned and nobody reads.
-LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.03, "returning": 0.07}
-
-
 # -- no chains, or with something that is changed while the step runs ------------------------------------------
 
 

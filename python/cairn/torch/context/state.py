@@ -170,9 +170,10 @@ class BlockState:
         changed = dict(_changed(before.attributes, before.names))
         now = {place: before.attributes[place[0]].get(place[1]) for place in changed.keys() | before.let_go.keys()}
         for place, identity in before.let_go.items():
-            changed[place] = _LET_GO
             if id(now[place]) == identity:
-                del changed[place]
+                changed.pop(place, None)
+            else:
+                changed[place] = _LET_GO
         self._replaced.update(place for place in changed if not _is_light(now[place]))
         self.is_steady = not changed
         if self._runs == 0:

@@ -34,7 +34,7 @@ from .context.switches import refuse_chosen_kernels
 from .context.untouched import Parameters
 from .fingerprint import fingerprint_of
 from .handle import refuse_planned_parts, set_aside
-from .measuring import discovery, measure, option_measure, timing
+from .measuring import discovery, measure, option_measure, rehearsal, timing
 from .measuring.cast_copies import CopyPass
 from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .measuring.owners import Owners
@@ -172,6 +172,8 @@ def _measure_all(
     measured, blocks = _measure(sample, blocks, observed, device)
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
+    sample.teller.begin("recomputing blocks after the forward")
+    rehearsal.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
     sample.teller.begin("taking times", how.passes * len(measured.blocks))
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)

@@ -92,7 +92,22 @@ class VerificationFailed(TorchError):
 class RecomputationError(TorchError, RuntimeError):
     """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice. A
     RuntimeError, as what autograd raises where saved tensors were changed.
+
+    Attributes:
+        difference: what the block does differently when it is recomputed; empty where it was not recomputed.
     """
+
+    difference = ""
+
+    @classmethod
+    def differs(cls, name: str, difference: str) -> RecomputationError:
+        """The error that the block of this name does something else when it is recomputed."""
+        error = cls(
+            f"block '{name}' does not do the same twice: {difference}; keep this block, or make what it depends on "
+            "part of its arguments"
+        )
+        error.difference = difference
+        return error
 
 
 class TierUnavailable(TorchError, cairn.Io):

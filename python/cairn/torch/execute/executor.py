@@ -84,6 +84,7 @@ class Executor:
     inside: by stage, what its options other than keeping everything keep.
     itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
     outside: what is replaced outside blocks.
+    forward_returned: called with each step once the model's forward has returned.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Executor:
         itinerary: Itinerary | None = None,
         depot: Depot | None = None,
         outside: Outside | None = None,
+        forward_returned: Callable[[Run], None] | None = None,
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
@@ -112,6 +114,7 @@ class Executor:
         self.first = self.prepare(stages, ops, inside, itinerary)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
+        self._forward_returned = forward_returned
         self._replaced = Replaced(model, outside or Outside())
         self._thread = _Thread()
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
@@ -271,6 +274,8 @@ class Executor:
         note_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
             self._guide.forward_ended(output, run.left_out, self._trace.notes)
+        if self._forward_returned is not None:
+            self._forward_returned(run)
         return output
 
     def _travel(self, prepared: Prepared) -> Travel | None:

@@ -15,6 +15,7 @@ from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..context.ambient import Modes, RandomState
 from ..context.attributes import Attributes
 from ..context.state import Record
+from ..context.variables import Variables
 from ..saved.holders import Box, Packed, View, geometry
 from ..saved.part_calls import Calls
 
@@ -109,6 +110,7 @@ class BlockRun:
     hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed
     modes: Modes
     random_state: RandomState | None
+    variables: Variables
     found: Record | None = None
     first: Packed | None = None
     box: Box | None = None  # of an opened block

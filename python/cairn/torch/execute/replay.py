@@ -51,6 +51,7 @@ from ..context.elsewhere import begin_step
 from ..context.sharded import gather
 from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
+from ..context.variables import Variables
 from ..saved.block_options import SEED_BYTES
 from ..saved.holders import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
 from ..saved.part_hooks import PartHooks, by_module, handlers_in
@@ -60,6 +61,7 @@ from ..schedule.program import (
     DISCARD,
     DROP,
     FORWARD_DROP,
+    FORWARD_KEEP,
     FORWARD_SAVE,
     OFFLOAD,
     ON_VALUES,
@@ -217,7 +219,7 @@ class Run:
             self._modes = Modes.current(self._settings.device_types)
         hidden = hidden_in(tree.opaque, site.name) if tree.opaque else []
         arguments, state = self._arguments(stage, tree.leaves), self._random_state(tree.leaves)
-        block = BlockRun(forward, tree, arguments, hidden, self._modes, state)
+        block = BlockRun(forward, tree, arguments, hidden, self._modes, state, Variables())
         if site.opened is None:
             finding, part = Finding(site.state.before()), None
         else:
@@ -275,7 +277,7 @@ class Run:
             self._forget(stage)
             raise
         block.found = site.state.after(finding.before)
-        block.samples = _samples(output, block.found.is_in_doubt)
+        block.samples = self._samples(output, block.found)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -669,11 +671,13 @@ class Run:
     def refuse_other_values(self, stage: int) -> None:
         """Raises where a block that ran again computed something else, unless that was to be accepted."""
         if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
-            raise RecomputationError(
+            error = RecomputationError(
                 f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
                 "or something else that it reads was changed after the forward, or its operations do not repeat; keep "
                 "this block, or accept it with determinism_check='none'"
             )
+            error.difference = "it returns other values"
+            raise error
 
     def in_backward(self) -> int:
         """Looks, once in a backward, under which switches it runs; a number for that backward."""
@@ -716,6 +720,14 @@ class Run:
 
     def again(self, op: Op, block: BlockRun) -> Any:
         """Runs a block again, which fills its holders or not; its output."""
+        written = block.variables.written()
+        if written is not None:
+            raise RecomputationError(
+                f"'{self.name(op.stage)}' cannot be run again: {written} was modified in place after the forward"
+            )
+        return block.variables.run(self._again, op, block)
+
+    def _again(self, op: Op, block: BlockRun) -> Any:
         site, first, found = self._sites[op.stage], block.first, block.found
         assert first is not None and found is not None
         self.refuse_changed(op.stage, found)
@@ -744,12 +756,32 @@ class Run:
                 output = run(*args, **kwargs)
             later.finish()
             site.state.fills = site.state.fills or attributes.are_filled()
-        if block.samples is not None and _samples(output, found.is_in_doubt) != block.samples:
+        if block.samples is not None and self._samples(output, found) != block.samples:
             site.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
         return output
+
+    def _samples(self, output: Any, found: Record) -> list[Any]:
+        """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
+        in_full = found.is_in_doubt or self._settings.determinism_check == "values"
+        return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
+
+    def rehearse(self) -> dict[int, Exception]:
+        """Recomputes each block of the step once, the last one first; by stage, the errors of those that differ.
+
+        To be called after the forward, for schedules that keep the inputs of blocks.
+        """
+        found = {}
+        for stage in sorted(self._blocks, reverse=True):
+            try:
+                self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                found[stage] = error.with_traceback(None)
+        return found
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
         """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
@@ -819,11 +851,6 @@ def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Te
     """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
     fresh = tensor.detach().requires_grad_(requires_grad)
     return fresh.view_as(fresh) if casting and requires_grad else fresh
-
-
-def _samples(output: Any, in_full: bool) -> list[Any]:
-    """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
-    return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
 
 
 def _digest(tensor: torch.Tensor) -> int:

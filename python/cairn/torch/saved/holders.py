@@ -237,15 +237,13 @@ class LaterRun:
             return None  # `finish` says so
         meta = self._first.metas[index]
         if self._check and meta is not None and (tensor.shape, tensor.dtype, tensor.device) != meta:
-            raise RecomputationError(
-                f"block '{self._name}' does not do the same twice: its saved tensor {index} was {_describe(meta)} and "
-                f"is {_describe(_meta(tensor))} when run again; keep this block, or make what it depends on part of "
-                "its arguments"
+            was, found = _describe(meta), _describe(_meta(tensor))
+            raise RecomputationError.differs(
+                self._name, f"its saved tensor {index} was {was} and is {found} when run again"
             )
         if self._first.digest is not None and self._first.digest(tensor) != self._first.digests[index]:
-            raise RecomputationError(
-                f"block '{self._name}' does not do the same twice: the values of its saved tensor "
-                f"{index} ({_describe(_meta(tensor))}) differ when run again"
+            raise RecomputationError.differs(
+                self._name, f"the values of its saved tensor {index} ({_describe(_meta(tensor))}) differ when run again"
             )
         holder = self._first.holders[index]()
         if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
@@ -258,10 +256,9 @@ class LaterRun:
     def finish(self) -> None:
         """To be called after the run."""
         if self._count != len(self._first.holders):
-            raise RecomputationError(
-                f"block '{self._name}' does not do the same twice: it saved {len(self._first.holders)} tensors for its "
-                f"backward and {self._count} when run again; keep this block, or make what it depends on part of its "
-                "arguments"
+            saved = len(self._first.holders)
+            raise RecomputationError.differs(
+                self._name, f"it saved {saved} tensors for its backward and {self._count} when run again"
             )
 
 

@@ -1,0 +1,48 @@
+"""Context variables as a block's first run found them, for its recomputation.
+
+A model may set a `contextvars.ContextVar` for the time of its forward. The backward runs after that, on an accelerator
+in a thread of autograd's whose context is empty. So a block is recomputed in a copy of the context of its first run,
+where what it sets is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from ..base import _compat
+from ..base.tree import ATOMS, tensors_inside
+
+_Result = TypeVar("_Result")
+
+
+class Variables:
+    """The context variables of this thread as they are now, with the versions of tensors that they hold."""
+
+    __slots__ = ("_context", "_tensors")
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._tensors = _tensors_of(self._context) if self._context else ()
+
+    def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Calls a function with these variables; what it sets is gone afterwards."""
+        return self._context.copy().run(function, *args)
+
+    def written(self) -> str | None:
+        """The first of the variables whose tensor was modified in place since, in words; None: there is none."""
+        return next((text for text, tensor, version in self._tensors if _compat.version(tensor) != version), None)
+
+
+def _tensors_of(context: contextvars.Context) -> tuple[tuple[str, torch.Tensor, int], ...]:
+    found = []
+    for variable, value in context.items():
+        if type(value) not in ATOMS:
+            what = f"the context variable '{variable.name}'"
+            for path, tensor in tensors_inside(value):
+                inside = "" if tensor is value else f" ({path})"
+                found.append((f"a tensor in {what}{inside}", tensor, _compat.version(tensor)))
+    return tuple(found)

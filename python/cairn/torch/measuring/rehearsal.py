@@ -1,0 +1,109 @@
+"""Recomputes each block once after the sample step's forward has returned, as plans will do it.
+
+Blocks are measured while the model's forward runs. What a model sets for the time of its forward alone (a thread-local
+stack, a global, an attribute of a class, hooks that are removed again) is still there then, and gone when a plan
+recomputes a block in the backward. So one more forward runs under a plan that recomputes every block; after it each
+block is recomputed from what the executor noted of its first run, in the thread that runs backwards. What a block saves
+and returns must be the same, value by value; a block of which it is not is kept, for that reason.
+
+Memory needed: the inputs of all blocks, what one block takes while it runs, and what is saved outside of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..base.errors import RecomputationError, Unsupported
+from ..base.stage_measure import StageMeasure
+from ..base.stages import StageRef
+from ..execute.executor import Executor
+from ..execute.replay import Run
+from ..schedule.program import BACKWARD, DROP, FORWARD_KEEP, FORWARD_SAVE, OUTPUT
+from . import isolate
+from .sample import Sample
+
+
+def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> None:
+    """Gives every block that computes something else after the forward a reason to be kept."""
+    if all(stage.kind != "block" or stage.keep_reason for stage in stages):
+        return
+    for number, reason in _differences(sample, stages, device).items():
+        stages[number - 1].keep_reason = reason
+
+
+def _differences(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> Mapping[int, str]:
+    """Reasons to keep blocks, by the number of the stage."""
+    runs: list[Run] = []
+    refs = [StageRef(stage.kind, stage.name, stage.call) for stage in stages]
+    executor = Executor(
+        sample.model,
+        refs,
+        _recompute_each(stages),
+        determinism_check="values",
+        in_eval=True,
+        forward_returned=runs.append,
+    )
+    errors: dict[int, Exception] = {}
+    try:
+        executor.attach()
+        results = sample.forward()
+        if runs:
+            _in_backward(lambda: errors.update(runs.pop().rehearse()), device)
+        del results
+    except Unsupported:
+        return {}  # the model cannot follow any plan, which `apply` or the first step says, and why
+    finally:
+        executor.detach()
+    return {stage: _reason(error) for stage, error in errors.items()}
+
+
+def _reason(error: Exception) -> str:
+    """Why to keep a block whose recomputation after the forward has ended in an error."""
+    if isinstance(error, RecomputationError) and not error.difference:
+        return f"cannot be recomputed once the model's forward has returned: {error}"
+    if isinstance(error, RecomputationError):
+        what = f"computes something else once the model's forward has returned ({error.difference})"
+    else:
+        what = f"fails when it is recomputed once the model's forward has returned ({type(error).__name__}: {error})"
+    return f"{what}, so it reads state that is set for the forward alone; pass that as an argument"
+
+
+def _recompute_each(stages: Sequence[StageMeasure]) -> list[tuple[Any, ...]]:
+    """The operations of a schedule that keeps the input of every block that is not always kept."""
+    count = len(stages)
+    again = [stage.kind == "block" and not stage.keep_reason for stage in stages]
+    ops: list[tuple[Any, ...]] = [
+        (FORWARD_KEEP, number) if recomputed else (FORWARD_SAVE, number) for number, recomputed in enumerate(again, 1)
+    ]
+    for number in range(count, 0, -1):
+        if again[number - 1]:
+            ops += [(DROP, OUTPUT, number)] if number == count else []
+            ops.append((FORWARD_SAVE, number))
+        ops.append((BACKWARD, number))
+    return ops
+
+
+def _in_backward(work: Callable[[], Any], device: torch.device) -> None:
+    """Calls a function as autograd's backward for a device would: in its thread, outside of autocast."""
+    root = torch.zeros((), device=device, requires_grad=True)
+    with torch.enable_grad():
+        end = _Calling.apply(root, work)
+    with isolate.as_in_backward(device):
+        end.backward()
+
+
+class _Calling(torch.autograd.Function):
+    """Calls something in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, work: Callable[[], Any]) -> torch.Tensor:
+        ctx.work = work
+        return root.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        ctx.work()
+        return None, None

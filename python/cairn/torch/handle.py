@@ -52,7 +52,15 @@ class Handle:
         return self.executor.is_attached
 
     def remove(self) -> None:
-        """Restores the model exactly; steps whose forward has run can still be finished. May be called twice."""
+        """Restores the model exactly; steps whose forward has run can still be finished. May be called twice.
+
+        Raises RecomputationError, once the model is restored, if a block computed other values in the last step, on an
+        accelerator.
+        """
+        self._take_off()
+        self.executor.look()
+
+    def _take_off(self) -> None:
         self.executor.detach()
         self.shapes.watch(None)
         model = self._model()
@@ -63,6 +71,7 @@ class Handle:
         """What is planned, and what was measured of it; as `cairn.torch.report(model)`."""
         from .front import report
 
+        self.executor.look()
         model = self._model()
         if model is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
@@ -74,7 +83,9 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.remove()
+        self._take_off()
+        if error is None:
+            self.executor.look()
 
     def __repr__(self) -> str:
         model = self._model()
@@ -97,7 +108,8 @@ def apply(
 
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; determinism_check "values" compares the
         values of what a block saves in its runs, too (slow, for finding out what differs), but for the seeds of
-        kernels.
+        kernels. By default outputs are compared by samples; on accelerators, saved tensors as well, without waiting
+        for the device: a difference raises RecomputationError in the next step.
     on_shape_change: a step whose inputs are larger than the plan's raises PlanMismatch ("error"), or follows the plan
         all the same, exact, but perhaps not within the budget ("nearest"). To plan again ("replan") takes a profile,
         which `checkpoint` has.

@@ -32,6 +32,7 @@ from ..outside.replaced import Outside, Replaced
 from ..saved.part_hooks import Handlers
 from ..schedule.itinerary import Itinerary, has_transfers
 from ..schedule.program import Program, compile_program
+from .device_check import checks_for
 from .opened import Inside, OpenedBlock
 from .replay import DETERMINISM_CHECKS, Run, Settings, Site, Trace
 from .travel import Depot, Travel
@@ -120,6 +121,8 @@ class Executor:
         self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
         self._trace = Trace()
         self._has_warned = self._has_warned_of_blocks = False
+        devices = self.first.settings.devices if preserve_rng_state else ()
+        self._checks = checks_for(next(iter(devices), None), determinism_check)
 
     def prepare(
         self,
@@ -196,6 +199,14 @@ class Executor:
         if self.depot is not None:
             self.depot.retire()
 
+    def look(self, wait: bool = True) -> None:
+        """Raises RecomputationError if recomputations of earlier steps gave other values on an accelerator.
+
+        wait: also where that is only known once the device has done them.
+        """
+        if self._checks is not None:
+            self._checks.look(wait)
+
     # -- what runs instead of a forward ----------------------------------------------------------------------
 
     def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
@@ -256,16 +267,18 @@ class Executor:
             return forward(*args, **kwargs)
         self._refuse_surroundings()
         self._warn_of_own_checkpointing()
+        self.look(wait=False)
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
         travel = self._travel(prepared)
-        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel, self._checks)
         self._thread.stage_of = prepared.stage_of
         try:
             with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
                 output = forward(*args, **kwargs)
             self._thread.run = None
             run.forward_ended()
+            self.look(wait=True)
         except BaseException:
             run.abandon()
             raise

@@ -18,6 +18,7 @@ from ..context.state import Record
 from ..context.variables import Variables
 from ..saved.holders import Box, Packed, View, geometry
 from ..saved.part_calls import Calls
+from .device_check import Marks
 
 
 class Outputs:
@@ -116,6 +117,7 @@ class BlockRun:
     box: Box | None = None  # of an opened block
     calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
     samples: list[Any] | None = None  # of what it returned; None: not compared
+    marks: Marks | None = None  # the same on an accelerator, and of what it saved
     contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 

@@ -73,6 +73,7 @@ from ..schedule.program import (
     Value,
 )
 from .cargo import Cargo
+from .device_check import Checks, StepCheck
 from .found import Finding
 from .opened import OpenedBlock, Saving
 from .parts import Part
@@ -116,7 +117,15 @@ class Trace:
 class Run:
     """One step; see the top of this file."""
 
-    def __init__(self, settings: Settings, sites: dict[int, Site], trace: Trace, travel: Travel | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        sites: dict[int, Site],
+        trace: Trace,
+        travel: Travel | None = None,
+        checks: Checks | None = None,
+    ) -> None:
+        self._check = None if checks is None else StepCheck(checks, settings.program)
         self._settings, self._program, self._sites = settings, settings.program, sites
         self._trace = trace
         self._travel = travel
@@ -268,7 +277,8 @@ class Run:
         block.box = None if finding.key is None else Box(finding.key)
         saving = self._saving(op, block)
         leaves, digest = block.tree.leaves, _digest if self._settings.determinism_check == "values" else None
-        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving)
+        marks = block.marks = None if self._check is None else self._check.marks()
+        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving, marks)
         try:
             with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
@@ -278,6 +288,8 @@ class Run:
             raise
         block.found = site.state.after(finding.before)
         block.samples = self._samples(output, block.found)
+        if marks is not None:
+            marks.returned(output)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -734,7 +746,8 @@ class Run:
         self.in_backward()
         saving = self._saving(op, block)
         checking = self._settings.determinism_check != "none"
-        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving)
+        marks = None if self._check is None or block.marks is None else self._check.marks(block.marks)
+        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
         self._trace.runs.append((op.kind, op.stage))
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
@@ -759,6 +772,9 @@ class Run:
         if block.samples is not None and self._samples(output, found) != block.samples:
             site.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
+        if marks is not None and block.marks is not None and self._check is not None:
+            marks.returned(output)
+            self._check.compare(op.stage, block.marks, marks)
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
         return output

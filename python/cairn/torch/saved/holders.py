@@ -24,6 +24,7 @@ from ..base.layouts import Look, first_byte
 
 if TYPE_CHECKING:
     from ..context.state import Record
+    from ..execute.device_check import Marks
     from ..execute.opened import Saving
     from ..execute.replay import Run
     from .rebuild import Rebuild
@@ -176,8 +177,10 @@ class FirstRun(Packed):
         digest: Callable[[torch.Tensor], Any] | None,
         box: Box | None = None,
         saving: Saving | None = None,
+        marks: Marks | None = None,
     ) -> None:
         super().__init__(digest=digest)
+        self._marks = marks  # what is compared on the device
         self.lease, self._keep = lease, keep
         self.box, self.saving = box, saving  # of an opened block
         self._leaves = list(arguments)
@@ -198,12 +201,14 @@ class FirstRun(Packed):
         self.metas.append(_meta(tensor))
         if self.digest is not None:
             self.digests.append(self.digest(tensor))
+        if self._marks is not None:
+            self._marks.saved(tensor, is_argument=isinstance(holder, ArgumentHolder))
         return holder
 
     def close(self) -> bool:
         """To be called after the run: lets go of all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self.versions = [], {}, []
-        self.box = self.saving = None
+        self.box = self.saving = self._marks = None
         del self.lease
         return all(reference() is None for reference in reversed(self.holders))
 
@@ -224,9 +229,17 @@ class FirstRun(Packed):
 class LaterRun:
     """Pack hooks of a later run of a block: they refill the holders, or only count."""
 
-    def __init__(self, name: str, first: Packed, keep: bool, check: bool, saving: Saving | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        first: Packed,
+        keep: bool,
+        check: bool,
+        saving: Saving | None = None,
+        marks: Marks | None = None,
+    ) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
-        self.saving = saving  # of an opened block
+        self.saving, self._marks = saving, marks  # of an opened block; what is compared on the device
         self._count = 0
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
@@ -245,6 +258,8 @@ class LaterRun:
             raise RecomputationError.differs(
                 self._name, f"the values of its saved tensor {index} ({_describe(_meta(tensor))}) differ when run again"
             )
+        if self._marks is not None:
+            self._marks.saved(tensor)
         holder = self._first.holders[index]()
         if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
             return holder

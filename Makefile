@@ -23,7 +23,7 @@ test:
 
 bench:
 	@tools/bootstrap demo
-	@.venv/bin/python bench/run.py
+	@.venv/bin/python tools/run_benchmarks.py
 
 clean:
 	rm -rf build dist demo-out

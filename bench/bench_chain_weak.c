@@ -3,7 +3,7 @@
  * of slots, with those of chain-exact, which is part of it, in the same run; then how often and by how much exhaustive
  * search beats it, and how often it beats chain-exact, on tiny random chains.
  *
- *     bench_chain_weak [tiny chains of each kind]
+ *     bench_chain_weak [--quick] [tiny chains of each kind]
  */
 #include <cairn/cairn.h>
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "support.h"
+#include "support/bench.h"
 
 enum { STAGES_MAX = 160, OPTIONS = 3, TINY_STAGES = 5, BUDGETS = 6 };
 
@@ -171,11 +171,14 @@ int main(int argc, char **argv)
         {"forwards alike", 100, 100, false, 0, 0, 1},      {"forwards differ", 100, 100, true, 0, 0, 1},
         {"with workspaces", 100, 100, true, 0, 100, 1},    {"signed workspaces", 100, 100, true, -100, 100, 1},
         {"three options", 100, 100, false, 0, 0, OPTIONS}, {"options, workspaces", 100, 100, true, -100, 100, OPTIONS}};
-    int chains = argc > 1 ? atoi(argv[1]) : 200;
+    bool quick = take_quick(&argc, argv, 1);
+    int chains = argc > 1 ? atoi(argv[1]) : quick ? 2 : 200;
     printf("%-22s %4s %6s %9s %8s %9s %8s\n", "", "n", "slots", "exact s", "MiB", "weak s", "MiB");
     for (size_t k = 0; k < sizeof(large) / sizeof(large[0]); k++) {
-        for (int32_t n = 20; n <= 80; n += 20)
+        for (int32_t n = 20; n <= (quick ? 20 : 80); n += 20)
             measure(&large[k], n, 500);
+        if (quick)
+            continue;
         for (int64_t slots = 125; slots <= 500; slots *= 2)
             measure(&large[k], 100, slots);
         measure(&large[k], 150, 250);

@@ -2,6 +2,8 @@
  * How the checkpoint selection solvers scale with the number of layers, on random sizes and on a network whose outputs
  * shrink as a convolutional one's do. Prints one line per case, best of several runs: the processor's time of the whole
  * call (storing everything once, choice, schedule, simulation), the same per layer, and the solver's memory per layer.
+ *
+ *     bench_select [--quick]
  */
 #include <cairn/solve.h>
 #include <inttypes.h>
@@ -9,7 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "support.h"
+#include "support/bench.h"
 
 enum { RUNS = 3 };
 
@@ -70,14 +72,15 @@ static void measure(const char *solver, int32_t n, bool is_random)
     cairn_problem_free(problem);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    bool quick = take_quick(&argc, argv, 0);
     static const struct {
         const char *solver;
         int32_t least, most;
     } cases[] = {{"select-linear", 1000, 1000000}, {"select-quadratic", 1000, 10000}, {"select-cubic", 100, 1000}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        for (int32_t n = cases[i].least; n <= cases[i].most; n *= 10)
+        for (int32_t n = cases[i].least; n <= (quick ? cases[i].least : cases[i].most); n *= 10)
             for (int is_random = 0; is_random <= 1; is_random++)
                 measure(cases[i].solver, n, is_random);
     return 0;

@@ -1,6 +1,8 @@
 /*
  * How fast schedules are built and simulated: about a million operations on chains and graphs, with and without
  * transfers, and short schedules again and again, as a search does it. Prints one line per case, best of several runs.
+ *
+ *     bench_simulate [--quick]
  */
 #include <cairn/schedule.h>
 #include <inttypes.h>
@@ -8,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "support.h"
+#include "support/bench.h"
 
 enum { RUNS = 5 };
 
@@ -128,11 +130,12 @@ static void measure(const char *name, cairn_problem *problem, int32_t size, int6
     cairn_problem_free(problem);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    measure("chain, store all", chain_of(500000), 500000, CAIRN_NONE, 1, store_all);
-    measure("chain, offload all", chain_of(166667), 166667, 400000 + 64 * 166667, 1, offload_all);
-    measure("graph, drop when used", graph_of(500000), 500000, 16384, 1, compute_all);
-    measure("chain of 50, repeated", chain_of(50), 50, CAIRN_NONE, 10000, store_all);
+    int32_t scale = take_quick(&argc, argv, 0) ? 100 : 1, long_chain = 500000 / scale, offloading = 166667 / scale;
+    measure("chain, store all", chain_of(long_chain), long_chain, CAIRN_NONE, 1, store_all);
+    measure("chain, offload all", chain_of(offloading), offloading, 400000 + 64 * (int64_t)offloading, 1, offload_all);
+    measure("graph, drop when used", graph_of(long_chain), long_chain, 16384, 1, compute_all);
+    measure("chain of 50, repeated", chain_of(50), 50, CAIRN_NONE, 10000 / scale, store_all);
     return 0;
 }

@@ -2,7 +2,8 @@
 least of many runs), and for transformer layers of which a part is kept (medians, in processor time), with its share in
 their time.
 
-Run as python bench/bench_torch_mechanism.py; prints microseconds of a forward and backward.
+python bench/bench_torch_mechanism.py [--runs 300] [--layers 64x32 192x72 256x72]; prints microseconds of a forward and
+backward.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from cairn.torch.base import memory
 from cairn.torch.base.stage_measure import KEEP
 from cairn.torch.base.stages import StageRef
 from cairn.torch.execute.executor import Executor
-from cairn.torch.execute.opened import Inside
 from cairn.torch.saved.block_options import MASK
 from cairn.torch.saved.rebuild import Recipe
+from support import arguments
+from support.kept_in_part import alike, by_kept, kept_in_part
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = 16
-RUNS = 300
-LAYERS = (64, 32), (192, 72), (256, 72)  # width and tokens: one whose operations hardly count, and two of about 5 ms
+LAYERS = "64x32", "192x72", "256x72"  # width and tokens: one whose operations hardly count, and two of about 5 ms
 WARM = 4  # steps until all that a plan keeps from step to step is there
 
 
@@ -45,15 +46,15 @@ class Block(nn.Module):
         return x * self.weight
 
 
-def least_us(run: Callable[[], object]) -> float:
+def least_us(run: Callable[[], object], runs: int) -> float:
     """Microseconds per block."""
     taken = []
     with memory.not_collecting():
-        for _ in range(RUNS):
+        for _ in range(runs):
             began = time.perf_counter_ns()
             run()
             taken.append(time.perf_counter_ns() - began)
-    return min(taken[RUNS // 10 :]) / BLOCKS / 1000
+    return min(taken[runs // 10 :]) / BLOCKS / 1000
 
 
 def checkpointed(model: nn.Sequential, x: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def checkpointed(model: nn.Sequential, x: Tensor) -> Tensor:
     return x
 
 
-def measure(saves: int) -> dict[str, float]:
+def measure(saves: int, runs: int) -> dict[str, float]:
     model, x = nn.Sequential(*(Block(saves) for _ in range(BLOCKS))), torch.randn(4)
     stages = [StageRef("block", str(i)) for i in range(BLOCKS)]
     numbers = range(1, BLOCKS + 1)
@@ -70,14 +71,14 @@ def measure(saves: int) -> dict[str, float]:
     again = [("forward_keep", s) for s in numbers] + [("drop", "output", BLOCKS)]
     again += [op for s in reversed(numbers) for op in (("forward_save", s), ("backward", s))]
     found = {
-        "forward": least_us(lambda: model(x)),
-        "plain": least_us(lambda: model(x).sum().backward()),
-        "torch.utils.checkpoint": least_us(lambda: checkpointed(model, x).sum().backward()),
+        "forward": least_us(lambda: model(x), runs),
+        "plain": least_us(lambda: model(x).sum().backward(), runs),
+        "torch.utils.checkpoint": least_us(lambda: checkpointed(model, x).sum().backward(), runs),
     }
     for name, ops in (("kept, planned", keep_all), ("run again, planned", again)):
         executor = Executor(model, stages, ops)
         executor.attach()
-        found[name] = least_us(lambda: model(x).sum().backward())
+        found[name] = least_us(lambda: model(x).sum().backward(), runs)
         executor.detach()
     return found
 
@@ -119,26 +120,6 @@ class Timed:
             self._running.send(where)
         finally:
             Timed.taken_ns += time.perf_counter_ns() - began
-
-
-def alike(profile: ct.Profile) -> Inside:
-    """How opened blocks that are all alike can be kept: by the options of one whose last output nobody saves."""
-    found = min((stage for stage in profile.stages if stage.options), key=lambda stage: len(stage.options))
-    return Inside(found.digest, tuple(found.asked), tuple(found.draws), tuple(o.decisions for o in found.options))
-
-
-def by_kept(inside: Inside) -> list[int]:
-    """The options, the one first by which most tensors are kept."""
-    return sorted(range(1, len(inside.options)), key=lambda option: -inside.options[option].count("k"))
-
-
-def kept_in_part(model: nn.Module, profile: ct.Profile, option: int) -> Executor:
-    """Has each opened block kept by that option of `alike`."""
-    opened = [number for number, stage in enumerate(profile.stages, 1) if stage.options]
-    last = len(profile.stages)
-    ops: list[tuple[Any, ...]] = [("forward_save", s, option if s in opened else 0) for s in range(1, last + 1)]
-    ops += [("backward", s) for s in range(last, 0, -1)]
-    return Executor(model, profile.refs, ops, inside=dict.fromkeys(opened, alike(profile)))
 
 
 def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
@@ -189,14 +170,18 @@ class ByHand:
             return output
 
 
-def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> float:
+def timed(begin: Callable[..., Any], *args: Any) -> Timed:
+    return Timed(begin(*args))
+
+
+def rebuilding_us(executor: Executor, step: Callable[[], None], count: int, runs: int) -> float:
     """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
     codes = [recipe.code for recipe in recipes_of(executor, step)]
     before = [code.begin for code in codes]
     for code in codes:
-        code.begin = lambda *args, begin=code.begin: Timed(begin(*args))
+        code.begin = functools.partial(timed, code.begin)  # type: ignore[assignment] # of a generator, what is called
     taken = []
-    for _ in range(RUNS // 6):
+    for _ in range(runs):
         Timed.taken_ns = 0
         step()
         taken.append(Timed.taken_ns)
@@ -206,7 +191,7 @@ def rebuilding_us(executor: Executor, step: Callable[[], None], count: int) -> f
     return statistics.median(taken) / count / 1000
 
 
-def layers_us(width: int, tokens: int) -> dict[str, float]:
+def layers_us(width: int, tokens: int, runs: int) -> dict[str, float]:
     """CPU microseconds a layer, beyond a plain step: what lies about the middle of steps in turns.
 
     Each plan is carried out in layers of its own, so that nothing has to be attached in between.
@@ -235,7 +220,11 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
         following = iter(recipes)
         layers(x, lambda layer, x: ByHand(next(following), layer, x).run()).sum().backward()
 
-    methods = {"plain": step, "hooks that do nothing": hooked, "most is kept": functools.partial(step, most)}
+    methods: dict[str, Callable[[], None]] = {
+        "plain": step,
+        "hooks that do nothing": hooked,
+        "most is kept": functools.partial(step, most),
+    }
     if not any(recipe.states or MASK in recipe.decisions for recipe in recipes):
         methods["the same by hand"] = by_hand
     methods |= {"least is kept": functools.partial(step, least), "torch.utils.checkpoint": checkpointed}
@@ -243,7 +232,7 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
         for _ in range(WARM):
             run()
     taken: dict[str, list[int]] = {name: [] for name in methods}
-    for _ in range(RUNS // 2):
+    for _ in range(-(-runs // 2)):
         for name, run in methods.items():
             run()
             began = time.thread_time_ns()
@@ -256,13 +245,13 @@ def layers_us(width: int, tokens: int) -> dict[str, float]:
     return {
         **medians,
         "dropped, where most is kept": len(inside.asked) - inside.options[by_dropped[0]].count("k"),
-        "rebuilding these": rebuilding_us(first, functools.partial(step, most), count),
+        "rebuilding these": rebuilding_us(first, functools.partial(step, most), count, -(-runs // 6)),
     }
 
 
-def print_layers(width: int, tokens: int) -> None:
+def print_layers(width: int, tokens: int, runs: int) -> None:
     """What keeping a part of a layer costs, and the share of the mechanism in that."""
-    found = layers_us(width, tokens)
+    found = layers_us(width, tokens, runs)
     print(f"GPT-2 layers {width} wide, {tokens} tokens; CPU microseconds a layer, beyond plain")
     for name, us in found.items():
         print(f"{name:<28} {us:8.0f}")
@@ -275,18 +264,25 @@ def print_layers(width: int, tokens: int) -> None:
 
 
 def main() -> None:
+    parser = arguments.parser(__doc__)
+    parser.add_argument(
+        "--runs", type=int, default=300, help="of blocks that do next to nothing; half as many of layers"
+    )
+    parser.add_argument("--layers", nargs="*", default=LAYERS, metavar="WxT", help="widths and numbers of tokens")
+    chosen = arguments.parse(parser, runs=10, layers=LAYERS[:1])
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, one thread; microseconds a block, beyond plain and beyond running again")
     print(f"{'saved tensors':>14} {'plain':>8} {'kept, planned':>14} {'run again, planned':>19} {'checkpoint':>11}")
     for saves in (3, 10, 30):
-        found = measure(saves)
+        found = measure(saves, chosen.runs)
         plain, forward = found["plain"], found["forward"]
         again, torchs = found["run again, planned"], found["torch.utils.checkpoint"]
         print(f"{saves:14} {plain:8.1f} {found['kept, planned'] - plain:14.1f} {again - plain - forward:19.1f} "
               f"{torchs - plain - forward:11.1f}")  # fmt: skip
-    for width, tokens in LAYERS:
-        print_layers(width, tokens)
+    for layers in chosen.layers:
+        width, tokens = map(int, layers.split("x"))
+        print_layers(width, tokens, chosen.runs)
 
 
 if __name__ == "__main__":

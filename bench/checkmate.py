@@ -1,15 +1,15 @@
 """The figures of the Checkmate paper for our strategies: trade-off curves, largest batches, distance from the optimum.
 
-The networks are those of paper_networks.py, at the paper's batches where it names one. Every strategy answers at the
-same budgets, from the least memory to what storing everything takes; the lower bound holds for all schedules, so the
-distance from it is at least the distance from the optimum. Costs are floating-point operations, so times are ratios.
+The networks are those of support/paper_networks.py, at the paper's batches where it names one. Every strategy answers
+at the same budgets, from the least memory to what storing everything takes; the lower bound holds for all schedules, so
+the distance from it is at least the distance from the optimum. Costs are floating-point operations, so times are
+ratios.
 
 python bench/checkmate.py [NETWORK...] [--budgets 10] [--programs 60s] [--markdown FILE] [--plot FILE] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import cairn
-from paper_networks import NETWORKS, training_graph
+from support import arguments
+from support.paper_networks import NETWORKS, training_graph
 
 BATCHES = {"vgg16": 256, "vgg19": 256, "resnet50": 256, "mobilenet": 512, "unet": 32}
 DEVICE_BYTES = 16 * 2**30  # of the paper's GPU
@@ -48,7 +49,7 @@ def curve(graph: cairn.Graph, count: int, programs: str | None) -> dict[str, Any
     times: dict[str, list[float | None]] = {}
     bounds = [0.0] * count
     for solver in STRATEGIES:
-        limit = {"time_limit": programs} if solver in PROGRAMS else {}
+        limit: dict[str, Any] = {"time_limit": programs} if solver in PROGRAMS else {}
         if (solver in PROGRAMS and not programs) or not cairn.solver_accepts(solver, graph):
             continue
         try:
@@ -165,8 +166,8 @@ def document(results: list[dict[str, Any]]) -> str:
         "# The figures of the Checkmate paper",
         "",
         f"Made by `python bench/checkmate.py` with Cairn {cairn.__version__}: networks and costs as in",
-        "`bench/paper_networks.py`, solvers with their defaults. Answers depend on neither machine nor clock, except",
-        "those of graph-lp-round and graph-milp, which are asked with `--programs 60s`.",
+        "`bench/support/paper_networks.py`, solvers with their defaults. Answers depend on neither machine nor clock,",
+        "except those of graph-lp-round and graph-milp, which are asked with `--programs 60s`.",
         "",
         "## Largest batch",
         "",
@@ -235,14 +236,14 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measures the networks that were asked for and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"{', '.join(NETWORKS)}; default: all")
     parser.add_argument("--budgets", type=int, default=10)
     parser.add_argument("--programs", metavar="DURATION", help="also graph-lp-round and graph-milp, so long a budget")
     parser.add_argument("--markdown", type=Path, help="write the page there")
     parser.add_argument("--plot", type=Path, help="draw the curves there (.svg, .png)")
     parser.add_argument("--json", type=Path, help="write the numbers there, or read them where the file exists")
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, networks=["vgg16"], budgets=2)
     unknown = [name for name in chosen.networks if name not in NETWORKS]
     if unknown or chosen.budgets < 2:
         parser.error(f"no network {unknown[0]!r}" if unknown else "--budgets is at least 2")

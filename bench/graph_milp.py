@@ -10,21 +10,22 @@ python bench/graph_milp.py [--forward 24] [--seeds 0 1 2] [--shares 0.02 0.08 0.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 
 import cairn
+from support import arguments
+from support.answers import between
 
 EXACT_NODES_MAX = 128
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("--forward", type=int, default=24)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.02, 0.08, 0.15, 0.45])
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, forward=6, seeds=[0], shares=[0.15])
     names = [
         "T",
         "graph",
@@ -44,7 +45,7 @@ def main() -> None:
             graph = training_graph(chosen.forward, seed, skip)
             limits = cairn.limits(graph, solver="graph-search")
             for share in chosen.shares:
-                budget = limits.least_bytes + int((limits.store_all_bytes - limits.least_bytes) * share)
+                budget = between(limits.least_bytes, limits.store_all_bytes, share)
                 print(row(graph, f"{seed}{', skips' if skip else ''} | {share:.0%}", budget), flush=True)
 
 
@@ -85,7 +86,7 @@ def training_graph(forward: int, seed: int, skip: float) -> cairn.Graph:
 
 
 def _node(cost_ns: int, size: int, deps: set[int], workspace_bytes: int, keep: bool = False) -> cairn.Node:
-    return cairn.Node(cost_ns=cost_ns, bytes=size, deps=sorted(deps), workspace_bytes=workspace_bytes, keep=keep)
+    return cairn.Node(cost_ns=cost_ns, bytes=size, deps=tuple(sorted(deps)), workspace_bytes=workspace_bytes, keep=keep)
 
 
 if __name__ == "__main__":

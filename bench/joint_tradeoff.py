@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Offloading, and offloading with recomputation, over bandwidth and memory.
 
 Two questions. How near to the bound do the offloading solvers of Beaumont et al. (2019) come, as in the paper's
@@ -7,7 +6,7 @@ for the computation? The networks are chains by their shapes, 32 images of 224 x
 longer of its floating-point operations at 14 TFLOP/s and its memory traffic at 900 GB/s (a V100's), its backward twice
 as long. Nothing is measured but the solvers: times are those of the model.
 
-    python bench/joint_tradeoff.py > bench/results/joint.md
+    python bench/joint_tradeoff.py [NETWORK ...] > bench/results/joint.md
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import re
 from collections.abc import Iterator
 
 import cairn
+from support import arguments
+from support.answers import between, known
 
 BATCH, FLOAT = 32, 4
 FLOPS_PER_S, TRAFFIC_PER_S = 14e12, 900e9
@@ -120,57 +121,65 @@ def bound_without_recomputation(solution: cairn.Solution) -> int:
     return int(found[0])
 
 
-def ratios() -> Iterator[str]:
+def ratios(networks: list[str]) -> Iterator[str]:
     """The paper's figures: makespan over the bound without recomputation, by memory and bandwidth."""
     solvers = ("offload-greedy", "offload-vdnn", "offload-dp")
     yield "| network | stages | GB/s | memory | " + " | ".join(f"`{solver}`" for solver in solvers) + " |"
     yield "|---|---|---|---|" + "---|" * len(solvers)
-    for name, problem in NETWORKS.items():
+    for name in networks:
+        problem = NETWORKS[name]
         for rate in RATES:
             machine = link(rate * GB)
             limits = cairn.limits(problem, machine=machine, solver="offload-dp")
             for fraction in FRACTIONS:
-                budget = limits.least_bytes + round((limits.store_all_bytes - limits.least_bytes) * fraction)
+                budget = between(limits.least_bytes, limits.store_all_bytes, fraction)
                 cells = []
                 for solver in solvers:
                     found = cairn.solve(problem, budget, machine=machine, solver=solver)
                     cells.append(
-                        f"{found.makespan_ns / bound_without_recomputation(found):.3f}" if found.found else "-"
+                        f"{known(found.makespan_ns) / bound_without_recomputation(found):.3f}" if found.found else "-"
                     )
                 yield f"| {name} | {len(problem)} | {rate} | {fraction:.0%} | {' | '.join(cells)} |"
 
 
-def removed() -> Iterator[str]:
+def removed(networks: list[str]) -> Iterator[str]:
     """How much of recomputation's overhead the joint solver removes, by the ratio of link to computation."""
     speeds = (0.05, 0.2, 0.8)
     yield "| network | memory | recomputation | " + " | ".join(f"{speed}" for speed in speeds) + " |"
     yield "|---|---|---|" + "---|" * len(speeds)
-    for name, problem in NETWORKS.items():
+    for name in networks:
+        problem = NETWORKS[name]
         least = cairn.limits(problem, solver="chain-exact")
         forward = sum(stage.options[0].forward_ns for stage in problem.stages)
         saved = sum(stage.options[0].saved_bytes for stage in problem.stages)
         for share in (0.0, 0.25):
-            budget = least.least_bytes + round((least.store_all_bytes - least.least_bytes) * share)
+            budget = between(least.least_bytes, least.store_all_bytes, share)
             alone = cairn.solve(problem, budget, solver="chain-exact")
-            over = alone.makespan_ns - alone.store_all_ns
+            time, everything = known(alone.makespan_ns), known(alone.store_all_ns)
+            over = time - everything
             cells = []
             for speed in speeds:
                 machine = link(speed * saved / forward * 1e9)
                 joint = cairn.solve(problem, budget, machine=machine, solver="joint-chain")
                 only = cairn.solve(problem, budget, machine=machine, solver="offload-dp")
-                part = (alone.makespan_ns - joint.makespan_ns) / over if over else 1.0
-                offload = f"{only.makespan_ns / only.store_all_ns - 1:+.0%}" if only.found else "-"
+                part = (time - known(joint.makespan_ns)) / over if over else 1.0
+                offload = f"{known(only.makespan_ns) / everything - 1:+.0%}" if only.found else "-"
                 cells.append(f"{part:.0%} ({offload})")
-            yield f"| {name} | {share:.0%} | {over / alone.store_all_ns:+.1%} | {' | '.join(cells)} |"
+            yield f"| {name} | {share:.0%} | {over / everything:+.1%} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Prints both tables."""
-    print(f"# Offloading, and with recomputation\n\n{__doc__.split(chr(10), 2)[2].split('    python')[0].strip()}\n")
+    parser = arguments.parser(__doc__)
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"{', '.join(NETWORKS)}; default: all")
+    chosen = arguments.parse(parser, networks=["VGG-19"])
+    networks = chosen.networks or list(NETWORKS)
+    about = (__doc__ or "").split("\n", 2)[2].split("    python")[0].strip()
+    print(f"# Offloading, and with recomputation\n\n{about}\n")
     print("Made by `python bench/joint_tradeoff.py`.\n")
     print("## Offloading alone: makespan over the bound without recomputation\n")
     print("Memory: 0 % is the least budget without recomputation, 100 % that of storing everything.\n")
-    for row in ratios():
+    for row in ratios(networks):
         print(row, flush=True)
     print("\n## What offloading removes of recomputation's overhead\n")
     print(
@@ -178,7 +187,7 @@ def main() -> None:
         "overhead of `chain-exact`; cells are the part of it that `joint-chain` removes, and in brackets the overhead\n"
         "of offloading alone (`offload-dp`; - where it does not fit). Memory: 0 % is the least with recomputation.\n"
     )
-    for row in removed():
+    for row in removed(networks):
         print(row, flush=True)
 
 

@@ -9,19 +9,20 @@ python bench/large_graphs.py [--nodes 400 3000 10000 100000] [--limits 2s 10s] [
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 
 import cairn
+from support import arguments
+from support.answers import known
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[400, 3000, 10000, 100000])
     parser.add_argument("--limits", nargs="+", default=["2s", "10s"])
     parser.add_argument("--solvers", nargs="+", default=["graph-search", "auto"])
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, nodes=[200], limits=["1s"])
     print("| T | solver | limit | seconds | processor seconds | solver MiB | over store-all | gap |")
     print("|---|---|---|---|---|---|---|---|")
     for count in chosen.nodes:
@@ -33,15 +34,15 @@ def main() -> None:
 
 def row(graph: cairn.Graph, solver: str, limit: str) -> str:
     """One line of the table."""
-    budget = cairn.limits(graph, solver="store-all").store_all_bytes // 3
+    budget = known(cairn.limits(graph, solver="store-all").store_all_bytes) // 3
     began, processor_began = time.perf_counter(), time.process_time()
     found = cairn.solve(graph, budget, solver=solver, time_limit=limit)
     seconds, processor_seconds = time.perf_counter() - began, time.process_time() - processor_began
     if found.makespan_ns is None or found.gap is None:
         quality = ["-", "-"]
     else:
-        quality = [f"{found.makespan_ns / found.store_all_ns - 1:.2%}", f"{found.gap:.2%}"]
-    spent = [f"{seconds:.1f}", f"{processor_seconds:.1f}", f"{found.solver_peak_bytes / 2**20:.0f}"]
+        quality = [f"{found.makespan_ns / known(found.store_all_ns) - 1:.2%}", f"{found.gap:.2%}"]
+    spent = [f"{seconds:.1f}", f"{processor_seconds:.1f}", f"{known(found.solver_peak_bytes) / 2**20:.0f}"]
     return "| " + " | ".join([str(len(graph)), solver, limit, *spent, *quality]) + " |"
 
 
@@ -51,10 +52,10 @@ def training_graph(forward: int, seed: int = 7) -> cairn.Graph:
     nodes: list[cairn.Node] = []
     for v in range(forward):
         deps = ([v - 1] if v else []) + ([v - 6] if v % 7 == 6 else [])
-        nodes.append(cairn.Node(draw.randint(10**3, 10**5), draw.randint(10**4, 10**6), deps=sorted(deps)))
+        nodes.append(cairn.Node(draw.randint(10**3, 10**5), draw.randint(10**4, 10**6), deps=tuple(sorted(deps))))
     for v in reversed(range(forward)):
         deps = [len(nodes) - 1, *([v - 1] if v else []), *([v] if v % 3 == 0 else [])]
-        nodes.append(cairn.Node(2 * nodes[v].cost_ns, nodes[v].bytes, deps=sorted(set(deps))))
+        nodes.append(cairn.Node(2 * nodes[v].cost_ns, nodes[v].bytes, deps=tuple(sorted(set(deps)))))
     return cairn.Graph(nodes, backward_begins_at=forward)
 
 

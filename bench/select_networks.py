@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Checkpoint selection on the networks that Hong et al. measure: VGG-19 and AlexNet.
 
 Output sizes follow from the published architectures (224 x 224 images, 32-bit floats). Prints a Markdown table: for
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import cairn
+from support import arguments
 
 MIB = 1 << 20
 FLOAT = 4
@@ -112,6 +112,7 @@ def ours(name: str, batch: int, sizes: Sequence[int]) -> list[str]:
     rows = []
     for solver, objective in (("select-linear", eq9), ("select-quadratic", eq9), ("select-cubic", eq6)):
         found = cairn.solve(chain(sizes), solver=solver, minimize="memory")
+        assert found.checkpoints is not None, f"{solver} on {name} chose no checkpoints"
         if found.objective_bytes != objective(sizes, found.checkpoints):
             sys.exit(f"{solver} on {name}: {found.objective_bytes} bytes is not the objective of its set")
         rows.append(row(name, batch, f"`{solver}`", found.checkpoints, sizes, None))
@@ -119,7 +120,8 @@ def ours(name: str, batch: int, sizes: Sequence[int]) -> list[str]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Prints the table, which takes seconds."""
+    arguments.parse(arguments.parser(__doc__))
     print("| network | batch | set of | checkpoints | eq. 9, MiB | eq. 6, MiB | measured, MiB | measured - eq. 9 |")
     print("|---|---|---|---|---|---|---|---|")
     for name, floats, published in PUBLISHED:

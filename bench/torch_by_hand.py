@@ -11,12 +11,11 @@ step's loss must be plain's to the bit.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import cairn
@@ -25,11 +24,11 @@ import torch
 from cairn.torch.comparison import Comparison, Steps
 from cairn.torch.handle import Recalled
 from cairn.torch.measuring.sample import Sample
+from support import arguments
+from support.training import MIB, UNLIMITED, as_it_is, following, machine, quiet, succeeded, write
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_support import machine, quiet, write
 
-MIB = 2**20
 SHARES = (0, 1, 2)  # thirds of the way from the least to plain
 
 
@@ -49,7 +48,8 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for i in range(len(self.up)):
             heads = self.inward[i](self.norms[2 * i](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
-            seen = F.scaled_dot_product_attention(*heads.unbind(), is_causal=True)
+            q, k, v = heads.unbind()
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + F.dropout(self.outward[i](seen.transpose(1, 2).flatten(2)), 0.1)
             x = x + F.dropout(self.down[i](F.gelu(self.up[i](self.norms[2 * i + 1](x)))), 0.1)
         return x
@@ -139,11 +139,11 @@ class Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="steps timed per plan")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["autoencoder"], rounds=1)
     results = {}
     print("  blocks             budget       measured  error   slower   predicted")
     with quiet():
@@ -164,7 +164,7 @@ def measured(name: str, rounds: int) -> list[Row]:
         "whole": ct.profile(model, x, loss_fn=sample.loss_fn),
         "layers": ct.profile(model, x, loss_fn=sample.loss_fn, blocks=pattern),
     }
-    tops = {blocks: ct.plan(profile, 2**62, gradients="created") for blocks, profile in profiles.items()}
+    tops = {blocks: ct.plan(profile, UNLIMITED, gradients="created") for blocks, profile in profiles.items()}
     least = min(top.least_budget_bytes for top in tops.values())
     plain = max(top.plain_peak_bytes for top in tops.values())
     budgets = [least + (plain - least) * share // len(SHARES) for share in SHARES]
@@ -175,28 +175,14 @@ def measured(name: str, rounds: int) -> list[Row]:
             with contextlib.suppress(ct.InfeasibleBudget):
                 plan = ct.plan(profile, cairn.Budget(total=budget, reserve=0), gradients="created")
                 rows[-1].predicted_peak_bytes, rows[-1].predicted_overhead = plan.peak_bytes, plan.overhead
-                turns.append(functools.partial(_following, model, Recalled(model, plan)))
-    found = Comparison(sample, tops["whole"]).measured(
-        [functools.partial(contextlib.nullcontext, model), *turns], rounds
-    )
+                turns.append(functools.partial(following, model, Recalled(model, plan)))
+    found = Comparison(sample, tops["whole"]).measured([functools.partial(as_it_is, model), *turns], rounds)
     steps = iter(found[1:])
     for row in rows:
-        row.measured = _succeeded(next(steps)) if row.predicted_peak_bytes is not None else None
-    print(f"{name}: plain takes {_succeeded(found[0]).peak_bytes / MIB:.1f} MiB")
+        row.measured = succeeded(next(steps)) if row.predicted_peak_bytes is not None else None
+    print(f"{name}: plain takes {succeeded(found[0]).peak_bytes / MIB:.1f} MiB")
     print(*rows, sep="\n", flush=True)
     return rows
-
-
-@contextlib.contextmanager
-def _following(model: nn.Module, recalled: Recalled) -> Iterator[nn.Module]:
-    with recalled.at_work():
-        yield model
-
-
-def _succeeded(steps: Steps | str) -> Steps:
-    if isinstance(steps, str):
-        raise RuntimeError(f"a step failed: {steps}")
-    return steps
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ go on beside a computation, whether the host waits for the device within a step,
 scaling, running out of memory within a step, capture, another device than the plan's, and what a plan that keeps
 everything costs in a step of small kernels.
 
-python bench/torch_cuda_check.py [CHECK ...] [--device cuda]; without a CUDA device it says so. --device cpu checks the
-script.
+python bench/torch_cuda_check.py [CHECK ...] [--device cuda] [--quick]
+
+Without a CUDA device it says so. On the CPU, and with --quick, models are small.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
+import functools
 import gc
 import os
 import statistics
@@ -30,6 +31,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import cairn.torch as ct
 import torch
 from cairn import format_bytes
+from support import arguments
+from support.training import available_device, seconds_now
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -40,10 +43,10 @@ failed: list[str] = []
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="names of checks, as they are printed; default: all")
     parser.add_argument("--device", default="cuda")
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, device=available_device(), checks=["float32", "other stream", "out of memory"])
     device = torch.device(chosen.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no CUDA device: nothing was checked")
@@ -51,7 +54,7 @@ def main() -> int:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
         print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, CUDA {torch.version.cuda}")
-    else:
+    if device.type == "cpu" or chosen.quick:
         _make_small()
     torch.use_deterministic_algorithms(True)
     checks: dict[str, Callable[[], str]] = {
@@ -157,7 +160,7 @@ def settings(device: torch.device) -> dict[str, Setting]:
         kernels["efficient"] = SDPBackend.EFFICIENT_ATTENTION
     found = {"float32": base}
     for name, kernel in kernels.items():
-        found[f"float32, {name} attention"] = Setting(base.model, base.x, lambda kernel=kernel: sdpa_kernel(kernel))
+        found[f"float32, {name} attention"] = Setting(base.model, base.x, functools.partial(sdpa_kernel, kernel))
     found["bfloat16 autocast"] = Setting(base.model, base.x, lambda: torch.autocast(device.type, half))
     found["bfloat16"] = Setting(copy.deepcopy(base.model).to(half), base.x)
     images = torch.randn(2 * BATCH, 3, LENGTH // 4, LENGTH // 4, device=device)
@@ -237,16 +240,16 @@ def link(device: torch.device) -> str:
         for _ in range(40):
             factor @ factor
 
-    def travel() -> None:
+    def copy_there_and_back(meanwhile: Callable[[], None] = lambda: None) -> None:
         transfers.begin_step()
         parcel = transfers.offload("sent", [sent], 0)
         parcel.prefetch()
         parcel.wait_out()
-        travelling.append(parcel)
+        meanwhile()
+        parcel.tensors()
 
-    travelling: list[Any] = []
-    alone, copies = median_ms(compute, device), median_ms(lambda: (travel(), travelling.pop().tensors()), device)
-    both = median_ms(lambda: (travel(), compute(), travelling.pop().tensors()), device)
+    alone, copies = median_ms(compute, device), median_ms(copy_there_and_back, device)
+    both = median_ms(lambda: copy_there_and_back(compute), device)
     transfers.close()
     hidden = (alone + copies - both) / min(alone, copies)
     _require(hidden > 0.5, f"of copies beside a computation {hidden:.0%} are hidden")
@@ -257,11 +260,9 @@ def median_ms(run: Callable[[], Any], device: torch.device) -> float:
     """Milliseconds of a run, after one that does not count."""
     taken = []
     for _ in range(ROUNDS + 1):
-        began = time.perf_counter()
+        began = seconds_now(device)
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        taken.append(1e3 * (time.perf_counter() - began))
+        taken.append(1e3 * (seconds_now(device) - began))
     return statistics.median(taken[1:])
 
 

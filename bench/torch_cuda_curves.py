@@ -2,7 +2,7 @@
 host, and what PyTorch offers for the same, measured in turns; then what carrying a plan out costs the host.
 
 python bench/torch_cuda_curves.py [MODEL ...] [--budgets 7] [--rounds 5] [--beside WAY ...] [--json FILE]
-                                  [--plot FOLDER] [--device cuda] [--small]
+                                  [--plot FOLDER] [--device cuda] [--quick]
 
 Every model is profiled, and `ct.sweep` runs and measures plain steps, up to five plans of each curve, every block
 checkpointed and `checkpoint_sequential` with every number of segments (torch.compile's activation memory budgets, too,
@@ -15,7 +15,7 @@ nothing, and plans that keep almost all and as little as possible; the same with
 for the host. With a full input the first also has what the host waits for, once so many kernels are queued that no more
 are taken.
 
---device cpu --small checks the script.
+--quick runs small models, on the CPU where there is no CUDA device.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import cairn.torch as ct
 import torch
-from bench_torch_mechanism import alike, by_kept, kept_in_part
 from cairn import format_bytes
 from cairn.torch.alternatives import ALTERNATIVES
 from cairn.torch.base import memory
 from cairn.torch.execute.executor import Executor
+from support import arguments
+from support.cut_steps import LossOnly
+from support.kept_in_part import alike, by_kept, kept_in_part
+from support.models import resnet50
+from support.training import UNLIMITED, available_device, synchronize, write
 from torch import nn
-from torch_inside import LossOnly
-from torch_models_large import resnet50
-from torch_support import write
 
 HOST = "64GiB"
 ROUNDS_OF_HOST = 7
@@ -146,7 +147,7 @@ MODELS: dict[str, Callable[[bool], Case]] = {"gpt2": gpt2, "llama": llama, "vit"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; default: all")
     parser.add_argument("--budgets", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=5)
@@ -154,18 +155,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="folder for a picture of each model's curves")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true")
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["gpt2"], budgets=2, rounds=1, device=available_device())
     device = torch.device(chosen.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device; --device cpu --small checks the script")
+        parser.error("there is no CUDA device; --quick runs small models on the CPU")
     data: dict[str, Any] = {"conditions": conditions(device)}
     print(", ".join(f"{name} {value}" for name, value in data["conditions"].items()))
     for name in chosen.models or MODELS:
         torch.manual_seed(0)
         print(f"\n{name}: {MODELS[name].__doc__}", flush=True)
         data[name] = {"about": (MODELS[name].__doc__ or "").strip()}
-        for section, found in measured(MODELS[name](chosen.small), device, chosen, name):
+        for section, found in measured(MODELS[name](chosen.quick), device, chosen, name):
             data[name][section] = found
             write(chosen.json, data)
         gc.collect()
@@ -174,7 +174,11 @@ def main() -> None:
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
-    found = {"torch": torch.__version__, "device": "CPU", "allocator": os.environ["PYTORCH_CUDA_ALLOC_CONF"]}
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "device": "CPU",
+        "allocator": os.environ["PYTORCH_CUDA_ALLOC_CONF"],
+    }
     if device.type == "cuda":
         found |= {"device": torch.cuda.get_device_name(device), "CUDA": torch.version.cuda}
     return found
@@ -228,7 +232,7 @@ def host_ms(
     case: Case, kwargs: dict[str, torch.Tensor], profile: ct.Profile, device: torch.device
 ) -> dict[str, tuple[float, float]]:
     """Milliseconds that a step takes to be issued, and until it is done."""
-    unlimited = ct.plan(profile, 2**62)
+    unlimited = ct.plan(profile, UNLIMITED)
     hooks = torch.autograd.graph.saved_tensors_hooks
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
         "plain": contextlib.nullcontext,
@@ -270,11 +274,6 @@ def issued_and_done(
     for p in case.model.parameters():
         p.grad = None
     return statistics.median(issued), statistics.median(done)
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ is compared with plain training, bit for bit.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 import cairn.torch as ct
 import torch
 import transformers as hf
-from torch import nn
-from torch_support import machine, plans_between, quiet, write
+from support import arguments
+from support.training import machine, plans_between, quiet, write
 
 VOCABULARY = 500
 CLASSES = 3
@@ -27,10 +26,10 @@ CLASSES = 3
 
 @dataclasses.dataclass
 class Family:
-    """An architecture: how its model is made, and what its step is called with."""
+    """An architecture: its classes in transformers, its sizes, and what its step is called with."""
 
-    config: Callable[..., Any]
-    model: Callable[[Any], nn.Module]
+    config: str
+    model: str
     sizes: dict[str, Any]
     batch: Callable[[], dict[str, torch.Tensor | bool]]
 
@@ -100,121 +99,121 @@ TWO_WAYS = {
 }  # fmt: skip
 
 FAMILIES = {
-    "bert": Family(hf.BertConfig, hf.BertForSequenceClassification, TEXT, sentences),
-    "bert-masked": Family(hf.BertConfig, hf.BertForMaskedLM, TEXT, texts),
-    "bert-tokens": Family(hf.BertConfig, hf.BertForTokenClassification, TEXT, words),
-    "roberta": Family(hf.RobertaConfig, hf.RobertaForSequenceClassification, {"pad_token_id": 1, **TEXT}, sentences),
+    "bert": Family("BertConfig", "BertForSequenceClassification", TEXT, sentences),
+    "bert-masked": Family("BertConfig", "BertForMaskedLM", TEXT, texts),
+    "bert-tokens": Family("BertConfig", "BertForTokenClassification", TEXT, words),
+    "roberta": Family("RobertaConfig", "RobertaForSequenceClassification", {"pad_token_id": 1, **TEXT}, sentences),
     "distilbert": Family(
-        hf.DistilBertConfig,
-        hf.DistilBertForSequenceClassification,
+        "DistilBertConfig",
+        "DistilBertForSequenceClassification",
         {"vocab_size": VOCABULARY, "dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 256},
         sentences,
     ),
-    "electra": Family(hf.ElectraConfig, hf.ElectraForSequenceClassification, {"embedding_size": 64, **TEXT}, sentences),
-    "albert": Family(hf.AlbertConfig, hf.AlbertForSequenceClassification, {"embedding_size": 32, **TEXT}, sentences),
+    "electra": Family("ElectraConfig", "ElectraForSequenceClassification", {"embedding_size": 64, **TEXT}, sentences),
+    "albert": Family("AlbertConfig", "AlbertForSequenceClassification", {"embedding_size": 32, **TEXT}, sentences),
     "deberta": Family(
-        hf.DebertaV2Config,
-        hf.DebertaV2ForSequenceClassification,
+        "DebertaV2Config",
+        "DebertaV2ForSequenceClassification",
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], **TEXT},
         sentences,
     ),
     "xlnet": Family(
-        hf.XLNetConfig,
-        hf.XLNetForSequenceClassification,
+        "XLNetConfig",
+        "XLNetForSequenceClassification",
         {"vocab_size": VOCABULARY, "d_model": 64, "n_layer": 3, "n_head": 4, "d_inner": 256},
         sentences,
     ),
     "gpt2-classes": Family(
-        hf.GPT2Config,
-        hf.GPT2ForSequenceClassification,
+        "GPT2Config",
+        "GPT2ForSequenceClassification",
         {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 3, "n_head": 4, "pad_token_id": 0},
         sentences,
     ),
-    "llama-classes": Family(hf.LlamaConfig, hf.LlamaForSequenceClassification, {"pad_token_id": 0, **TEXT}, sentences),
-    "mistral": Family(hf.MistralConfig, hf.MistralForCausalLM, GROUPED, texts),
-    "qwen3": Family(hf.Qwen3Config, hf.Qwen3ForCausalLM, {"head_dim": 16, **GROUPED}, texts),
-    "gemma2": Family(hf.Gemma2Config, hf.Gemma2ForCausalLM, {"head_dim": 16, **GROUPED}, texts),
-    "phi": Family(hf.PhiConfig, hf.PhiForCausalLM, TEXT, texts),
-    "falcon": Family(hf.FalconConfig, hf.FalconForCausalLM, {"vocab_size": VOCABULARY, **LAYERS}, texts),
+    "llama-classes": Family("LlamaConfig", "LlamaForSequenceClassification", {"pad_token_id": 0, **TEXT}, sentences),
+    "mistral": Family("MistralConfig", "MistralForCausalLM", GROUPED, texts),
+    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, **GROUPED}, texts),
+    "gemma2": Family("Gemma2Config", "Gemma2ForCausalLM", {"head_dim": 16, **GROUPED}, texts),
+    "phi": Family("PhiConfig", "PhiForCausalLM", TEXT, texts),
+    "falcon": Family("FalconConfig", "FalconForCausalLM", {"vocab_size": VOCABULARY, **LAYERS}, texts),
     "bloom": Family(
-        hf.BloomConfig,
-        hf.BloomForCausalLM,
+        "BloomConfig",
+        "BloomForCausalLM",
         {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": 3, "n_head": 4},
         texts,
     ),
     "gptj": Family(
-        hf.GPTJConfig,
-        hf.GPTJForCausalLM,
+        "GPTJConfig",
+        "GPTJForCausalLM",
         {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 3, "n_head": 4, "rotary_dim": 8},
         texts,
     ),
-    "gpt-neox": Family(hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, TEXT, texts),
+    "gpt-neox": Family("GPTNeoXConfig", "GPTNeoXForCausalLM", TEXT, texts),
     "opt": Family(
-        hf.OPTConfig,
-        hf.OPTForCausalLM,
+        "OPTConfig",
+        "OPTForCausalLM",
         {"vocab_size": VOCABULARY, "ffn_dim": 256, "word_embed_proj_dim": 64, **LAYERS},
         texts,
     ),
     "mamba": Family(
-        hf.MambaConfig,
-        hf.MambaForCausalLM,
+        "MambaConfig",
+        "MambaForCausalLM",
         {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 3},
         short_texts,
     ),
-    "bart": Family(hf.BartConfig, hf.BartForConditionalGeneration, TWO_WAYS, texts),
+    "bart": Family("BartConfig", "BartForConditionalGeneration", TWO_WAYS, texts),
     "t5": Family(
-        hf.T5Config,
-        hf.T5ForConditionalGeneration,
+        "T5Config",
+        "T5ForConditionalGeneration",
         {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 3, "num_heads": 4,
          "decoder_start_token_id": 0},
         texts,
     ),
-    "vit": Family(hf.ViTConfig, hf.ViTForImageClassification, PATCHES, small_images),
-    "deit": Family(hf.DeiTConfig, hf.DeiTForImageClassification, PATCHES, small_images),
-    "beit": Family(hf.BeitConfig, hf.BeitForImageClassification, PATCHES, small_images),
+    "vit": Family("ViTConfig", "ViTForImageClassification", PATCHES, small_images),
+    "deit": Family("DeiTConfig", "DeiTForImageClassification", PATCHES, small_images),
+    "beit": Family("BeitConfig", "BeitForImageClassification", PATCHES, small_images),
     "dinov2": Family(
-        hf.Dinov2Config, hf.Dinov2ForImageClassification, {"image_size": 32, "patch_size": 4, **LAYERS}, small_images
+        "Dinov2Config", "Dinov2ForImageClassification", {"image_size": 32, "patch_size": 4, **LAYERS}, small_images
     ),
     "vit-mae": Family(
-        hf.ViTMAEConfig,
-        hf.ViTMAEForPreTraining,
+        "ViTMAEConfig",
+        "ViTMAEForPreTraining",
         {"decoder_hidden_size": 32, "decoder_num_hidden_layers": 2, "decoder_num_attention_heads": 4,
          "decoder_intermediate_size": 128, **PATCHES},
         unlabelled,
     ),
     "swin": Family(
-        hf.SwinConfig,
-        hf.SwinForImageClassification,
+        "SwinConfig",
+        "SwinForImageClassification",
         {"image_size": 32, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
         small_images,
     ),
     "convnext": Family(
-        hf.ConvNextConfig,
-        hf.ConvNextForImageClassification,
+        "ConvNextConfig",
+        "ConvNextForImageClassification",
         {"hidden_sizes": [16, 32, 64, 64], "depths": [2, 2, 2, 2]},
         images,
     ),
-    "resnet": Family(hf.ResNetConfig, hf.ResNetForImageClassification, STAGES, images),
-    "regnet": Family(hf.RegNetConfig, hf.RegNetForImageClassification, {"groups_width": 8, **STAGES}, images),
+    "resnet": Family("ResNetConfig", "ResNetForImageClassification", STAGES, images),
+    "regnet": Family("RegNetConfig", "RegNetForImageClassification", {"groups_width": 8, **STAGES}, images),
     "mobilenet": Family(
-        hf.MobileNetV2Config, hf.MobileNetV2ForImageClassification, {"image_size": 64, "depth_multiplier": 0.5}, images
+        "MobileNetV2Config", "MobileNetV2ForImageClassification", {"image_size": 64, "depth_multiplier": 0.5}, images
     ),
-    "segformer": Family(hf.SegformerConfig, hf.SegformerForImageClassification, PYRAMID, images),
-    "pvt": Family(hf.PvtConfig, hf.PvtForImageClassification, {"image_size": 64, **PYRAMID}, images),
+    "segformer": Family("SegformerConfig", "SegformerForImageClassification", PYRAMID, images),
+    "pvt": Family("PvtConfig", "PvtForImageClassification", {"image_size": 64, **PYRAMID}, images),
     "clip": Family(
-        hf.CLIPConfig, hf.CLIPModel, {"text_config": TEXT, "vision_config": PATCHES, "projection_dim": 32}, pairs
+        "CLIPConfig", "CLIPModel", {"text_config": TEXT, "vision_config": PATCHES, "projection_dim": 32}, pairs
     ),
     "wav2vec2": Family(
-        hf.Wav2Vec2Config,
-        hf.Wav2Vec2ForCTC,
+        "Wav2Vec2Config",
+        "Wav2Vec2ForCTC",
         {"vocab_size": 32, "intermediate_size": 256, "conv_dim": (32,) * 4, "conv_stride": (5, 2, 2, 2),
          "conv_kernel": (10, 3, 3, 2), "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
          "mask_time_prob": 0.0, "layerdrop": 0.0, **LAYERS},
         speech,
     ),
     "whisper": Family(
-        hf.WhisperConfig,
-        hf.WhisperForConditionalGeneration,
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
         {"max_source_positions": 100, "max_target_positions": 64, "num_mel_bins": 40, "pad_token_id": 0,
          "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, **TWO_WAYS},
         spectra,
@@ -223,11 +222,11 @@ FAMILIES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(FAMILIES)}; default: all")
     parser.add_argument("--budgets", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["bert"], budgets=2)
     hf.logging.set_verbosity_error()
     results = {}
     print(f"{'model':<14} {'blocks':>6} {'least':>10} {'everything':>12}  error of the peak: gradients made / added to")
@@ -243,9 +242,9 @@ def main() -> None:
 
 def _measured(family: Family, budgets: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    config = family.config(**family.sizes)
+    config = getattr(hf, family.config)(**family.sizes)
     config.num_labels = CLASSES
-    model, batch = family.model(config).train(), family.batch()
+    model, batch = getattr(hf, family.model)(config).train(), family.batch()
     profile = ct.profile(model, kwargs=batch, passes=1)
     plans, errors = plans_between(profile, budgets), []
     for plan in plans:

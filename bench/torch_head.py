@@ -2,19 +2,20 @@
 
 Steps take turns, each timed by the processor time of the process; loss and gradients must be equal to the bit.
 
-    python bench/torch_head.py [--layers 12] [--rounds 3]
+    python bench/torch_head.py [--layers 12] [--width 768] [--words 50257] [--rounds 3]
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 import time
 from typing import Any
 
 import cairn.torch as ct
 import torch
 from cairn import format_bytes
+from support import arguments
 from torch import nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -48,15 +49,19 @@ def step(model: nn.Module, tokens: torch.Tensor) -> tuple[float, list[torch.Tens
     return took, results
 
 
-def main() -> None:
-    """Prints everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    """Prints everything; 1 if results differ."""
+    parser = arguments.parser(__doc__)
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768, help="of the layers, a multiple of 12")
+    parser.add_argument("--words", type=int, default=50257, help="of the vocabulary")
     parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = arguments.parse(parser, layers=1, width=96, words=1000, rounds=1)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=options.layers, use_cache=False)).train()
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=options.layers, n_embd=options.width, vocab_size=options.words, use_cache=False)
+    ).train()
     tokens = torch.randint(model.config.vocab_size, (2, 256))
     whole, chunks = Language(model, False), Language(model, True)
     equal = all(map(torch.equal, step(whole, tokens)[1], step(chunks, tokens)[1]))
@@ -70,7 +75,8 @@ def main() -> None:
         least = ct.plan(profile, plan.least_budget_bytes, scope="activations")
         print(f"{name}: least {format_bytes(plan.least_budget_bytes)}, plain {format_bytes(plan.plain_peak_bytes)}")
         print(*profile.notes, f"set during the {ct.explain(least).floor_at}", sep="\n")
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

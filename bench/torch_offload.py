@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -19,25 +20,26 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch.base import memory
+from support import arguments
+from support.models import MODELS
+from support.training import machine, quiet, release, seconds_now, step_peak, synchronize, write
 from torch import Tensor, nn
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # torch does not list it
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from torch_models_large import LARGE
-from torch_support import machine, quiet, release, write
 
 Interval = tuple[float, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="mlp, resnet50, vgg16; default: mlp, resnet50")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where the file is")
     parser.add_argument("--resident", default=None, help="resident_bytes of offload, such as 64MiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["tiny-mlp"], rounds=1)
     with quiet():
         results = {name: Comparison(name, chosen).rows() for name in chosen.models or ("mlp", "resnet50")}
         conditions = machine() | {"times": "seconds by the clock, and of all threads", "device": chosen.device}
@@ -51,7 +53,7 @@ class Comparison:
         self._name, self._rounds = name, chosen.rounds
         self._device = torch.device(chosen.device)
         torch.manual_seed(0)
-        step = LARGE[name]()
+        step = MODELS[name]()
         self._model = step.model.to(self._device)
         self._x = step.args[0].to(self._device)
         output = self._model(self._x)
@@ -88,13 +90,13 @@ class Comparison:
 
     def _all_methods(self) -> dict[str, Callable[[], None]]:
         pinned = self._device.type == "cuda"
-        methods = {
+        methods: dict[str, Callable[[], None]] = {
             "plain": lambda: self._step(contextlib.nullcontext()),
             "save_on_cpu": lambda: self._step(save_on_cpu(pin_memory=pinned)),
             "every block checkpointed": lambda: self._step(contextlib.nullcontext(), self._checkpointed),
         }
         for name, context in self._offload.items():
-            methods[name] = lambda context=context: self._step(context)
+            methods[name] = functools.partial(self._step, context)
         return methods
 
     def _step(self, context: Any, forward: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -103,38 +105,26 @@ class Comparison:
         loss.backward()
 
     def _checkpointed(self, value: Tensor) -> Tensor:
+        assert isinstance(self._model, nn.Sequential)
         for layer in self._model:
             value = checkpoint(layer, value, use_reentrant=False)
         return value
 
     def _peak(self, run: Callable[[], None]) -> int:
-        release(self._model)
-        static = memory.unique_bytes([*self._model.parameters(), *self._model.buffers(), self._x, self._target])
-        meter = memory.meter_for(self._device)
-        with meter:
-            first = meter.mark()
-            run()
-            last = meter.mark()
-            release(self._model)
-        return static + meter.peak(first, last) - meter.level(first)
+        return step_peak(self._model, run, [self._x, self._target])
 
     def _times(self) -> tuple[dict[str, float], dict[str, float]]:
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in self._methods}
         for _ in range(self._rounds + 1):
             for name, run in self._methods.items():
                 release(self._model)
-                began, busy = self._now(), time.process_time()
+                began, busy = seconds_now(self._device), time.process_time()
                 run()
-                taken[name].append((self._now() - began, time.process_time() - busy))
+                taken[name].append((seconds_now(self._device) - began, time.process_time() - busy))
         clock, processor = (
             {name: statistics.median(pair[i] for pair in pairs[1:]) for name, pairs in taken.items()} for i in range(2)
         )
         return clock, processor
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
 
     def _overlapped(self, run: Callable[[], None]) -> float | None:
         """The share of the time of copies to and from the host in which kernels ran; None where nothing was copied."""
@@ -143,10 +133,11 @@ class Comparison:
         release(self._model)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run()
-            torch.cuda.synchronize(self._device)
-        copies, kernels = [], []
+            synchronize(self._device)
+        copies: list[Interval] = []
+        kernels: list[Interval] = []
         for event in profiler.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:
+            if event.device_type == DeviceType.CUDA:
                 interval = (event.time_range.start, event.time_range.end)
                 (copies if event.name.startswith("Memcpy") else kernels).append(interval)
         copying = sum(end - start for start, end in copies)

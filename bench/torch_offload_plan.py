@@ -20,20 +20,20 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch.base import memory
-from torch_models_large import LARGE
-from torch_support import machine, quiet, release, write
+from support import arguments
+from support.models import MODELS
+from support.training import machine, quiet, release, seconds_now, step_peak, write
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="mlp, resnet50, vgg16, ...; default: mlp, resnet50")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="where the file is")
     parser.add_argument("--budgets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["tiny-mlp"], budgets=1, rounds=1)
     with quiet():
         results = {name: compare(name, chosen) for name in chosen.models or ("mlp", "resnet50")}
         conditions = machine() | {"times": "seconds by the clock, and of all threads", "device": chosen.device}
@@ -43,7 +43,7 @@ def main() -> None:
 def compare(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """One network at all budgets."""
     torch.manual_seed(0)
-    step, device = LARGE[name](), torch.device(chosen.device)
+    step, device = MODELS[name](), torch.device(chosen.device)
     step.model.to(device)
     step.args = tuple(argument.to(device) for argument in step.args)
     profile = ct.profile(step.model, **step.sample)
@@ -92,18 +92,14 @@ def on(step: Any, plan: ct.Plan | None) -> contextlib.AbstractContextManager[Any
 
 
 def peak_of(step: Any, plan: ct.Plan | None, device: torch.device) -> int:
-    """Peak bytes of a step that creates its gradients."""
-    static = memory.unique_bytes([*step.model.parameters(), *step.model.buffers(), *step.args])
-    meter = memory.meter_for(device)
-    with on(step, plan):
+    """Peak bytes of a step that creates its gradients, after one that opens the slab."""
+
+    def run() -> None:
         step.loss().backward()
-        release(step.model)
-        with meter:
-            first = meter.mark()
-            step.loss().backward()
-            last = meter.mark()
-            release(step.model)
-    return static + meter.peak(first, last) - meter.level(first)
+
+    with on(step, plan):
+        run()
+        return step_peak(step.model, run, step.args)
 
 
 def time_of(step: Any, plan: ct.Plan | None, device: torch.device) -> tuple[float, float]:
@@ -111,17 +107,11 @@ def time_of(step: Any, plan: ct.Plan | None, device: torch.device) -> tuple[floa
     with on(step, plan):
         step.loss().backward()
         release(step.model)
-        began, busy = now(device), time.process_time()
+        began, busy = seconds_now(device), time.process_time()
         step.loss().backward()
-        taken = now(device) - began, time.process_time() - busy
+        taken = seconds_now(device) - began, time.process_time() - busy
     release(step.model)
     return taken
-
-
-def now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def show(name: str, links: dict[str, Any], rows: list[dict[str, Any]]) -> None:

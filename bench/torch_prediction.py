@@ -5,23 +5,23 @@ python bench/torch_prediction.py [MODEL ...] [--budgets 4] [--rounds 5] [--json 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import cairn.torch as ct
 import torch
-from torch_models_large import MODELS
-from torch_support import Method, machine, medians, plans_between, quiet, write
+from support import arguments
+from support.models import MODELS
+from support.training import Method, machine, medians, plans_between, quiet, write
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; default: all")
     parser.add_argument("--budgets", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5, help="steps timed per plan; the median counts")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    chosen = parser.parse_args()
+    chosen = arguments.parse(parser, models=["tiny-cnn"], budgets=2, rounds=1)
     results = {}
     print(
         f"{'model':<14} {'budget':>10} {'peak predicted':>15} {'measured':>10} {'error':>8} "

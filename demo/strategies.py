@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import cairn
 import cairn.torch as ct
@@ -47,7 +48,7 @@ def compare(out: Path, quick: bool) -> None:
         f"\nstrategies on a pyramid of {len(work.blocks)} such blocks, batch {BATCH}, measured in one process",
         flush=True,
     )
-    sample = {"args": (x,), "loss_fn": lambda output: work.loss(output, y)}
+    sample: dict[str, Any] = {"args": (x,), "loss_fn": lambda output: work.loss(output, y)}
     profile = ct.profile(work.model, **sample)
     plot, table, timeline = (out / name for name in ("tradeoff.png", "tradeoff.json", "timeline.json"))
     curve = ct.sweep(profile, 12, plot=plot, model=work.model, rounds=1 if quick else ROUNDS, **sample)

@@ -10,7 +10,7 @@ Ronneberger et al. (2015, padded convolutions). Nodes are operations, forward, l
 * an addition passes its gradient on, a concatenation hands out views of it, several gradients of one value are summed;
 * parameters and their gradients are fixed bytes (the paper's 2 M_param).
 
-python bench/paper_networks.py NAME [BATCH] > graph.json
+python bench/support/paper_networks.py NAME [BATCH] > graph.json
 """
 
 from __future__ import annotations

@@ -1,14 +1,39 @@
 /*
- * What the benchmark programs share: clocks, allocation and calls that must succeed, and numbers that are the same on all machines.
+ * What the benchmark programs share: the command line, clocks, allocation and calls that must succeed, and numbers that are
+ * the same on all machines.
  */
 #ifndef CAIRN_BENCH_SUPPORT_H
 #define CAIRN_BENCH_SUPPORT_H
 
 #include <cairn/base.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+/*
+ * Takes --quick out of the arguments, which asks for a run of seconds that shows that the program works. Any other option,
+ * and more than the given number of operands, end the program.
+ */
+static inline bool take_quick(int *argc, char **argv, int operands_max)
+{
+    bool quick = false;
+    int count = 1;
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            quick = true;
+        } else if (argv[i][0] == '-' || count > operands_max) {
+            fprintf(stderr, "%s: unexpected argument '%s'\n", argv[0], argv[i]);
+            exit(2);
+        } else {
+            argv[count++] = argv[i];
+        }
+    }
+    *argc = count;
+    return quick;
+}
 
 /* Of all threads. */
 static inline double processor_seconds(void)

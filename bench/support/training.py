@@ -1,4 +1,4 @@
-"""What the training benchmarks share: measured steps, and tables."""
+"""What the training benchmarks share: measured steps, and the conditions under which they ran."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cairn.torch as ct
 import torch
 from cairn.torch.base import clock, memory
+from cairn.torch.comparison import Steps
+from cairn.torch.handle import Recalled
 from torch import nn
 
+CPU = torch.device("cpu")
+MIB = 2**20
 UNLIMITED = 2**62
 
 
@@ -37,17 +41,60 @@ def release(model: nn.Module) -> None:
         p.grad = None
 
 
-def peak_of(model: nn.Module, method: Method, inputs: Any) -> int:
-    """Peak bytes of a step that creates its gradients, parameters, buffers and input included."""
+def allocated_peak(run: Callable[[], object], device: torch.device = CPU) -> int:
+    """Bytes that a run has allocated at its peak, beyond those allocated before it."""
+    meter = memory.meter_for(device)
+    with meter:
+        first = meter.mark()
+        run()
+        last = meter.mark()
+    return meter.peak(first, last) - meter.level(first)
+
+
+def step_peak(model: nn.Module, step: Callable[[], object], inputs: Iterable[torch.Tensor]) -> int:
+    """Peak bytes of a step that creates its gradients, parameters, buffers and inputs included."""
+    inputs = list(inputs)
+    device = inputs[0].device if inputs else CPU
     release(model)
     static = memory.unique_bytes([*model.parameters(), *model.buffers(), *inputs])
-    meter = memory.CpuMeter()
-    with method.on(model), meter:
-        first = meter.mark()
-        method.run()
-        last = meter.mark()
-        release(model)
-    return static + meter.peak(first, last) - meter.level(first)
+    peak = allocated_peak(step, device)
+    release(model)
+    return static + peak
+
+
+def seconds_now(device: torch.device) -> float:
+    """The clock, once the device has finished its work."""
+    synchronize(device)
+    return time.perf_counter()
+
+
+def available_device() -> str:
+    """A CUDA device where there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def as_it_is(model: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
+    """A turn of a comparison: the model without a plan."""
+    return contextlib.nullcontext(model)
+
+
+@contextlib.contextmanager
+def following(model: nn.Module, recalled: Recalled) -> Iterator[nn.Module]:
+    """A turn of a comparison: the model, while it follows a plan."""
+    with recalled.at_work():
+        yield model
+
+
+def succeeded(steps: Steps | str) -> Steps:
+    """Measured steps of a comparison; a failure is an error."""
+    if isinstance(steps, str):
+        raise RuntimeError(f"a step failed: {steps}")
+    return steps
 
 
 @dataclasses.dataclass

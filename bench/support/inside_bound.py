@@ -95,7 +95,7 @@ def _run(block: nn.Module, args: Any, kwargs: Any) -> BlockGraph:
     tree = Tree.of((args, kwargs))
     leaves = [leaf.detach().requires_grad_(leaf.requires_grad) for leaf in tree.leaves]
     args, kwargs = tree.build(leaves)
-    recorder = BlockRecorder(leaves, list(block.parameters()), list(block.buffers()), timed=True)
+    recorder = BlockRecorder(leaves, list(block.parameters()), list(block.buffers()), timed=leaves[0].device)
 
     def pack(tensor: torch.Tensor) -> None:
         with recorder.paused():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 
 from torch_models import ALL, Bottleneck, Step, classification
+
+__all__ = ["LARGE", "MODELS", "Step", "gpt2_small", "mlp", "resnet50", "vgg16", "vit_small"]
 
 
 class _Head(nn.Module):
@@ -77,5 +81,15 @@ def mlp(depth: int = 32, width: int = 512, batch: int = 2048) -> Step:
     return Step(nn.Sequential(*layers).train(), (x,), {}, lambda output: F.mse_loss(output, x))
 
 
-LARGE = {"resnet50": resnet50, "vgg16": vgg16, "gpt2-small": gpt2_small, "vit-small": vit_small, "mlp": mlp}
-MODELS = {**{f"tiny-{name}": make for name, make in ALL.items()}, **LARGE}
+LARGE: dict[str, Callable[..., Step]] = {
+    "resnet50": resnet50,
+    "vgg16": vgg16,
+    "gpt2-small": gpt2_small,
+    "vit-small": vit_small,
+    "mlp": mlp,
+}
+MODELS: dict[str, Callable[..., Step]] = {
+    **{f"tiny-{name}": make for name, make in ALL.items()},
+    "tiny-mlp": functools.partial(mlp, depth=4, width=64, batch=64),
+    **LARGE,
+}

@@ -1,0 +1,1 @@
+"""What the benchmarks share; every other file of bench/ is a benchmark."""

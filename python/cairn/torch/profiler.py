@@ -307,7 +307,7 @@ def _copied_bytes(model: nn.Module, stage: StageMeasure) -> int:
     if stage.writes_buffers:
         return _buffer_bytes(model, stage)
     buffers = [b for m in resolve(model, stage.name).modules for b in m.buffers() if not memory.is_at_hand(b)]
-    return memory.dense_bytes(b for b in buffers if memory.dense_bytes([b]) <= SMALL_BUFFER_BYTES)
+    return memory.unique_bytes(b for b in buffers if memory.dense_bytes([b]) <= SMALL_BUFFER_BYTES)
 
 
 def _buffer_bytes(model: nn.Module, stage: StageMeasure) -> int:

@@ -29,6 +29,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.takeover import TAKEN
 from . import sharded
+from .buffer_copies import copied, with_neighbours
 
 SMALL_BUFFER_BYTES = 64 * 1024
 
@@ -144,10 +145,10 @@ class BlockState:
         let_go = self._let_go(names) if self._runs == 0 or self._replaced else {}
         if not buffers:
             return Before(modules, attributes, self.children, parameters, buffers, [], copies, names, let_go)
-        with torch.no_grad():
-            for index, buffer in enumerate(buffers):
-                if buffer is not None and self._may_change(index, buffer):
-                    copies[index] = buffer, buffer.clone()
+        changing = [i for i, buffer in enumerate(buffers) if buffer is not None and self._may_change(i, buffer)]
+        chosen = [(i, buffers[i]) for i in sorted(with_neighbours(changing, buffers))]
+        made = copied([buffer for _, buffer in chosen])
+        copies.update({i: (buffer, copy) for (i, buffer), copy in zip(chosen, made, strict=True)})
         versions = _compat.versions(buffers)
         return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, let_go)
 
@@ -204,12 +205,20 @@ class BlockState:
             now = _compat.versions(before.buffers)
             self._changing |= {index for index, version in enumerate(before.versions) if now[index] != version}
         if before.copies:
-            for index in before.copies.keys() - self._changing:
-                buffer = before.copies[index][0]
-                is_large = buffer.numel() * buffer.element_size() > LARGE_BYTES  # others may be written behind the run
-                if is_large and memory.is_at_hand(buffer) and not self._is_written(index, before):
-                    del before.copies[index]
+            self._changing = with_neighbours(self._changing, before.buffers)
+            unwritten = [index for index in before.copies.keys() - self._changing if self._is_let_go(index, before)]
+            staying = with_neighbours(before.copies.keys() - unwritten, before.buffers)
+            for index in before.copies.keys() - staying:
+                del before.copies[index]
         return Record(self, before)
+
+    def _is_let_go(self, index: int, before: Before) -> bool:
+        """Whether a copy that the run turned out not to need takes so much that the buffer is compared to learn it;
+        small ones may be written behind the run.
+        """
+        buffer = before.copies[index][0]
+        is_large = memory.storage_bytes(buffer) > LARGE_BYTES
+        return is_large and memory.is_at_hand(buffer) and not self._is_written(index, before)
 
     def _is_written(self, index: int, before: Before) -> bool:
         """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
@@ -316,7 +325,7 @@ class Record:
         """
         before, state = self._before, self._state
         copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
-        shared = {key: _fresh(copy) for key, copy in copies.items()}
+        shared = dict(zip(copies, copied(list(copies.values())), strict=True))
         buffers = [
             shared[id(buffer)] if index in before.copies else buffer for index, buffer in enumerate(before.buffers)
         ]
@@ -379,11 +388,6 @@ def _first_written(
     if now == versions:
         return None
     return next((i for i, version in enumerate(versions) if now[i] != version and i not in exempt), None)
-
-
-def _fresh(copy: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return copy.clone()
 
 
 def same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -179,7 +179,7 @@ def _measure_all(
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)
     if how.inside:
         sample.teller.begin("looking into blocks", len(measured.blocks))
-        owners = Owners(_call_order(blocks, observed), measured.used_outside)
+        owners = Owners(observed.call_order(blocks), measured.used_outside)
         option_measure.OptionPass(sample, blocks, measured, owners, device).run()
     return measured, blocks
 
@@ -207,13 +207,13 @@ def _measure(
     ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, Owners(_call_order(blocks, observed), {}), device).run()
+        measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), {}), device).run()
     arriving: measure.Arriving = {}
     used_outside: Mapping[int, int] = {}
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
-        order = _call_order(blocks, observed)
+        order = observed.call_order(blocks)
         sample.teller.begin("measuring memory", len(order))
         owners = Owners(order, used_outside)
         copies = CopyPass(sample, blocks).run() if copied else []
@@ -225,18 +225,13 @@ def _measure(
         arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
 
 
-def _call_order(blocks: list[Block], observed: discovery.Trace) -> list[Block]:
-    first = {id(block.modules[0]): block for block in blocks}
-    return [first[id(call.module)] for call in observed.calls if id(call.module) in first]
-
-
 def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measure.StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
-    first = {id(block.modules[0]) for block in blocks}
+    first = {id(run[0]) for block in blocks for run in observed.runs_of(block.modules)}
     inside = {id(part) for block in blocks for part in block.parts()}
     runs: list[list[str]] = [[]]
     for call in observed.calls:
-        if id(call.module) in first:
+        if id(call) in first:
             runs.append([])
         elif id(call.module) not in inside and not any(call.module.children()):
             runs[-1].append(call.name)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+
+from .tree import tensors_in
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,6 +36,10 @@ class Block:
     def parts(self) -> list[nn.Module]:
         """Its modules and all modules in them, as `BlockState` numbers them."""
         return [part for module in self.modules for part in module.modules()]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Those of its modules."""
+        return (parameter for module in self.modules for parameter in module.parameters())
 
     @property
     def class_name(self) -> str:
@@ -55,6 +62,17 @@ def resolve(model: nn.Module, name: str) -> Block:
     return Block(name, tuple(container)[int(first) : int(end) + 1], container, int(first))
 
 
+def takes_gradients(arguments: Any, parameters: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a run that is passed these has a backward: it saves tensors, and is a stage. Others (recycling,
+    self-conditioning, targets) run as ever.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad for t in tensors_in(arguments)) or any(
+        p is not None and p.requires_grad for p in parameters
+    )
+
+
 #: Called instead of a block: (block, what the block would have run, its arguments) -> the block's output.
 Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -63,11 +81,15 @@ Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]],
 def intercepted(
     blocks: Sequence[Block], handler: Handler, around: Callable[[], Any] = contextlib.nullcontext
 ) -> Iterator[None]:
-    """While active, every call of a block goes to `handler`, within a context that `around` makes."""
+    """While active, every call of a block that takes gradients goes to `handler`; all calls are within a context that
+    `around` makes.
+    """
 
-    def handled(*call: Any) -> Any:
+    def handled(block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with around():
-            return handler(*call)
+            if not takes_gradients((args, kwargs), block.parameters()):
+                return function(*args, **kwargs)
+            return handler(block, function, args, kwargs)
 
     patched: list[tuple[nn.Module, Any]] = []
     try:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from ..base.blocks import Block, checkpoints_itself, resolve
+from ..base.blocks import Block, checkpoints_itself, resolve, takes_gradients
 from ..base.errors import PlanMismatch, Unsupported, warn
 from ..base.stages import StageRef
 from ..base.takeover import Handler, Takeover
@@ -315,6 +315,9 @@ class Executor:
         run = self._thread.run
         if run is None or run.running:
             self._warn_of_blocks_alone(run)
+            return forward(*args, **kwargs)
+        if not takes_gradients((args, kwargs), self._states[name].parameters()):
+            run.without_gradients.add(name)
             return forward(*args, **kwargs)
         stage = self._thread.stage_of.get((name, run.next_call(name)))
         forward = with_own_caches(forward, args, kwargs)

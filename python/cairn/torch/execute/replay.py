@@ -145,7 +145,8 @@ class Run:
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._ran: set[int] = set()  # the blocks that the model's forward has run
-        self.left_out: list[str] = []  # those that it has not, once it has ended
+        self.without_gradients: set[str] = set()  # the names of blocks that it has run so, which are no stages then
+        self.left_out: list[str] = []  # the stages that it has not run, once it has ended
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
         self._outputs: dict[Value, Outputs] = {}
         self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
@@ -217,7 +218,10 @@ class Run:
         self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)
         for stage in list(self._idle):
             self._release_idle(stage)
-        self.left_out = [self.name(stage) for stage in self._sites if stage not in self._ran]
+        not_run = [stage for stage in self._sites if stage not in self._ran]
+        self.left_out = [
+            self.name(stage) for stage in not_run if self._program.ref(stage).name not in self.without_gradients
+        ]
         if self.left_out:
             self._trace.notes.append(f"planned blocks did not run: {', '.join(self.left_out)}")
 

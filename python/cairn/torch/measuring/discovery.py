@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..base import _compat, memory
-from ..base.blocks import Block
+from ..base.blocks import Block, takes_gradients
 from ..base.errors import Unsupported
 from ..base.tree import tensors_in
 from ..context.untouched import Parameters
@@ -36,6 +36,7 @@ class Call:
     module: nn.Module
     depth: int
     reads: frozenset[int]  # storages of the tensors in its arguments
+    takes_gradients: bool = True  # it has a backward
     returns: frozenset[int] = frozenset()
     saves: set[int] = dataclasses.field(default_factory=set)  # storages that autograd saves while it runs
     wrote_input: bool = False
@@ -60,6 +61,17 @@ class Trace:
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]
+
+    def runs_of(self, modules: Sequence[nn.Module]) -> list[list[Call]]:
+        """The calls of modules that run one right after another, each time that they take gradients; none, if they do
+        not always run so.
+        """
+        return [run for run in _runs_of(self, modules) if any(call.takes_gradients for call in run)]
+
+    def call_order(self, blocks: Iterable[Block]) -> list[Block]:
+        """The blocks as they run with gradients, one that runs several times as often."""
+        first = {id(run[0]): block for block in blocks for run in self.runs_of(block.modules)}
+        return [first[id(call)] for call in self.calls if id(call) in first]
 
     def saved_bytes(self, modules: Sequence[nn.Module]) -> int:
         """Of all that autograd saves while these run, parameters left out."""
@@ -152,6 +164,7 @@ class _Recorder:
             is_transformed = _compat.transforms_are_active()
             inputs = [] if is_transformed else [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
             call = Call(name, module, len(self._open), self._keys(inputs), is_transformed=is_transformed)
+            call.takes_gradients = takes_gradients((args, kwargs), module.parameters())
             call.has_computed_weights = not all(p.is_leaf for p in module.parameters())
             self.casts |= any(map(torch.is_autocast_enabled, {t.device.type for t in inputs}))
             call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
@@ -461,7 +474,7 @@ def _refuse_checkpoints(observed: Trace, block: Block) -> None:
 
 def _refuse_functional(observed: Trace, block: Block) -> None:
     """What runs again is not transformed; and a backward of weights that are computed runs on, out of the block."""
-    calls = [call for module in block.modules for call in observed.calls_of(module)]
+    calls = [call for run in observed.runs_of(block.modules) for call in run]
     if any(call.is_transformed for call in calls):
         raise Unsupported(
             f"the model's forward calls '{block.name}' within a transform of torch.func (vmap, ...): name the modules "
@@ -476,7 +489,7 @@ def _refuse_functional(observed: Trace, block: Block) -> None:
 
 def _refuse_hooks(observed: Trace, block: Block) -> None:
     """Of saved-tensor hooks only the innermost are called."""
-    if any(call.has_hooks for call in observed.calls_of(block.modules[0])):
+    if any(run[0].has_hooks for run in observed.runs_of(block.modules)):
         raise Unsupported(
             f"the model's forward calls '{block.name}' within saved-tensor hooks of its own (torch.utils.checkpoint, "
             "save_on_cpu, ...): take them out, and the budget decides which blocks are run again; or name the modules "
@@ -486,9 +499,10 @@ def _refuse_hooks(observed: Trace, block: Block) -> None:
 
 def _can_be_stage(observed: Trace, block: Block) -> bool:
     """Not without a backward, and not where a caller's tensor is changed in place or only looked at differently."""
-    return all(
+    runs = observed.runs_of(block.modules)
+    return bool(runs) and all(
         end.output_requires_grad and not begin.wrote_input and not (end.returns and end.returns <= begin.reads)
-        for begin, end in ((calls[0], calls[-1]) for calls in _runs_of(observed, block.modules))
+        for begin, end in ((calls[0], calls[-1]) for calls in runs)
     )
 
 

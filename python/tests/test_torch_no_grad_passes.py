@@ -24,12 +24,14 @@ class Block(nn.Module):
 
 
 class Base(nn.Module):
+    share = 0.7  # of plain training's peak is enough
+
     def __init__(self) -> None:
         super().__init__()
         self.blocks, self.mix = self.layers(), nn.Linear(WIDTH, WIDTH)
 
     def layers(self) -> nn.Module:
-        return nn.ModuleList(Block() for _ in range(5))
+        return nn.ModuleList(Block() for _ in range(4))
 
     def run(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -85,7 +87,9 @@ class Sometimes(Base):
 
 
 class InSequence(SelfConditioning):
-    """Blocks that are children of a Sequential, some of them several at once."""
+    """Blocks that are children of a Sequential, some of them several at once; a Linear saves no more than its input."""
+
+    share = 0.8
 
     def layers(self) -> nn.Module:
         children = [(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(inplace=True), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(4)]
@@ -99,7 +103,7 @@ class Statistics(SelfConditioning):
     """Batch statistics, which both passes write."""
 
     def layers(self) -> nn.Module:
-        return nn.ModuleList(nn.Sequential(Block(), nn.BatchNorm1d(WIDTH), nn.Tanh()) for _ in range(5))
+        return nn.ModuleList(nn.Sequential(Block(), nn.BatchNorm1d(WIDTH), nn.Tanh()) for _ in range(4))
 
 
 class Frozen(Base):
@@ -137,7 +141,7 @@ class Momentum(Base):
                     target = self.inner(x)
                 return self.inner(x) + target
 
-        return nn.ModuleList(Outer() for _ in range(5))
+        return nn.ModuleList(Outer() for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self.mix(x))
@@ -159,7 +163,7 @@ def made(kind: type[Base]) -> tuple[Base, Tensor]:
 
 def steps(model: nn.Module, x: Tensor) -> list[Tensor]:
     found = []
-    for seed in range(4):
+    for seed in range(3):
         model.zero_grad(set_to_none=False)
         torch.manual_seed(seed)
         loss = loss_fn(model(x))
@@ -174,9 +178,9 @@ def steps(model: nn.Module, x: Tensor) -> list[Tensor]:
 def test_runs_without_gradients_are_no_stages(kind: type[Base], options: dict[str, Any]) -> None:
     model, x = made(kind)
     want = steps(copy.deepcopy(model), x)
-    profile = ct.profile(model, x, loss_fn=loss_fn, **options)
+    profile = ct.profile(model, x, loss_fn=loss_fn, passes=1, inside=kind is SelfConditioning, **options)
     free = ct.plan(profile, "1TiB")
-    assert free.least_budget_bytes <= 0.7 * free.plain_peak_bytes
+    assert free.least_budget_bytes <= kind.share * free.plain_peak_bytes
     if options:
         found = [stage for stage in profile.stages if stage.kind == "block"]
         per_pass = len(model.blocks) if kind is not InSequence else len({stage.name for stage in found})

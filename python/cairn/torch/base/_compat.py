@@ -787,6 +787,16 @@ def is_made_since(tensor: torch.Tensor, mark: int) -> bool:
     return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= mark
 
 
+def ran_since(node: Any, mark: int) -> bool:
+    """Whether one of autograd's functions ran after a mark; True where torch does not say when."""
+    return mark >= 2**63 or bool(node._sequence_nr() >= mark)
+
+
+def is_end_of_graph(node: Any) -> bool:
+    """Whether what stands there among autograd's functions only adds to the gradient of a leaf."""
+    return hasattr(node, "variable")
+
+
 def is_made_earlier(tensor: torch.Tensor) -> bool:
     """While autograd saves a tensor: whether it surely comes from another function than the one that saves it.
 

@@ -18,6 +18,7 @@ CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
+TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
 OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
 
 
@@ -91,6 +92,7 @@ class StageMeasure:
     random_state_is_new: bool = True  # random numbers were drawn since the block before began
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
+    captured: list[str] = dataclasses.field(default_factory=list)  # where it reads values with a history, not passed
     closed: str = ""  # why it has no options beside keeping everything; empty: it has, or was not looked at
     digest: str = ""  # of its operations, where it has options
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors

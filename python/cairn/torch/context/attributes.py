@@ -202,6 +202,15 @@ class Attributes:
             if found.size == 0 and found.container and not found.are_names:
                 yield found.place, found.container
 
+    def lack(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether a run since has taken one of these out of where it was."""
+        wanted = set(map(id, tensors))
+
+        def there(items: Iterable[Any]) -> set[int]:
+            return wanted.intersection(map(id, items))
+
+        return any(there(found.items()) - there(_items_in(found.container)) for found in self._found.values())
+
     def have_history(self) -> bool:
         """Whether a run since left a tensor under some name that gradients could go through."""
         names = (found for found in self._found.values() if isinstance(found.container, dict))
@@ -235,6 +244,10 @@ class Attributes:
         if all(map(operator.is_, without.values(), value.values() if type(value) is dict else value)):
             return value
         return without if type(value) is dict else list(without.values())
+
+
+def _items_in(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def plain_tensors(model: nn.Module) -> list[tuple[torch.Tensor, nn.Module]]:

@@ -17,13 +17,14 @@ from ..base import _compat, memory
 from ..base.blocks import Block
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, saving_nothing
 from ..base.prints import fingerprint
-from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, TAKES_OUT, StageMeasure
 from ..base.tree import tensors_in
 from ..context.attributes import Attributes
 from ..context.lasting import Lasting
 from ..context.untouched import Buffers, Randomness
 from . import isolate
 from .beside import Arrivals, Beside, collecting_apart
+from .captured import places_of, refuse
 from .hidden import hidden_storages
 
 
@@ -107,11 +108,18 @@ class BlockMeter:
         lasting = Lasting(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
+            if prints is None:
+                attributes.restore()
+                replay.rewind()
+                self._stage.captured = captured_by(self._block, function, arguments, self._device)
+                prints = self.run_saving(function, arguments, waiting, created)
+        if prints is None:
+            refuse(self._block.name, arguments.captured, self._block.parts())
         replay.note_first_run(self._stage)
         change = lasting.change()
         if change is not None:
             self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
-        if any(t._version != version for t, version in versions):
+        if arguments.writes_captured or any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
         if self._hides_input:
             self._stage.keep_reason = self._stage.keep_reason or HIDES_INPUT
@@ -119,6 +127,9 @@ class BlockMeter:
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
                 self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
+        if arguments.captures and attributes.lack(arguments.captured):
+            self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
+            attributes.restore()
         attributes.detach()
         del attributes, lasting  # so that the run below releases what it replaces, as in a step
         replay.rewind()
@@ -142,9 +153,9 @@ class BlockMeter:
         waiting: Sequence[nn.Parameter],
         created: Created,
         saving: Callable[[], isolate.Saved] | None = None,
-    ) -> list[int]:
-        """Forward and backward; returns fingerprints of the output. `saving` makes the hooks that save, if
-        not all is saved.
+    ) -> list[int] | None:
+        """Forward and backward; returns fingerprints of the output, or None if the block reads values with a history
+        that it is not passed, and has no backward alone. `saving` makes the hooks that save, if not all is saved.
         """
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
@@ -154,9 +165,11 @@ class BlockMeter:
             leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
             args, kwargs = arguments.source(isolate.Hooks(arrived=self._noting(arguments.differentiable, leaving)))
             saved.given(args, kwargs)
-            result = function(*args, **kwargs)
+            result = arguments.run(function, args, kwargs)
         del args, kwargs
         self._mark("forward")
+        if arguments.reach_back([*isolate.differentiable(result), *beside.tensors(result)]):
+            return None
         torch.clear_autocast_cache()
         self._mark("saved")
         self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
@@ -251,7 +264,7 @@ class BlockMeter:
         hooks = torch.autograd.graph.saved_tensors_hooks(counting, Layout.tensor)
         with collecting_apart(), hooks:
             args, kwargs = arguments.source(isolate.Hooks())
-            function(*args, **kwargs)
+            arguments.run(function, args, kwargs)
         attributes.restore()
         return next(count)
 
@@ -261,7 +274,7 @@ class BlockMeter:
         with saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
             beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
-            result = function(*args, **kwargs)
+            result = arguments.run(function, args, kwargs)
         self.beside = Arrivals(beside.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
         self.left = beside.storages({*passed, *self._static})
@@ -304,6 +317,18 @@ class BlockMeter:
             stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
             accumulated = peak_without(meter, at["begun"], at["end"], self._gone)
             stage.accumulated_backward_rise_bytes = accumulated - full
+
+
+def captured_by(
+    block: Block, function: Callable[..., Any], arguments: isolate.Arguments, device: torch.device
+) -> list[str]:
+    """Makes what a block reads with a history, and is not passed, inputs among its arguments; where each was found."""
+    state, attributes = Rewinding(block, device), Attributes(block.parts(), with_large=True)
+    with collecting_apart():
+        found = arguments.capture(function)
+    attributes.restore()
+    state.rewind()
+    return places_of(found, block.parts())
 
 
 def parameters_of(block: Block) -> list[nn.Parameter]:

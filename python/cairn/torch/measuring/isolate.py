@@ -18,16 +18,17 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from ..base import _compat, memory
 from ..base.errors import Unsupported
-from ..base.layouts import Layouts, layouts_of, made
+from ..base.layouts import Layouts, layouts_of, made, saving_nothing
 from ..base.tree import Tree, children, fill, tensors_in
 from ..context.caches import own_caches
+from .captured import Finding, Replacing, reaches_back
 
 
 @dataclasses.dataclass
@@ -108,21 +109,65 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Arguments:
-    """The arguments of one call of a block, which can be passed on with fresh graph inputs."""
+    """The arguments of one call of a block, which can be passed on with fresh graph inputs; and after `capture`, what
+    it reads beside them.
+
+    Attributes:
+        tensors: all of them.
+        differentiable: those with gradients.
+        captured: of them, what it is not passed.
+        captures: it reads values with a history that it is not passed.
+        writes_captured: and has written one in place.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._value = (args, kwargs)
         self._tree = Tree.of(self._value)
-        self.tensors = self._tree.leaves
+        self._since = _compat.history_mark()
+        self._fresh: Sequence[torch.Tensor] = ()  # of the latest `source`
+        self.captures = self.writes_captured = False
+        self._take([])
+
+    def _take(self, captured: list[torch.Tensor]) -> None:
+        self.captured = captured
+        self.tensors = [*self._tree.leaves, *captured]
         self.differentiable = [t for t in self.tensors if t.requires_grad]
 
     def source(self, hooks: Hooks) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the differentiable tensors coming out of a `_Source`."""
-        fresh: Iterator[torch.Tensor] = iter(())
+        fresh: Sequence[torch.Tensor] = ()
         if self.differentiable:
-            fresh = iter(_Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks))
-        args, kwargs = self._tree.build([next(fresh) if t.requires_grad else t for t in self.tensors])
+            fresh = _Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks)
+        self._fresh = fresh if self.captures else ()
+        coming = iter(fresh)
+        args, kwargs = self._tree.build([next(coming) if t.requires_grad else t for t in self._tree.leaves])
         return own_caches(args, kwargs)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the block with what `source` gave."""
+        if not self.captures:
+            return function(*args, **kwargs)
+        fresh, self._fresh = self._fresh, ()
+        replacing = Replacing(self.differentiable, fresh)
+        with replacing:
+            result = function(*args, **kwargs)
+        self.writes_captured |= replacing.wrote()
+        return replacing.replaced(result)
+
+    def reach_back(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether a backward from what a run made runs on into what was there before the block."""
+        return reaches_back(tensors, self._since)
+
+    def capture(self, function: Callable[..., Any]) -> list[torch.Tensor]:
+        """Runs the block, and takes what it reads with a history and is not passed for inputs; gives it back."""
+        args, kwargs = self.source(Hooks())
+        finding = Finding(self._since)
+        with saving_nothing(), finding:
+            finding.note(function(*args, **kwargs))
+        passed = set(map(id, self._tree.leaves))
+        self._take([tensor for tensor in finding.tensors if id(tensor) not in passed])
+        self.captures = True
+        return finding.tensors
 
     def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loan:
         """To be asked before the run that is passed these, if it is the one that the caller sees."""

@@ -259,17 +259,13 @@ class MemoryPass:
         stage = StageMeasure(block.name, "block", block.class_name, call)
         state = Randomness(self._device).torch_fingerprint()
         stage.random_state_is_new, self._random_state = state != self._random_state, state
-        run = _Run(
-            stage,
-            BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static),
-            memory.storages(arguments.differentiable),
-            self._is_chained(arguments),
-        )
-        self._note_held(run.chained)
-        self._note_readings(run, arguments)
+        alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
         hooks, shared = isolate.Hooks(), self._owners.waiting(block, call)
         computed = [found for part in block.parts() for found in _in_attributes(part)]
-        output = run.alone.run(function, arguments, hooks, shared, self._created)
+        output = alone.run(function, arguments, hooks, shared, self._created)
+        run = _Run(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
+        self._note_held(run.chained)
+        self._note_readings(run, arguments)
         self._note_weight_grads(run, shared, block)
         if run.alone.beside.layouts:
             self._left |= set(map(id, parameters_of(block)))

@@ -37,7 +37,7 @@ from ..saved.block_options import candidates, thinned
 from ..saved.rebuild import Rebuild, Recipe, compile_recipe
 from . import isolate, mechanism
 from .beside import Beside, collecting_apart
-from .block_meter import BlockMeter, Created, Rewinding, parameters_of
+from .block_meter import BlockMeter, Created, Rewinding, captured_by, parameters_of
 from .measure import StepMeasure
 from .owners import Owners
 from .sample import Sample, backward_of
@@ -80,6 +80,8 @@ class OptionPass:
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
         arguments = isolate.Arguments(args, kwargs)
+        if stage.captured:
+            captured_by(block, function, arguments, self._device)
         if block.is_compiled:
             stage.closed = "is compiled"
         elif not stage.keep_reason:
@@ -88,7 +90,7 @@ class OptionPass:
         with saving_nothing():
             args, kwargs = arguments.source(isolate.Hooks())
             lent = arguments.lent(args, kwargs)
-            result = function(*args, **kwargs)
+            result = arguments.run(function, args, kwargs)
         self._sample.teller.one_done()
         output = isolate.bridge(result, arguments.differentiable, isolate.Hooks())
         lent.hand_back(block.name, result, output)
@@ -168,7 +170,7 @@ class _BlockRuns:
             return held[1]
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
-            result = self.function(*args, **kwargs)
+            result = self.arguments.run(self.function, args, kwargs)
         graph = recorder.graph(result)
         if not constants.hold(parts, list(map(vars, parts))):
             graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
@@ -391,7 +393,7 @@ class _Proofs:
         args, kwargs = self._run.arguments.source(isolate.Hooks())
         where = _Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._run.function(*args, **kwargs)
+            self._run.arguments.run(self._run.function, args, kwargs)
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
             return []

@@ -22,6 +22,7 @@ from ..context.attributes import Attributes
 from ..context.untouched import Randomness
 from . import isolate, mechanism
 from .beside import Beside, collecting_apart
+from .block_meter import captured_by
 from .measure import StepMeasure
 from .sample import Sample, backward_of
 
@@ -91,6 +92,8 @@ class TimePasses:
         index = self._index
         stage = self._measured.blocks[index]
         arguments = isolate.Arguments(args, kwargs)
+        if stage.captured:
+            captured_by(block, function, arguments, self._device)
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = Randomness(self._device)
@@ -119,7 +122,7 @@ class TimePasses:
             args, kwargs = arguments.source(isolate.Hooks())
             lent = arguments.lent(args, kwargs)
             began = self._now()
-            result = function(*args, **kwargs)
+            result = arguments.run(function, args, kwargs)
             self._samples_of(stage).forward_only.append(self._now() - began)
         return result, lent
 
@@ -130,7 +133,7 @@ class TimePasses:
         args, kwargs = arguments.source(isolate.Hooks())
         beside = Beside(block.parts())
         began = self._now()
-        result = function(*args, **kwargs)
+        result = arguments.run(function, args, kwargs)
         samples.forward.append(self._now() - began)
         del args, kwargs
         begun: list[int] = []

@@ -1343,24 +1343,24 @@ def test_weights_that_are_cached_in_the_forward_are_computed_again_in_the_backwa
                 loss.backward()
                 found.append(results(one, loss))
             assert not differing(*found)
-        with parametrize.cached():
-            loss = loss_of(model)
-            with refused(RecomputationError, "cached() is in force in the backward", "before the backward"):
+        found = []
+        for one in (model, plain):
+            with parametrize.cached():  # in the backward, too
+                loss = loss_of(one)
                 loss.backward()
+            found.append(results(one, loss))
+        assert not differing(*found)
         sound_afterwards(model)
 
 
-def test_weights_of_an_earlier_call_are_not_there_when_a_block_runs_again() -> None:
+def test_weights_of_an_earlier_call_are_there_when_a_block_runs_again() -> None:
     torch.manual_seed(0)
     model = CallingTwice(2, Parametrized).train()
     stages = [outside("before"), *blocks(*(f"layers.{i // 2}" for i in range(4))), outside("after")]
-    with planned(model, stages, from_input(stages)):
-        loss = loss_of(model)
-        with refused(RecomputationError, "cached() is in force in the forward", "leave it out"):
-            loss.backward()
-        model.zero_grad()
-        model.is_cached = False
-        sound_afterwards(model)
+    for ops in (every_block(stages), from_input(stages), wild(stages, 2)):
+        assert_same(model, loss_of, stages, ops)
+    model.is_cached = False
+    assert_same(model, loss_of, stages, from_input(stages))
 
 
 def test_a_training_flag_changed_between_forward_and_backward() -> None:

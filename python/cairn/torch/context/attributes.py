@@ -25,6 +25,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.errors import RecomputationError
 from . import generators
+from .parametrized import CachedWeights
 from .reach import has_attributes, reached
 from .state import LARGE_BYTES, OF_EVERY_MODULE, same_numbers
 
@@ -70,7 +71,7 @@ class Attributes:
     (`with_large`, and then hooks of the modules, too): to hold those that a run replaces takes memory.
     """
 
-    __slots__ = ("_copies", "_found", "_generators", "_hooks", "_room", "_since", "_with_large")
+    __slots__ = ("_copies", "_found", "_generators", "_hooks", "_room", "_since", "_weights", "_with_large")
 
     def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
         self._with_large, self._room = with_large, MANY
@@ -80,6 +81,7 @@ class Attributes:
         self._generators: list[Callable[[], None]] = []  # what puts them back, and small arrays
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
         modules = list(modules)
+        self._weights = CachedWeights(modules)
         for module in modules:
             if with_large:
                 self._hooks += [(vars(module)[name], dict(vars(module)[name])) for name in _HOOKS]
@@ -170,6 +172,7 @@ class Attributes:
                 registry.clear()
                 registry.update(before)
         self._restore_inside()
+        self._weights.restore()
 
     def _restore_names(self, found: Found) -> None:
         names, before = found.container, found.before
@@ -230,6 +233,7 @@ class Attributes:
                 there = len(found.before)
                 items = (item for i, item in enumerate(container) if i < there or not self._has_history(item))
                 refill(container, list(map(self._detached, items)))
+        self._weights.restore()
 
     def _has_history(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and _compat.is_made_since(value, self._since)

@@ -14,6 +14,7 @@ from ..base.errors import Unsupported
 from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..context.ambient import Modes, RandomState
 from ..context.attributes import Attributes
+from ..context.parametrized import FoundWeights
 from ..context.state import Record
 from ..context.variables import Variables
 from ..saved.holders import Box, Packed, View, geometry
@@ -116,6 +117,7 @@ class BlockRun:
     first: Packed | None = None
     box: Box | None = None  # of an opened block
     calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
+    weights: FoundWeights | None = None  # in `parametrize.cached()`, where that was in force
     samples: list[Any] | None = None  # of what it returned; None: not compared
     marks: Marks | None = None  # the same on an accelerator, and of what it saved
     contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them

@@ -238,6 +238,8 @@ class Run:
         else:
             finding = site.opened.find(tree, self._modes, self._switches.key)
             part = self._part(op, site, finding, block)
+        if _compat.weights_are_cached():
+            block.weights = parametrized.FoundWeights(site.state.modules())
         if site.state.fills:
             block.contents = Attributes(site.state.modules())
         if part is None:
@@ -756,7 +758,7 @@ class Run:
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
-            surroundings.enter_context(parametrized.told(site.state.modules))
+            surroundings.enter_context(parametrized.as_found(block.weights))
             # in the forward, whatever the first run left has yet to be read
             attributes = Attributes(modules, with_large=self._in_forward)
             surroundings.callback(attributes.restore)

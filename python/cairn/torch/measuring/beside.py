@@ -19,6 +19,7 @@ from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import ATOMS, tensors_in, unique_tensors_in
 from ..context.attributes import MANY, NESTED
+from ..context.parametrized import cached_weights
 from ..context.reach import CONTAINERS, own_names, reached
 from ..context.state import LARGE_BYTES, OF_EVERY_MODULE
 from . import isolate
@@ -71,7 +72,10 @@ class Beside:
     def _tensors(self) -> list[torch.Tensor]:
         at_hand = (value for _, _, value in reached(self._parts))
         attributes = [value for part in self._parts for _, value in _items_of(vars(part), _HIDDEN)]
-        found = unique_tensors_in([*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected()])
+        weights = list(cached_weights(self._parts).values())
+        found = unique_tensors_in(
+            [*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected(), weights]
+        )
         retained = [tensor.grad for tensor in found if tensor.retains_grad]
         return unique_tensors_in([*found, *retained]) if retained else found
 

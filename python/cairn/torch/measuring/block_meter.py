@@ -127,7 +127,7 @@ class BlockMeter:
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
                 self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
-        if arguments.captures and attributes.lack(arguments.captured):
+        if attributes.lack(arguments.captured):
             self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
             attributes.restore()
         attributes.detach()
@@ -138,6 +138,10 @@ class BlockMeter:
             self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is run again"
         replay.finish()
         return output
+
+    def parts(self) -> list[nn.Module]:
+        """The block's modules."""
+        return self._block.parts()
 
     def saved_outputs(self, output: Any) -> set[int]:
         """The storages of the output that autograd saves."""
@@ -325,10 +329,11 @@ def captured_by(
     """Makes what a block reads with a history, and is not passed, inputs among its arguments; where each was found."""
     state, attributes = Rewinding(block, device), Attributes(block.parts(), with_large=True)
     with collecting_apart():
-        found = arguments.capture(function)
+        arguments.capture(function)
+    places = places_of(arguments.captured, block.parts())
     attributes.restore()
     state.rewind()
-    return places_of(found, block.parts())
+    return places
 
 
 def parameters_of(block: Block) -> list[nn.Parameter]:

@@ -9,7 +9,7 @@ functions get fresh graph inputs in their places, and the block's gradients end 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from ..base import _compat
 from ..base.errors import Unsupported
 from ..base.tree import Tree, tensors_inside
 from ..context.elsewhere import values_read
-from ..context.reach import reached
+from ..context.parametrized import cached_weights
+from ..context.reach import is_own_object, reached
 from ..context.state import OF_EVERY_MODULE
 
 
@@ -39,7 +40,28 @@ def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
     return False
 
 
-class Finding(TorchFunctionMode):
+class _Given(TorchFunctionMode):
+    """Sees what functions are given, those of `torch.autograd.Function` as well."""
+
+    def __enter__(self) -> Any:
+        self._entered = _compat.functions_given(self.given)
+        self._entered.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._entered.__exit__(*exc)
+
+    def given(self, arguments: Any) -> Any:
+        """What a function is to be given: its arguments are (args, kwargs)."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.given((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Finding(_Given):
     """Notes the tensors with a history from before a mark that functions are given, in order, each once."""
 
     def __init__(self, since: int) -> None:
@@ -51,20 +73,15 @@ class Finding(TorchFunctionMode):
     def tensors(self) -> list[torch.Tensor]:
         return list(self._found.values())
 
-    def note(self, value: Any) -> None:
+    def given(self, value: Any) -> Any:
         """Notes those in a value."""
         for tensor in Tree.of(value).leaves:
             if tensor.grad_fn is not None and not _compat.is_made_since(tensor, self._since):
                 self._found.setdefault(id(tensor), tensor)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note((args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        self.note(result)
-        return result
+        return value
 
 
-class Replacing(TorchFunctionMode):
+class Replacing(_Given):
     """Gives functions other tensors in the places of some."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
@@ -73,7 +90,7 @@ class Replacing(TorchFunctionMode):
         self._alive = list(tensors)  # so that no other gets the identity of one
         self._versions = _compat.versions(others)
 
-    def replaced(self, value: Any) -> Any:
+    def given(self, value: Any) -> Any:
         """A value with the others in their places."""
         tree = Tree.of(value)
         if not any(id(leaf) in self._others for leaf in tree.leaves):
@@ -84,19 +101,19 @@ class Replacing(TorchFunctionMode):
         """Whether one was written in place."""
         return _compat.versions(self._others.values()) != self._versions
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.replaced((args, kwargs or {}))
-        return func(*args, **kwargs)
-
 
 def places_of(tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> list[str]:
     """Where code of modules finds each tensor that they are not passed, in words."""
-    named = dict(_named(modules))
+    named = {id(tensor): where for tensor, where in _named(modules)}
     return [named.get(id(tensor), "a variable of its code") for tensor in tensors]
 
 
-def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[int, str]]:
-    read = values_read(modules, lambda value: isinstance(value, (torch.Tensor, dict, list, tuple)))()
+IN_CACHE = "a weight in parametrize.cached()"
+
+
+def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
+    """The tensors that code of modules may find, with the places."""
+    read = values_read(modules, _may_hold)()
     found: list[tuple[str, Any]] = [(name, value) for name, value in read]
     found += [(f"'{name}', which it has at hand,", value) for _, name, value in reached(modules)]
     for module in modules:
@@ -105,10 +122,15 @@ def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[int, str]]:
                 found.append((f"the attribute '{name}' of {type(module).__name__}", value))
     for where, value in found:
         inside = itertools.islice(_tensors_of(value), _MANY)
-        yield from ((id(tensor), where) for tensor in inside)
+        yield from ((tensor, where) for tensor in inside)
+    yield from ((weight, IN_CACHE) for weight in cached_weights(modules).values())
 
 
 _MANY = 1000
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, dict, list, tuple)) or is_own_object(value)
 
 
 def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
@@ -119,11 +141,9 @@ def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
 
 def refuse(name: str, tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> None:
     """Raises Unsupported: the block of this name reads values with a history in a way that cannot be cut."""
-    where = ", ".join(dict.fromkeys(places_of(tensors, modules))) or "a place that was not found"
+    places = places_of(tensors, modules)
+    places += [where for tensor, where in _named(modules) if tensor.grad_fn is not None]  # written in place since
     raise Unsupported(
-        f"'{name}' reads a value with gradients that it is not passed ({where}), and hands it to what torch cannot "
-        "look into (a function of torch.autograd.Function, a compiled one): pass it to the block as an argument"
+        f"'{name}' reads a value with gradients that it is not passed ({', '.join(dict.fromkeys(places))}), and writes "
+        "it in place, or hands it to compiled code: pass it to the block as an argument, and return what is made of it"
     )
-
-
-Function = Callable[..., Any]

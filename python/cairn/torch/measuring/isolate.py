@@ -115,9 +115,8 @@ class Arguments:
     Attributes:
         tensors: all of them.
         differentiable: those with gradients.
-        captured: of them, what it is not passed.
-        captures: it reads values with a history that it is not passed.
-        writes_captured: and has written one in place.
+        captured: what it reads with a history without having it from its arguments, once that is known.
+        writes_captured: it has written some of that in place.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -125,12 +124,12 @@ class Arguments:
         self._tree = Tree.of(self._value)
         self._since = _compat.history_mark()
         self._fresh: Sequence[torch.Tensor] = ()  # of the latest `source`
-        self.captures = self.writes_captured = False
+        self.captured: list[torch.Tensor] = []
+        self.writes_captured = False
         self._take([])
 
-    def _take(self, captured: list[torch.Tensor]) -> None:
-        self.captured = captured
-        self.tensors = [*self._tree.leaves, *captured]
+    def _take(self, others: Sequence[torch.Tensor]) -> None:
+        self.tensors = [*self._tree.leaves, *others]
         self.differentiable = [t for t in self.tensors if t.requires_grad]
 
     def source(self, hooks: Hooks) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -138,36 +137,35 @@ class Arguments:
         fresh: Sequence[torch.Tensor] = ()
         if self.differentiable:
             fresh = _Source.apply(_anchor(self.differentiable[0].device), self.differentiable, hooks)
-        self._fresh = fresh if self.captures else ()
+        self._fresh = fresh if self.captured else ()
         coming = iter(fresh)
         args, kwargs = self._tree.build([next(coming) if t.requires_grad else t for t in self._tree.leaves])
         return own_caches(args, kwargs)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the block with what `source` gave."""
-        if not self.captures:
+        if not self.captured:
             return function(*args, **kwargs)
         fresh, self._fresh = self._fresh, ()
         replacing = Replacing(self.differentiable, fresh)
         with replacing:
             result = function(*args, **kwargs)
         self.writes_captured |= replacing.wrote()
-        return replacing.replaced(result)
+        return replacing.given(result)
 
     def reach_back(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether a backward from what a run made runs on into what was there before the block."""
         return reaches_back(tensors, self._since)
 
-    def capture(self, function: Callable[..., Any]) -> list[torch.Tensor]:
-        """Runs the block, and takes what it reads with a history and is not passed for inputs; gives it back."""
+    def capture(self, function: Callable[..., Any]) -> None:
+        """Runs the block, and takes what it reads with a history and is not passed for inputs."""
         args, kwargs = self.source(Hooks())
         finding = Finding(self._since)
         with saving_nothing(), finding:
-            finding.note(function(*args, **kwargs))
+            finding.given(function(*args, **kwargs))
+        self.captured = finding.tensors
         passed = set(map(id, self._tree.leaves))
-        self._take([tensor for tensor in finding.tensors if id(tensor) not in passed])
-        self.captures = True
-        return finding.tensors
+        self._take([tensor for tensor in self.captured if id(tensor) not in passed])
 
     def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loan:
         """To be asked before the run that is passed these, if it is the one that the caller sees."""

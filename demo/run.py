@@ -1,23 +1,24 @@
 """The demo: two real networks train in less memory than they need.
 
-    make demo        or        .venv/bin/python demo/run.py [--quick]
+    make demo        or        .venv/bin/python demo/run.py
 
 Act 1: a residual network with 32 blocks on images of handwritten digits. The operating system caps the process; plain
 PyTorch dies, so does checkpointing every block, and the same script with Cairn finishes. Act 2: a small GPT on text,
-the same way. Act 3: the first network in so little memory that computing again takes long; with a file to send values
-to, it hardly does. All losses are compared, bit by bit, with a plain run that nobody capped. Then strategies side by
-side, PyTorch's own among them, peaks and times predicted and measured, a plot of the trade-off, and a timeline.
+the same way. Act 3: the first network in so little memory that recomputing takes long; with a file to offload to, it
+hardly does. All losses are compared, bit by bit, with a plain run that nobody capped. Then strategies side by side,
+PyTorch's own among them, peaks and times predicted and measured, a plot of the trade-off, and a timeline.
+
+Every run is a process of its own with one thread; two run at a time.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,27 @@ NAMES = {
 }
 
 
-def run(workload: str, strategy: str, steps: int, room_mib: int | None = None) -> dict[str, Any]:
+def finished(command: list[str], *good: int) -> subprocess.CompletedProcess[str]:
+    """A process that has ended with a status that is good; another one ends the demo."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode not in good:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def train(workload: str, strategy: str, steps: int, room_mib: int | None = None) -> dict[str, Any]:
     """One training process; its losses, or that it ran out of memory."""
     command = [sys.executable, str(HERE / "train.py"), workload, strategy, "--steps", str(steps)]
     if room_mib is not None:
         command += ["--room", str(room_mib)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode not in (0, 3):
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(finished(command, 0, 3).stdout.splitlines()[-1])
     return result
+
+
+def compare() -> str:
+    """The table of strategies, which also writes the files."""
+    return finished([sys.executable, str(HERE / "strategies.py"), str(OUT)], 0).stdout
 
 
 def pace(result: dict[str, Any]) -> str:
@@ -79,43 +90,38 @@ def verdict(result: dict[str, Any], reference: dict[str, Any]) -> str:
     return f"{pace(result)}; {how}"
 
 
-def play(act: Act, steps: int, references: dict[str, dict[str, Any]]) -> bool:
-    """One act, of so many steps; true when it went as announced.
-
-    `references` has the uncapped runs by network, of at least as many steps, and gets new ones.
-    """
-    print(f"\n{act.title}: {act.room_mib} MiB for the step, enforced by the kernel (RLIMIT_DATA)")
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        reference = None if act.workload in references else pool.submit(run, act.workload, "plain", steps)
-        strategies = (*act.dying, *act.finishing)
-        capped = {strategy: pool.submit(run, act.workload, strategy, steps, act.room_mib) for strategy in strategies}
-        if reference is not None:
-            references[act.workload] = plain = reference.result()
-            print(f"  {'plain PyTorch, no cap':32} {pace(plain)}; its losses are the reference", flush=True)
-        expected = {"losses": references[act.workload]["losses"][:steps]}
-        results = {}
-        for strategy, future in capped.items():
-            results[strategy] = future.result()
-            print(f"  {NAMES[strategy]:32} {verdict(results[strategy], expected)}", flush=True)
-    died = all("out_of_memory" in results[strategy] for strategy in act.dying)
-    return died and all(results[strategy].get("losses") == expected["losses"] for strategy in act.finishing)
+def play(act: Act, runs: dict[str, Future[dict[str, Any]]], reference: Future[dict[str, Any]], is_new: bool) -> bool:
+    """Prints one act as its runs finish; true when it went as announced."""
+    print(f"\n{act.title}: {act.room_mib} MiB for the step, enforced by the kernel (RLIMIT_DATA)", flush=True)
+    plain = reference.result()
+    if is_new:
+        print(f"  {'plain PyTorch, no cap':32} {pace(plain)}; its losses are the reference", flush=True)
+    expected = {"losses": plain["losses"][: act.steps]}
+    for strategy, run in runs.items():
+        print(f"  {NAMES[strategy]:32} {verdict(run.result(), expected)}", flush=True)
+    died = all("out_of_memory" in runs[strategy].result() for strategy in act.dying)
+    return died and all(runs[strategy].result().get("losses") == expected["losses"] for strategy in act.finishing)
 
 
 def main() -> int:
-    """All acts."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps and budgets")
-    quick = parser.parse_args().quick
+    """All acts, and the table."""
     began = time.monotonic()
     OUT.mkdir(exist_ok=True)
-    references: dict[str, dict[str, Any]] = {}
-    went_well = [play(act, 2 if quick else act.steps, references) for act in ACTS]
-    good = all(went_well)
-    from strategies import compare
-
-    compare(OUT, quick)
-    print(f"\n{time.monotonic() - began:.0f} seconds. " + ("" if good else "NOT everything went as it should."))
-    return 0 if good else 1
+    references: dict[str, Future[dict[str, Any]]] = {}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        started = []
+        for act in ACTS:
+            is_new = act.workload not in references
+            if is_new:  # the first act of a network has the most steps
+                references[act.workload] = pool.submit(train, act.workload, "plain", act.steps)
+            strategies = (*act.dying, *act.finishing)
+            runs = {each: pool.submit(train, act.workload, each, act.steps, act.room_mib) for each in strategies}
+            started.append((act, runs, references[act.workload], is_new))
+        table = pool.submit(compare)
+        went_well = [play(*each) for each in started]
+        print(table.result())
+    print(f"{time.monotonic() - began:.0f} seconds. " + ("" if all(went_well) else "NOT everything went as it should."))
+    return 0 if all(went_well) else 1
 
 
 if __name__ == "__main__":

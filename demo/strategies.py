@@ -1,4 +1,6 @@
-"""Strategies side by side on the residual network: peak and time of a step, predicted and measured.
+"""Strategies side by side on a residual network: peak and time of a step, predicted and measured.
+
+    python demo/strategies.py FOLDER
 
 Predictions are the simulator's, of the schedule that each strategy stands for. Measurements are of the real thing:
 PyTorch's own checkpointing and compiler where it is PyTorch's, a step replayed by Cairn where it is Cairn's, each in
@@ -8,6 +10,7 @@ turns with the others. Times are of the processor, one thread, which what else r
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from cairn.torch.base import clock
 from workloads import cnn
 
 MIB = 2**20
-BATCH, ROUNDS = 16, 2
+WIDTHS, BATCH, ROUNDS = (32, 32, 64, 64, 128, 128), 16, 2
 
 
 def show(measured: ct.Sweep) -> None:
@@ -37,12 +40,11 @@ def show(measured: ct.Sweep) -> None:
         print(f"  {name:46}left out: {reason}")
 
 
-def compare(out: Path, quick: bool) -> None:
+def compare(out: Path) -> None:
     """Prints the table; writes it, the plot and a timeline, and says where."""
     torch.set_num_threads(1)
     clock.read = time.thread_time_ns
-    each = 2 if quick else 4
-    work = cnn([32] * each + [64] * each + [128] * each, BATCH)
+    work = cnn(WIDTHS, BATCH)
     x, y = next(work.batches)
     print(
         f"\nstrategies on a pyramid of {len(work.blocks)} such blocks, batch {BATCH}, measured in one process",
@@ -51,7 +53,7 @@ def compare(out: Path, quick: bool) -> None:
     sample: dict[str, Any] = {"args": (x,), "loss_fn": lambda output: work.loss(output, y)}
     profile = ct.profile(work.model, **sample)
     plot, table, timeline = (out / name for name in ("tradeoff.png", "tradeoff.json", "timeline.json"))
-    curve = ct.sweep(profile, 12, plot=plot, model=work.model, rounds=1 if quick else ROUNDS, **sample)
+    curve = ct.sweep(profile, 12, plot=plot, model=work.model, rounds=ROUNDS, **sample)
     show(curve)
     table.write_text(json.dumps(curve.to_json(), indent=1) + "\n")
     tightest = ct.plan(profile, curve[1].budget_bytes).verified
@@ -59,3 +61,7 @@ def compare(out: Path, quick: bool) -> None:
     print(f"\n  trade-off plot  {plot}")
     print(f"  the same, data  {table}")
     print(f"  timeline        {timeline}  (open it at ui.perfetto.dev)")
+
+
+if __name__ == "__main__":
+    compare(Path(sys.argv[1]))

@@ -238,3 +238,24 @@ def test_a_region_around_the_model_in_the_loop_is_the_forwards() -> None:
     plain = run()
     with ct.apply(model, smallest(profile_of(model, x))):
         assert all(map(torch.equal, plain, run()))
+
+
+@contextlib.contextmanager
+def roomy(model: Model) -> Iterator[None]:
+    STACK.append(1.0)
+    try:
+        yield
+    finally:
+        STACK.clear()
+
+
+def scale_with_room(block: Block) -> float:
+    if not STACK:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes.")
+    return STACK[-1]
+
+
+def test_where_memory_runs_out_in_the_recomputation_after_the_forward_no_block_is_kept_for_it():
+    profile = ct.profile(Model(scale_with_room, roomy), torch.randn(ROWS, WIDTH), loss_fn=loss_fn, passes=1)
+    assert any("there was no memory to recompute each block" in note for note in profile.notes)
+    assert [stage.keep_reason for stage in profile.stages if stage.kind == "block"] == [""] * 4

@@ -173,7 +173,7 @@ def _measure_all(
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
     sample.teller.begin("recomputing blocks after the forward")
-    rehearsal.keep_what_differs(sample, measured.stages, device)
+    measured.is_rehearsed = rehearsal.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
     sample.teller.begin("taking times", how.passes * len(measured.blocks))
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)
@@ -329,6 +329,11 @@ def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
     notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
     if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
+    if not measured.is_rehearsed:
+        notes.append(
+            "there was no memory to recompute each block once after the forward: a block that reads state which is "
+            "set for the forward alone is found when a step recomputes it; name it with keep="
+        )
     if sample.has_no_loss:
         notes.append(
             "the loss is computed outside the model and loss_fn was not given: "

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cairn
+import torch
 from cairn import format_budget, format_bytes
 
 
@@ -124,6 +125,13 @@ class TransferFailed(TorchError, cairn.Io):
 
     what: Any
     nbytes: int
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out; torch has no class of its own for that on the CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def warn(text: str) -> None:

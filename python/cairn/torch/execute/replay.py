@@ -40,7 +40,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
-from ..base.errors import RecomputationError, Unsupported
+from ..base.errors import RecomputationError, Unsupported, is_out_of_memory
 from ..base.layouts import Look, first_byte
 from ..base.prints import fingerprint, spread
 from ..base.tree import Tree, tensors_in, unique_tensors_in
@@ -799,9 +799,9 @@ class Run:
         for stage in sorted(self._blocks, reverse=True):
             try:
                 self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
-            except (torch.OutOfMemoryError, MemoryError):
-                raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 found[stage] = error.with_traceback(None)
         return found
 

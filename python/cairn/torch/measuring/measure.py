@@ -53,6 +53,7 @@ class StepMeasure:
     is_settled: bool  # blocks were measured with what `arriving` and `used_outside` say
     used_outside: Mapping[int, int]  # which parameters of blocks are used outside of blocks too, and where (`Owners`)
     excess: float = 0.0  # of the meter
+    is_rehearsed: bool = True  # there was memory to recompute each block once after the forward
 
 
 # -- the pass that measures memory ---------------------------------------------------------------------------

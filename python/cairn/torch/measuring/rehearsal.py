@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..base.errors import RecomputationError, Unsupported
+from ..base.errors import RecomputationError, Unsupported, is_out_of_memory
 from ..base.stage_measure import StageMeasure
 from ..base.stages import StageRef
 from ..execute.executor import Executor
@@ -26,12 +26,22 @@ from . import isolate
 from .sample import Sample
 
 
-def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> None:
-    """Gives every block that computes something else after the forward a reason to be kept."""
+def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> bool:
+    """Gives every block that computes something else after the forward a reason to be kept.
+
+    False: there was no memory for it, and no block was tried. A planned step compares what recomputed blocks return.
+    """
     if all(stage.kind != "block" or stage.keep_reason for stage in stages):
-        return
-    for number, reason in _differences(sample, stages, device).items():
+        return True
+    try:
+        differences = _differences(sample, stages, device)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    for number, reason in differences.items():
         stages[number - 1].keep_reason = reason
+    return True
 
 
 def _differences(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> Mapping[int, str]:

@@ -75,7 +75,7 @@ def train(workload: Workload, steps: int) -> dict[str, Any]:
         loss.backward()
         workload.optimizer.step()
         workload.optimizer.zero_grad()
-        losses.append(float(loss).hex())
+        losses.append(float(loss.detach()).hex())
         seconds.append(time.perf_counter() - began)
     return {"losses": losses, "seconds": seconds, "peak_mib": status_bytes("VmHWM") // MIB}
 

@@ -158,6 +158,7 @@ def apply_by_shape(
         itinerary=plan.itinerary,
         depot=_depot_of(plan, memory.device_of(model)),
         outside=outside,
+        kept=plan.kept_because.keys(),
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

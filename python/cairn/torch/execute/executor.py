@@ -11,7 +11,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,7 @@ class Executor:
     inside: by stage, what its options other than keeping everything keep.
     itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
     outside: what is replaced outside blocks.
+    kept: blocks that must not be recomputed, whatever runs of them come.
     forward_returned: called with each step once the model's forward has returned.
     """
 
@@ -103,12 +104,14 @@ class Executor:
         depot: Depot | None = None,
         outside: Outside | None = None,
         forward_returned: Callable[[Run], None] | None = None,
+        kept: Collection[str] = (),
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
         self._model = weakref.ref(model)
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
+        self._kept = frozenset(kept)
         self._part_handlers = Handlers()
         self._names: set[str] = set()
         self.depot = depot
@@ -153,7 +156,7 @@ class Executor:
             functools.partial(_resident_storages, self._model),
         )
         return Prepared(
-            settings, _sites(model, program, self._states, inside, self._part_handlers), stage_of, itinerary
+            settings, _sites(model, program, self._states, inside, self._part_handlers, self._kept), stage_of, itinerary
         )
 
     @property
@@ -321,12 +324,10 @@ class Executor:
             return forward(*args, **kwargs)
         stage = self._thread.stage_of.get((name, run.next_call(name)))
         forward = with_own_caches(forward, args, kwargs)
-        if stage is None:
-            self._trace.notes.append(f"'{name}' ran more often than planned, and was kept")
-            return forward(*args, **kwargs)
-        if not self._replaced.anything:
-            return run.block(stage, forward, args, kwargs)
-        with self._replaced.during_block():
+        with self._replaced.during_block() if self._replaced.anything else _NOTHING:
+            if stage is None:
+                first = self._thread.stage_of[name, 0]
+                return run.beyond(first, "more often than planned", forward, args, kwargs)
             return run.block(stage, forward, args, kwargs)
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -407,6 +408,7 @@ def _sites(
     states: dict[str, BlockState],
     inside: Mapping[int, Inside],
     handlers: Handlers,
+    kept: Collection[str],
 ) -> dict[int, Site]:
     sites = {}
     for stage, ref in enumerate(program.stages, 1):
@@ -420,7 +422,7 @@ def _sites(
                     ) from error
             state = states[ref.name]
             opened = OpenedBlock(inside[stage], state, ref.name, handlers) if program.opened[stage] else None
-            sites[stage] = Site(str(ref), state, opened)
+            sites[stage] = Site(str(ref), state, opened, ref.name in kept)
     return sites
 
 

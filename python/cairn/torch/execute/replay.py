@@ -72,8 +72,9 @@ from ..schedule.program import (
     Program,
     Value,
 )
+from .beyond import Beyond
 from .cargo import Cargo
-from .device_check import Checks, StepCheck
+from .device_check import Checks, Marks, StepCheck
 from .found import Finding
 from .opened import OpenedBlock, Saving
 from .parts import Part
@@ -104,6 +105,7 @@ class Site:
     name: str
     state: BlockState
     opened: OpenedBlock | None = None
+    is_kept: bool = False  # it must not be recomputed
 
 
 @dataclass
@@ -178,8 +180,7 @@ class Run:
         position = self._program.first_forward[stage]
         self._ran.add(stage)
         if position < self._position:
-            self._trace.notes.append(f"'{self.name(stage)}' ran after blocks that the plan has behind it, and was kept")
-            return forward(*args, **kwargs)
+            return self.beyond(stage, "after blocks that the plan has behind it", forward, args, kwargs)
         if position > self._position:
             self._advance(position)
         if self._travel is not None:
@@ -199,6 +200,45 @@ class Run:
         self._position = position + 1
         self._settle()
         return output
+
+    def beyond(
+        self, stage: int, how: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A run of a stage's block that the plan has not: it keeps its inputs alone, if it can be recomputed."""
+        site = self._sites[stage]
+        if site.is_kept:
+            self._trace.notes.append(f"'{self.name(stage)}' ran {how}, and was kept")
+            return forward(*args, **kwargs)
+        self._trace.notes.append(f"'{self.name(stage)}' ran {how}, kept its inputs alone, and is recomputed")
+        tree = Tree.of_call(args, kwargs)
+        self.running = stage
+        try:
+            block = self._noted(stage, forward, tree, list(map(Argument.kept, tree.leaves)))
+            return Beyond(self, stage, block).forward(site.state, args, kwargs)
+        finally:
+            self.running = 0
+
+    def _noted(
+        self, stage: int, forward: Callable[..., Any], tree: Tree, arguments: list[Argument] | None = None
+    ) -> BlockRun:
+        """What is noted before a block's first run. arguments: where they will be found, if that is known."""
+        if self._modes is None or not self._modes.are_in_force():
+            self._modes = Modes.current(self._settings.device_types)
+        hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
+        if arguments is None:
+            arguments = self._arguments(stage, tree.leaves)
+        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), Variables())
+
+    def new_marks(self) -> Marks | None:
+        """For what a first run computes, where that is compared on the device."""
+        return None if self._check is None else self._check.marks()
+
+    def note_returned(self, block: BlockRun, output: Any) -> None:
+        """Notes after a first run what it returned, for its recomputation to be compared with."""
+        assert block.found is not None
+        block.samples = self._samples(output, block.found)
+        if block.marks is not None:
+            block.marks.returned(output)
 
     def abandon(self) -> None:
         """To be called when the step failed: gives the slower memory free for the next one."""
@@ -228,15 +268,11 @@ class Run:
     def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stage, site = op.stage, self._sites[op.stage]
         tree = Tree.of_call(args, kwargs)
-        if self._modes is None or not self._modes.are_in_force():
-            self._modes = Modes.current(self._settings.device_types)
-        hidden = hidden_in(tree.opaque, site.name) if tree.opaque else []
-        arguments, state = self._arguments(stage, tree.leaves), self._random_state(tree.leaves)
-        block = BlockRun(forward, tree, arguments, hidden, self._modes, state, Variables())
+        block = self._noted(stage, forward, tree)
         if site.opened is None:
             finding, part = Finding(site.state.before()), None
         else:
-            finding = site.opened.find(tree, self._modes, self._switches.key)
+            finding = site.opened.find(tree, block.modes, self._switches.key)
             part = self._part(op, site, finding, block)
         if _compat.weights_are_cached():
             block.weights = parametrized.FoundWeights(site.state.modules())
@@ -283,7 +319,7 @@ class Run:
         block.box = None if finding.key is None else Box(finding.key)
         saving = self._saving(op, block)
         leaves, digest = block.tree.leaves, _digest if self._settings.determinism_check == "values" else None
-        marks = block.marks = None if self._check is None else self._check.marks()
+        marks = block.marks = self.new_marks()
         first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving, marks)
         try:
             with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
@@ -293,9 +329,7 @@ class Run:
             self._forget(stage)
             raise
         block.found = site.state.after(finding.before)
-        block.samples = self._samples(output, block.found)
-        if marks is not None:
-            marks.returned(output)
+        self.note_returned(block, output)
         self._note_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
@@ -720,7 +754,11 @@ class Run:
             raise RecomputationError(f"the arguments of '{self.name(stage)}' are gone")
         if self.running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
             self.boundary(stage)
-        tensor = self.find(stage, block, index)
+        return self.seen(self.find(stage, block, index), view)
+
+    @staticmethod
+    def seen(tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+        """A tensor, or a view of one."""
         if view is None or view == geometry(tensor):
             return tensor
         if isinstance(view, Look):

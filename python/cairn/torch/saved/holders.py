@@ -45,7 +45,15 @@ class Lease:
 
     def argument(self, index: int) -> torch.Tensor:
         """A tensor among the block's arguments, for rebuilding what it did not keep."""
-        return self.run.argument_of(self.stage, index, None)
+        return self.saved_argument(index, None)
+
+    def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
+        """A tensor that the block saved and that is one of its arguments, or a view of one."""
+        return self.run.argument_of(self.stage, index, view)
+
+    def missing(self, holder: Holder) -> torch.Tensor:
+        """A tensor that a backward wants and that is not there."""
+        return self.run.missing(holder)
 
     @property
     def record(self) -> Record:
@@ -93,7 +101,7 @@ class Holder:
         """The saved tensor, for autograd. What is not there is brought by the schedule, or is an error."""
         tensor = self.tensor
         if tensor is None:
-            tensor = self.lease.run.missing(self)
+            tensor = self.lease.missing(self)
         if _compat.saved_version(tensor) != self.version:
             raise written(tensor, self.lease.run.name(self.lease.stage))
         return tensor
@@ -113,7 +121,7 @@ class ArgumentHolder(Holder):
 
     def unpack(self) -> torch.Tensor:
         """The argument as it is in memory now."""
-        return self.lease.run.argument_of(self.lease.stage, self._index, self._view)
+        return self.lease.saved_argument(self._index, self._view)
 
 
 class Box:

@@ -224,7 +224,9 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
 
     What running a block again costs beside the run, `again_ns`, comes on top of each forward that no backward follows:
     each forward has it, and the backward takes it back. A run that saves nothing takes no longer than one that saves.
+    A block that is always kept never has it.
     """
+    again_ns = 0 if stage.keep_reason else stage.again_ns
     saved = max(stage.saved_bytes, stage.output_bytes)
     least_ns = min([stage.forward_ns, *(option.forward_ns for option in stage.options)])
     weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
@@ -235,18 +237,18 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
         "grad_bytes": stage.arriving_bytes(created),
         "weight_grad_bytes": weight_grad,
         "no_recompute": bool(stage.keep_reason),
-        "forward_only_ns": min(stage.forward_only_ns, least_ns) + stage.again_ns,
+        "forward_only_ns": min(stage.forward_only_ns, least_ns) + again_ns,
         "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
         "options": [
             {
                 "name": "keep",
                 "saved_bytes": saved,
-                **_times(stage, stage.again_ns),
+                **_times(stage, again_ns),
                 "forward_workspace_bytes": stage.forward_rise_bytes - saved,
                 "backward_workspace_bytes": rise - grad_before - weight_grad,
             },
             *(
-                _chain_option(number, option, grad_before + weight_grad, created, stage.again_ns)
+                _chain_option(number, option, grad_before + weight_grad, created, again_ns)
                 for number, option in stage.opened()
             ),
         ],

@@ -16,6 +16,7 @@
     X(crn_chain_dp_solver)         \
     X(crn_chain_exact_solver)      \
     X(crn_chain_alike_solver)      \
+    X(crn_chain_lagrangian_solver) \
     X(crn_chain_weak_solver)       \
     X(crn_brute_chain_solver)      \
     X(crn_offload_greedy_solver)   \
@@ -56,6 +57,7 @@ const crn_solver *const crn_solvers[] = {
 /* X(descriptor) */
 #define BOUND_MAP(X)                 \
     X(crn_chain_bound_method)        \
+    X(crn_chain_knapsack_method)     \
     X(crn_chain_memory_bound_method) \
     X(crn_graph_bound_method)        \
     X(crn_graph_demand_method)       \

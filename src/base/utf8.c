@@ -16,6 +16,13 @@ static size_t sequence_length(const unsigned char *s)
     return overlong || outside ? 0 : length;
 }
 
+size_t crn_utf8_sequence(const char *text, size_t left)
+{
+    char whole[4] = {0};
+    memcpy(whole, text, left < sizeof(whole) ? left : sizeof(whole));
+    return left > 0 ? sequence_length((const unsigned char *)whole) : 0;
+}
+
 bool crn_is_utf8(const char *text)
 {
     for (const unsigned char *s = (const unsigned char *)text; *s;) {

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+/** Length of the UTF-8 sequence that begins here, of `left` bytes at most; 0 when there is none. */
+size_t crn_utf8_sequence(const char *text, size_t left);
 /** Whether a text is UTF-8. */
 bool crn_is_utf8(const char *text);
 /**

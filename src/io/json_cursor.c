@@ -5,6 +5,7 @@
 #include "base/failure.h"
 #include "base/utf8.h"
 #include "io/json_path.h"
+#include "io/json_scan.h"
 
 void crn_cursor_init(crn_cursor *cursor, const char *text, size_t length, cairn_error *error)
 {
@@ -129,6 +130,18 @@ cairn_status crn_cursor_value(crn_cursor *cursor, size_t flags, json_t **value)
     if (!*value)
         return parse_failure(cursor, &fault);
     cursor->offset += (size_t)fault.position;
+    return CAIRN_OK;
+}
+
+cairn_status crn_cursor_skip(crn_cursor *cursor)
+{
+    crn_scan scan = {cursor->text, cursor->length, cursor->offset, NULL};
+    if (!crn_json_scan(&scan)) {
+        crn_fail(cursor->error, CAIRN_PARSE, "%s", scan.fault);
+        crn_error_place(cursor->error, cursor->text, scan.offset);
+        return CAIRN_PARSE;
+    }
+    cursor->offset = scan.offset;
     return CAIRN_OK;
 }
 

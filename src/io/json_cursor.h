@@ -27,6 +27,8 @@ void crn_cursor_init(crn_cursor *cursor, const char *text, size_t length, cairn_
 int crn_cursor_peek(crn_cursor *cursor);
 /** Parses one value with jansson's decoding flags; free it with json_decref. */
 cairn_status crn_cursor_value(crn_cursor *cursor, size_t flags, json_t **value);
+/** Goes past one value that only has to be JSON (json_scan.h). */
+cairn_status crn_cursor_skip(crn_cursor *cursor);
 /** Takes the bracket that opens an object or array. what: as in "a file is an object". */
 cairn_status crn_cursor_open(crn_cursor *cursor, char bracket, const char *what);
 /**

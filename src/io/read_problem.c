@@ -61,18 +61,25 @@ void *crn_draft_grow(crn_draft *draft, void *elements, int64_t count, int64_t *c
     return moved;
 }
 
-/* Kept as it is, byte for byte. jansson only says whether it is an object; numbers of any size and duplicate keys pass. */
+/* What is no object is read, to say what it is. */
+static cairn_status refuse_provenance(crn_cursor *cursor)
+{
+    crn_path path = {NULL, "provenance", 0};
+    json_t *value;
+    CRN_TRY(crn_cursor_value(cursor, JSON_REJECT_DUPLICATES, &value));
+    cairn_status status = crn_type_fail(value, "an object", &path, cursor->error);
+    json_decref(value);
+    return status;
+}
+
+/* Kept as it is, byte for byte; it only has to be JSON, whatever the size of its numbers. */
 static cairn_status read_provenance(crn_draft *draft)
 {
     crn_cursor *cursor = &draft->file.cursor;
-    crn_path path = {NULL, "provenance", 0};
-    json_t *value;
-    crn_cursor_peek(cursor);
+    if (crn_cursor_peek(cursor) != '{')
+        return refuse_provenance(cursor);
     const char *begin = cursor->text + cursor->offset;
-    CRN_TRY(crn_cursor_value(cursor, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &value));
-    cairn_status status = json_is_object(value) ? CAIRN_OK : crn_type_fail(value, "an object", &path, cursor->error);
-    json_decref(value);
-    CRN_TRY(status);
+    CRN_TRY(crn_cursor_skip(cursor));
     size_t length = (size_t)(cursor->text + cursor->offset - begin);
     char *copy = crn_arena_alloc(&draft->arena, length + 1, 1);
     if (!copy)

@@ -4,10 +4,10 @@
  */
 #include <cairn/io.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <string.h>
 
 #include "base/failure.h"
+#include "io/json_scan.h"
 #include "io/write_parts.h"
 
 /* ---- chains ---- */
@@ -101,11 +101,9 @@ static void put_graph(crn_textbuf *out, const cairn_graph *graph)
 
 static cairn_status check_provenance(const char *text, cairn_error *error)
 {
-    json_error_t fault;
-    json_t *value = json_loads(text, JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &fault);
-    bool is_object = json_is_object(value);
-    json_decref(value);
-    if (is_object)
+    crn_scan scan = {text, strlen(text), strspn(text, " \t\r\n"), NULL};
+    bool is_object = text[scan.offset] == '{' && crn_json_scan(&scan);
+    if (is_object && scan.offset + strspn(text + scan.offset, " \t\r\n") == scan.length)
         return CAIRN_OK;
     return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "provenance", "provenance is not the text of a JSON object");
 }

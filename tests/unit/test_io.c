@@ -117,7 +117,8 @@ static void provenance_is_kept_as_it_is(void **state)
 {
     (void)state;
     static const char provenance[] =
-        "{\"a\": 1.50e3,\n  \"a\": [123456789012345678901234567890, \"\\u0000 \xc3\xa9\"], \"b\": {\"b\": null}}";
+        "{\"a\": 1.50e3,\n  \"a\": [123456789012345678901234567890, \"\\u0000 \xc3\xa9\"], \"b\": {\"b\": null},"
+        " \"\\u0000\": [1e400, -0.0E-999, 1e+7, [], {}], \"\\ud800\\n\\/\" :[true , false,\"\\\"\"] }";
     char text[512];
     snprintf(text, sizeof(text),
              "{\"format\":\"cairn-graph\",\"provenance\" : %s "
@@ -271,6 +272,23 @@ static const refusal refusals[] = {
     {"{\"fixed_bytes\":\"1\"}", CAIRN_BAD_INPUT, 1, 16, "fixed_bytes"},
     {"{\"fixed_bytes\":null}", CAIRN_BAD_INPUT, 1, 16, "fixed_bytes"},
     {"{\"provenance\":[]}", CAIRN_BAD_INPUT, 1, 15, "provenance"},
+    /* provenance that is no JSON */
+    {"{\"provenance\":{\"a\":01}}", CAIRN_PARSE, 1, 21, ""},
+    {"{\"provenance\":{\"a\":1.}}", CAIRN_PARSE, 1, 22, ""},
+    {"{\"provenance\":{\"a\":1e}}", CAIRN_PARSE, 1, 22, ""},
+    {"{\"provenance\":{\"a\":-}}", CAIRN_PARSE, 1, 21, ""},
+    {"{\"provenance\":{\"a\":nul}}", CAIRN_PARSE, 1, 23, ""},
+    {"{\"provenance\":{\"a\":NaN}}", CAIRN_PARSE, 1, 20, ""},
+    {"{\"provenance\":{\"a\":[1,]}}", CAIRN_PARSE, 1, 23, ""},
+    {"{\"provenance\":{\"a\":1,}}", CAIRN_PARSE, 1, 22, ""},
+    {"{\"provenance\":{\"a\" 1}}", CAIRN_PARSE, 1, 20, ""},
+    {"{\"provenance\":{a:1}}", CAIRN_PARSE, 1, 16, ""},
+    {"{\"provenance\":{\"a\":[1}}", CAIRN_PARSE, 1, 22, ""},
+    {"{\"provenance\":{\"a\":\"\\x\"}}", CAIRN_PARSE, 1, 22, ""},
+    {"{\"provenance\":{\"a\":\"\\u12g4\"}}", CAIRN_PARSE, 1, 25, ""},
+    {"{\"provenance\":{\"a\":\"\n\"}}", CAIRN_PARSE, 1, 21, ""},
+    {"{\"provenance\":{\"a\":\"\xc3\"}}", CAIRN_PARSE, 1, 21, ""},
+    {"{\"provenance\":{\"a\":\"\xed\xa0\x80\"}}", CAIRN_PARSE, 1, 21, ""},
     {"{\"fixed_byte\":0}", CAIRN_BAD_INPUT, 1, 15, "fixed_byte"},
     {"{\"ops\":[]}", CAIRN_BAD_INPUT, 1, 8, "ops"},
     {CHAIN("\"name\":\"\""), CAIRN_BAD_INPUT, 1, 1, ""},

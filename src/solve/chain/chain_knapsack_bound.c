@@ -108,7 +108,7 @@ static int64_t proved_ns(const knapsack *p, int64_t price, bool *rises)
     *rises = best.bytes > p->room_bytes;
     if (best.cost >= NEVER || best.cost <= room)
         return 0;
-    crn_wide ns = ((best.cost - room) / (crn_wide)p->full_bytes) >> GRID_LOG2;
+    crn_wide left = best.cost - room, unit = (crn_wide)p->full_bytes << GRID_LOG2, ns = left / unit;
     return ns < (crn_wide)INT64_MAX ? (int64_t)ns : INT64_MAX;
 }
 

@@ -15,6 +15,7 @@ from .arguments import check_call, check_plan
 from .base import memory
 from .base.errors import Unsupported
 from .base.takeover import Takeover
+from .context.sharded import refuse_tensor_parallel
 from .execute.executor import Executor
 from .execute.travel import Depot
 from .outside.replaced import Outside
@@ -142,6 +143,7 @@ def apply_by_shape(
     if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
     refuse_planned_parts(model)
+    refuse_tensor_parallel(model)
     plan.check_fits(model)
     outside = Outside.from_json(plan.outside)
     outside.prove_again()

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from .base import _compat
-from .base.blocks import checkpoints_itself
+from .base.blocks import checkpointing_switch
 from .base.errors import Unsupported, warn
+from .context.sharded import refuse_tensor_parallel
 from .measuring import discovery, isolate
 from .measuring.sample import Sample
 
@@ -82,6 +83,7 @@ def check_model(model: nn.Module) -> None:
         raise Unsupported(
             "FullyShardedDataParallel gives blocks other parameters whenever they run: use fully_shard (FSDP2) instead"
         )
+    refuse_tensor_parallel(model)
     _refuse_static_graph(model)
     compiled = _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model)
     if compiled or _compat.is_compiled_function(model.forward):
@@ -100,10 +102,11 @@ def check_model(model: nn.Module) -> None:
                 f"{part_name or 'the model'} is a module of torch.jit, whose forward cannot be taken over; put the "
                 "module that it was made from in its place, or torch.compile(module)"
             )
-    if model.training and any(map(checkpoints_itself, model.modules())):
+    switch = next(filter(None, map(checkpointing_switch, model.modules())), "") if model.training else ""
+    if switch:
         raise Unsupported(
             "gradient checkpointing is enabled in the model, which recomputes every layer by itself; switch it off "
-            "(model.gradient_checkpointing_disable()), and the budget decides which layers are recomputed"
+            f"({switch}), and the budget decides which layers are recomputed"
         )
     if not model.training:
         warn("the model is in evaluation mode; its training step may take more: call model.train() first")

@@ -154,7 +154,10 @@ def _chain_of(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
     return run
 
 
-def checkpoints_itself(module: nn.Module) -> bool:
-    """Whether a layer was told to run itself again, as those of transformers can be, by the one or the other name."""
-    by_old_name = bool(getattr(module, "gradient_checkpointing", False))
-    return by_old_name or getattr(module, "activation_checkpointing", False) is True
+def checkpointing_switch(module: nn.Module) -> str:
+    """The call that makes a module's layers stop recomputing themselves; empty where they do not. The attributes are
+    those of transformers, old and new, and of timm (open_clip has it, too).
+    """
+    if getattr(module, "gradient_checkpointing", False) or getattr(module, "activation_checkpointing", False) is True:
+        return "model.gradient_checkpointing_disable()"
+    return "model.set_grad_checkpointing(False)" if getattr(module, "grad_checkpointing", False) is True else ""

@@ -11,6 +11,11 @@ import cairn
 import torch
 from cairn import format_budget, format_bytes
 
+#: Batch-size finders (accelerate, Lightning, many scripts) know "out of memory" by words in an error's first argument.
+_AS_OTHERS_SAY = (
+    "A smaller batch helps, as it does against 'CUDA out of memory.' and 'DefaultCPUAllocator: can't allocate memory'."
+)
+
 
 class TorchError(cairn.Error):
     """Base of the errors of `cairn.torch`."""
@@ -20,8 +25,16 @@ class Unsupported(TorchError, cairn.Unsupported):
     """The model or the step does something that cannot be made safe; the message names it."""
 
 
-class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
-    """No plan fits in the budget.
+class _NeedsSmallerBatch(torch.OutOfMemoryError):
+    """What batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{message}. {_AS_OTHERS_SAY}")
+
+
+class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
+    """No plan fits in the budget. It is a torch.OutOfMemoryError as well, so that those who look for the largest batch
+    that does not raise one (accelerate's find_executable_batch_size, for example) go on with a smaller one.
 
     Attributes:
         budget_bytes: the budget that was asked for.
@@ -46,8 +59,9 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         largest = sorted(parts.items(), key=lambda part: -part[1])[:6]
         listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in largest)
         error = cls(
-            f"no plan fits in {format_bytes(budget)}; the least budget that works is {format_budget(least)} "
-            f"({least} bytes, {format_bytes(reserve)} of them in reserve). Its peak is during the {peak_at}: {listed}. "
+            f"out of memory: no plan fits in {format_bytes(budget)}; the least budget that works is "
+            f"{format_budget(least)} ({least} bytes, {format_bytes(reserve)} of them in reserve). Its peak is during "
+            f"the {peak_at}: {listed}. "
             f"The first thing that does not fit is the {blocking}. Smaller batches need less, and so may blocks= that "
             "cut the model finer",
             budget_bytes=budget,
@@ -64,8 +78,9 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         why = self.message
         if unmeasured:
             why = (
-                f"no plan is known that fits in {format_bytes(self.budget_bytes or 0)}. By an estimate from the shapes "
-                f"that were profiled, which is on the safe side, it takes {format_budget(self.least_bytes or 0)}; "
+                f"out of memory: no plan is known that fits in {format_bytes(self.budget_bytes or 0)}. By an estimate "
+                "from the shapes that were profiled, which is on the safe side, it takes "
+                f"{format_budget(self.least_bytes or 0)}; "
                 f"{unmeasured}. Profile and plan with a sample of these shapes, which may do with less"
             )
         error = type(self)(
@@ -78,8 +93,8 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget):
         return error
 
 
-class BudgetExceeded(TorchError):
-    """A measured step took more memory than its plan's budget."""
+class BudgetExceeded(TorchError, _NeedsSmallerBatch):
+    """A measured step took more memory than its plan's budget. As InfeasibleBudget, a torch.OutOfMemoryError too."""
 
 
 class PlanMismatch(TorchError):

@@ -1,19 +1,23 @@
-"""Parameters that FSDP2 (`fully_shard`) has taken apart, while a block runs again.
+"""Parameters that lie in parts on several ranks: those of FSDP2 (`fully_shard`) while a block is recomputed, and those
+of tensor-parallel modules, which are refused.
 
 A module gets its whole parameters when it is called, and again when its backward begins. A later run comes before that
 and calls the block's forward alone, so it asks for them itself. After a run that saves they stay, for the block's
 backward is what comes next; else they are taken apart again.
 
 So blocks must be sharded as they are, or with others; not in parts, whose own backwards would end while others go on.
+Nor may what is sharded be larger than a block: it gets its parameters for its own backward, which begins when the
+recomputation of its last block has to be over. Then what is sharded is the block.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..base.blocks import Block
@@ -23,6 +27,12 @@ from ..base.errors import Unsupported
 def _kind() -> Any:
     """The class that sharded modules get; None where there are none."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+
+
+def _is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor: a rank's part of a tensor."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
 
 
 def is_any(modules: Iterable[nn.Module]) -> bool:
@@ -57,3 +67,96 @@ def gather(modules: Sequence[nn.Module], surroundings: contextlib.ExitStack, sta
             module.unshard()
             if not stays:
                 surroundings.callback(module.reshard)
+
+
+def refuse_tensor_parallel(model: nn.Module) -> None:
+    """Raises Unsupported for parameters of which each rank has a part while the model runs. FSDP2's are whole then."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    kind, fully_sharded = _kind(), set[int]()
+    if kind is not None:
+        fully_sharded = {
+            id(part) for module in model.modules() if isinstance(module, kind) for part in module.modules()
+        }
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if _is_distributed(parameter) and not (id(module) in fully_sharded and _is_data_parallel(parameter)):
+                placements = ", ".join(map(str, _placements(parameter)))
+                raise Unsupported(
+                    f"{name} is a DTensor ({placements}) that stays in parts while the {type(module).__name__} runs, "
+                    "as tensor parallelism (parallelize_module) has it. Ranks that profile and recompute it each "
+                    "would wait for each other without end: leave tensor-parallel models without a plan"
+                )
+
+
+def _placements(parameter: torch.Tensor) -> Sequence[Any]:
+    placements: Sequence[Any] = getattr(parameter, "placements", ())
+    return placements
+
+
+def _is_data_parallel(parameter: torch.Tensor) -> bool:
+    """Whether a fully sharded parameter has the placements of FSDP2 alone: one shard, perhaps of a replica."""
+    *others, last = _placements(parameter)
+    return last.is_shard() and len(others) <= 1 and all(placement.is_replicate() for placement in others)
+
+
+def whole_units(model: nn.Module, modules: Iterable[nn.Module], named: bool) -> list[nn.Module]:
+    """The modules, and in the place of those that are only a part of what is sharded as one, that. After a forward.
+
+    Of several modules that are sharded as one none can be a block: recomputing one would take the parameters from the
+    backward of another. They are left out. Raises Unsupported for such modules, and for parts, that are `named` by the
+    user; and where nothing else is left, or what is sharded as one is the whole model.
+    """
+    if not is_any(model.modules()):
+        return list(modules)
+    units, shared = dict(_units(model)), _sharded_together(model)
+    found: list[nn.Module] = []
+    refused = ""
+    for module in modules:
+        name, unit = units.get(id(module), ("", module))
+        part = _name_of(model, module)
+        if id(unit) in shared:
+            together = ", ".join(f"'{each}'" for each in shared[id(unit)])
+            refused = f"fully_shard shards {together} as one, of which '{part}' is to be a block: shard each by itself"
+        elif unit is not module and any(map(_is_distributed, module.parameters())):  # they are gone already
+            if unit is model:
+                refused = (
+                    f"fully_shard has taken the parameters of '{part}' away after the forward, with those of the whole "
+                    f"{type(model).__name__}: call fully_shard on each block, and then on the model"
+                )
+            elif named:
+                refused = (
+                    f"blocks= names '{part}', whose parameters fully_shard takes away together with all of '{name}': "
+                    f"name '{name}', or call fully_shard on '{part}' itself"
+                )
+            else:
+                found.append(unit)
+        else:
+            found.append(module)
+    if refused and (named or not found):
+        raise Unsupported(refused)
+    return list(dict.fromkeys(found))
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    return next((name for name, module in model.named_modules() if module is wanted), "")
+
+
+def _units(model: nn.Module) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
+    """By identity of each module in what is sharded: the name of the innermost module that is, and that module."""
+    kind = _kind()
+    for name, module in model.named_modules():
+        if isinstance(module, kind):
+            yield from ((id(part), (name, module)) for part in module.modules())
+
+
+def _sharded_together(model: nn.Module) -> dict[int, list[str]]:
+    """By identity of each module that was sharded as one with others, as fully_shard does with a list: all names."""
+    kind = _kind()
+    state_of = getattr(getattr(sys.modules.get("torch.distributed.fsdp"), "fully_shard", None), "state", id)
+    groups: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, kind):
+            groups.setdefault(id(state_of(module)), []).append((name, module))
+    several = [group for group in groups.values() if len(group) > 1]
+    return {id(module): [name for name, _ in group] for group in several for _, module in group}

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from ..base.blocks import Block, checkpoints_itself, resolve, takes_gradients
+from ..base.blocks import Block, checkpointing_switch, resolve, takes_gradients
 from ..base.errors import PlanMismatch, Unsupported, warn
 from ..base.stages import StageRef
 from ..base.takeover import Handler, Takeover
@@ -236,12 +236,13 @@ class Executor:
     def _warn_of_own_checkpointing(self) -> None:
         """Once, where layers were told to run themselves again after they were planned."""
         first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
-        if first is not None and first.module is not None and checkpoints_itself(first.module):
+        modules = () if first is None else (first.module, self._model())  # layers have it with transformers
+        switch = next(filter(None, (checkpointing_switch(module) for module in modules if module is not None)), "")
+        if switch:
             self._has_warned = True
             warn(
                 "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
-                "the plan does, and steps take longer for nothing; switch it off "
-                "(model.gradient_checkpointing_disable())",
+                f"the plan does, and steps take longer for nothing; switch it off ({switch})",
             )
 
     def _warn_of_blocks_alone(self, run: Run | None) -> None:

@@ -24,6 +24,7 @@ from ..base import _compat, memory
 from ..base.blocks import Block, takes_gradients
 from ..base.errors import Unsupported
 from ..base.tree import tensors_in
+from ..context.sharded import whole_units
 from ..context.untouched import Parameters
 from .sample import LOSS_DIFFERENTIATES
 
@@ -274,13 +275,10 @@ def skipping_parts(model: nn.Module, observed: Trace) -> list[str]:
 
 def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
     """The blocks of a model, in the order of their first calls. `wanted` is described at `cairn.torch.profile`."""
-    if wanted == "auto":
-        modules = _automatic(model, observed)
-    else:
-        modules = named_by_user(model, wanted)
-        if not modules:
-            raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
-    return _in_call_order(model, observed, modules)
+    modules = _automatic(model, observed) if wanted == "auto" else named_by_user(model, wanted)
+    if not modules:
+        raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
+    return _in_call_order(model, observed, whole_units(model, modules, named=wanted != "auto"))
 
 
 def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:

@@ -1,0 +1,200 @@
+"""Two ranks whose parameters lie in parts: what is done on each, started by `on_two_ranks` (gloo, on the CPU)."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cairn.torch as ct
+import pytest
+import torch
+from torch import distributed, nn
+
+WIDTH, RANKS, SECONDS = 16, 2, 240
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Net(nn.Module):
+    """Layers in pairs; the blocks that are found are the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(Pair() for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.pairs:
+            x = pair(x)
+        return self.head(self.norm(x))
+
+
+def pairs(model: Net, **options: Any) -> Net:
+    """What is sharded as one is larger than the blocks that are found."""
+    from torch.distributed.fsdp import fully_shard
+
+    for pair in model.pairs:
+        fully_shard(pair, **options)
+    fully_shard(model)
+    return model
+
+
+def lists(model: Net) -> Net:
+    """Several layers are sharded as one."""
+    from torch.distributed.fsdp import fully_shard
+
+    for pair in model.pairs:
+        fully_shard(list(pair.layers))
+    fully_shard(model)
+    return model
+
+
+def norm_and_head(model: Net) -> Net:
+    """Layers by themselves, norm and head as one."""
+    from torch.distributed.fsdp import fully_shard
+
+    for pair in model.pairs:
+        for layer in pair.layers:
+            fully_shard(layer)
+    fully_shard([model.norm, model.head])
+    fully_shard(model)
+    return model
+
+
+def root(model: Net, **options: Any) -> Net:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, **options)
+    return model
+
+
+def tensor_parallel(model: Net, mesh: Any = None) -> Net:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (RANKS,)) if mesh is None else mesh
+    for pair in model.pairs:
+        for layer in pair.layers:
+            parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def both(model: Net) -> Net:
+    """Tensor parallelism inside of what FSDP2 shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1, RANKS), mesh_dim_names=("data", "tensor"))
+    model = tensor_parallel(model, mesh["tensor"])
+    for pair in model.pairs:
+        for layer in pair.layers:
+            fully_shard(layer, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    return model
+
+
+def planned(shard: Callable[[Net], Net], **options: Any) -> list[str]:
+    """The blocks of a sharded model that was planned, after two steps with the bits of plain training."""
+    torch.manual_seed(0)
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    shard(model), shard(plain)
+    x = torch.randn(32, WIDTH)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, **options)
+    plan = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
+    assert not plan.is_plain
+    everyone: list[Any] = [None] * RANKS
+    distributed.all_gather_object(everyone, plan.to_json())
+    with ct.apply(model, ct.Plan.from_json(everyone[0])):  # ranks must run the same plan
+        for _ in range(2):
+            for each in (model, plain):
+                each(x).sum().backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(p.grad.full_tensor(), q.grad.full_tensor()) for p, q in pairs)
+    return [ref.name for ref in plan.stages if ref.is_block]
+
+
+def refused(shard: Callable[[Net], Net], **options: Any) -> str:
+    model = shard(Net())
+    with pytest.raises(ct.Unsupported) as caught:
+        ct.profile(model, torch.randn(32, WIDTH), loss_fn=torch.sum, passes=1, **options)
+    return str(caught.value)
+
+
+def pairs_that_stay(model: Net) -> Net:
+    return pairs(model, reshard_after_forward=False)
+
+
+def root_that_goes(model: Net) -> Net:
+    return root(model, reshard_after_forward=True)
+
+
+def planned_before(_: Any) -> str:
+    """A plan that was made before the model was made tensor-parallel."""
+    model, x = Net(), torch.randn(32, WIDTH)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), "1GiB")
+    with pytest.raises(ct.Unsupported) as caught:
+        ct.apply(tensor_parallel(model), plan)
+    return str(caught.value)
+
+
+#: What a task is called, and with what: by name, for the results.
+Tasks = Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any]]]
+
+
+def _rank(rank: int, folder: str, tasks: Tasks, results: Any) -> None:
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", RANKS)
+    wait = datetime.timedelta(seconds=SECONDS)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=wait)
+    found = {}
+    for name, (task, shard, options) in tasks.items():
+        try:
+            found[name] = task(shard, **options)
+        except BaseException as error:
+            found[name] = repr(error)
+    results.put(found)
+    results.close()
+    results.join_thread()
+    os._exit(0)  # a group that is freed may wait for threads of its own for ever (torch 2.13)
+
+
+def on_two_ranks(folder: Path, tasks: Tasks) -> dict[str, Any]:
+    """What both ranks find in each task, which must be the same."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, str(folder), tasks, results)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    try:
+        first, second = (results.get(timeout=SECONDS) for _ in ranks)
+    finally:
+        for rank in ranks:
+            rank.join(10)
+            rank.kill()
+    assert first == second
+    return dict(first)

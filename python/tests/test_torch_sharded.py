@@ -1,0 +1,77 @@
+"""Parameters in parts on two ranks: what cannot be planned is refused by name before ranks wait for each other."""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+    pytest.skip("torch without gloo", allow_module_level=True)
+
+import sharded_support as ranks
+
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+shards = pytest.mark.skipif(TORCH_VERSION < (2, 7), reason="fully_shard needs streams there, which the CPU has not")
+
+TASKS: ranks.Tasks = {
+    "tensor-parallel": (ranks.refused, ranks.tensor_parallel, {}),
+    "tensor-parallel later": (ranks.planned_before, None, {}),
+}
+SHARDED: ranks.Tasks = {
+    "both": (ranks.refused, ranks.both, {}),
+    "pairs": (ranks.planned, ranks.pairs, {}),
+    "root": (ranks.planned, ranks.root, {}),
+    "pairs that stay": (ranks.planned, ranks.pairs_that_stay, {}),
+    "norm and head": (ranks.planned, ranks.norm_and_head, {}),
+    "named parts": (ranks.refused, ranks.pairs, {"blocks": "pairs.*.layers.*"}),
+    "lists": (ranks.refused, ranks.lists, {}),
+    "root that goes": (ranks.refused, ranks.root_that_goes, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    tasks = {**TASKS, **SHARDED} if TORCH_VERSION >= (2, 7) else TASKS
+    return ranks.on_two_ranks(tmp_path_factory.mktemp("ranks"), tasks)
+
+
+def test_tensor_parallel_modules_are_refused_by_name(found: dict[str, Any]) -> None:
+    assert "pairs.0.layers.0.up.weight is a DTensor" in found["tensor-parallel"]
+    assert "parallelize_module" in found["tensor-parallel"]
+
+
+def test_a_model_that_was_made_tensor_parallel_after_its_plan_is_refused(found: dict[str, Any]) -> None:
+    assert "pairs.0.layers.0.up.weight is a DTensor" in found["tensor-parallel later"]
+
+
+@shards
+def test_tensor_parallel_modules_that_are_fully_sharded_as_well_are_refused(found: dict[str, Any]) -> None:
+    assert "pairs.0.layers.0.up.weight is a DTensor" in found["both"]
+
+
+@shards
+def test_what_is_sharded_as_one_is_a_block(found: dict[str, Any]) -> None:
+    assert found["pairs"] == ["pairs.0", "pairs.1", "pairs.2"]
+
+
+@shards
+@pytest.mark.parametrize("how", ["root", "pairs that stay", "norm and head"])
+def test_blocks_whose_parameters_stay_or_come_by_themselves_are_as_ever(found: dict[str, Any], how: str) -> None:
+    assert found[how] == [f"pairs.{i}.layers.{j}" for i in range(3) for j in range(2)]
+
+
+@shards
+def test_parts_of_what_is_sharded_are_refused_where_they_are_named(found: dict[str, Any]) -> None:
+    assert "blocks= names 'pairs." in found["named parts"] and "name 'pairs." in found["named parts"]
+
+
+@shards
+@pytest.mark.parametrize(
+    ("how", "what"), [("lists", "as one, of which"), ("root that goes", "with those of the whole")]
+)
+def test_models_without_a_block_that_can_be_recomputed_are_refused(found: dict[str, Any], how: str, what: str) -> None:
+    assert what in found[how]

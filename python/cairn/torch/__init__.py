@@ -30,6 +30,9 @@ from .base.errors import (
 )
 from .base.stages import StageRef
 from .callbacks import trainer_callback
+from .compiled.compiled_model import CompiledReport
+from .compiled.compiled_plan import CompiledPlan
+from .compiling import compile
 from .front import budget, checkpoint, report
 from .handle import Handle, apply, handle
 from .outside.head import linear_cross_entropy
@@ -49,6 +52,8 @@ from .verification import Verification, verify
 __all__ = [
     "Budget",
     "BudgetExceeded",
+    "CompiledPlan",
+    "CompiledReport",
     "Handle",
     "InfeasibleBudget",
     "Link",
@@ -74,6 +79,7 @@ __all__ = [
     "budget",
     "checkpoint",
     "checkpoint_sequential",
+    "compile",
     "cross_entropy",
     "explain",
     "handle",

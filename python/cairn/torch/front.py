@@ -29,6 +29,7 @@ from .arguments import (
     sorted_options,
 )
 from .base.errors import warn
+from .compiled.compiled_model import CompiledReport, known
 from .handle import Handle, apply_by_shape, handle, replacing, set_aside
 from .plan import Plan, plan
 from .profiler import profile
@@ -124,8 +125,13 @@ def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
     check_apply_options(left)
 
 
-def report(model: nn.Module) -> Report:
-    """What is planned for a model on which `checkpoint` or `apply` works, and what was measured."""
+def report(model: nn.Module) -> Report | CompiledReport:
+    """What is planned for a model that `compile` returned, or on which `checkpoint` or `apply` works, and what was
+    measured.
+    """
+    compiled = known(model)
+    if compiled is not None and compiled.report is not None:
+        return compiled.report
     applied = handle(model)
     if applied is None:
         raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")

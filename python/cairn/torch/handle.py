@@ -76,7 +76,9 @@ class Handle:
         model = self._model()
         if model is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
-        return report(model)
+        found = report(model)
+        assert isinstance(found, Report)  # a handle is of a plan for the model itself
+        return found
 
     def __enter__(self) -> Handle:
         return self

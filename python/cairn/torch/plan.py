@@ -301,7 +301,7 @@ def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
     return cairn.Chain.from_json(json.dumps(problem))
 
 
-def check_request(profile: Profile, options: Mapping[str, Any]) -> None:
+def check_request(profile: Any, options: Mapping[str, Any]) -> None:
     """Raises for what is no profile, and for options that a plan does not take."""
     if not isinstance(profile, Profile):
         raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")

@@ -19,6 +19,7 @@ from .arguments import ACCUMULATED, allowed, check_budget, check_call, check_cou
 from .base import memory
 from .base.errors import InfeasibleBudget
 from .comparison import Comparison, Steps, Turn
+from .compiled.compiled_model import CompiledModel, curve, known
 from .context.attributes import left_as_found
 from .handle import Recalled, set_aside
 from .measuring.sample import Sample
@@ -140,7 +141,7 @@ class Sweep(Sequence[Point]):
 
 
 def sweep(
-    profile: Profile,
+    profile: Profile | nn.Module,
     budgets: int | Iterable[Any] = 10,
     *,
     plot: str | Path | None = None,
@@ -173,11 +174,15 @@ def sweep(
         and "torch.compile" (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not
         apply, is in `left_out`.
     rounds: so many steps of each are timed, in turns.
-    The others are as for `plan`.
+    The others are as for `plan`. Of a model that `compile` returned: the curve of its graph, `sweep(compiled, 10)`.
     """
+    compiled = known(profile)
+    if compiled is not None:
+        return _compiled_curve(compiled, _wanted(budgets))
     way = {"host_budget": host_budget, "tier": tier, "link": link}
     asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
     check_request(profile, {**asked, **options})
+    assert isinstance(profile, Profile)
     wanted = _wanted(budgets)
     others = _checked(beside, rounds)
     is_bare = isinstance(args, tuple) and not args and kwargs is None and loss_fn is None and others == ALTERNATIVES
@@ -206,6 +211,15 @@ def sweep(
     if plot is not None:
         sweep_plot.draw(made, {name: curve.drawn() for name, curve in zip(made.curves, found, strict=True)}, Path(plot))
     return made
+
+
+def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
+    """Points of the graph of a compiled step; the reserve is left free in each."""
+    assert compiled.report is not None
+    plan = compiled.report.plans[-1]
+    return Sweep(plan.model_name, plan.device, "step", plan.gradients, tuple(
+        Point(budget, *found) for budget, found in curve(plan, wanted)
+    ))  # fmt: skip
 
 
 def _wanted(budgets: Any) -> int | list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from cairn import format_bytes
@@ -14,6 +14,7 @@ from torch import nn
 from .arguments import ACCUMULATED, check_call, check_plan, positional
 from .base import clock, memory
 from .base.errors import VerificationFailed
+from .compiled.compiled_model import CompiledReport, known, verified
 from .context.lasting import said_by
 from .context.state import same_bits
 from .context.untouched import Parameters, Randomness
@@ -72,6 +73,9 @@ class Verification:
         return found
 
 
+@overload
+def verify(model: nn.Module, *, strict: bool = True) -> CompiledReport: ...
+@overload
 def verify(
     model: nn.Module,
     plan: Plan,
@@ -81,17 +85,31 @@ def verify(
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     compare: bool = True,
     strict: bool = True,
-) -> Verification:
+) -> Verification: ...
+def verify(
+    model: nn.Module,
+    plan: Plan | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    compare: bool = True,
+    strict: bool = True,
+) -> Verification | CompiledReport:
     """Runs the sample step plain and planned, from the same state, and compares.
 
     Loss, gradients, buffers, what modules have in attributes, and random state must be equal bit for bit, and the peak
     within the budget. What differs between two plain steps about as much is not counted, but named
     (`Verification.unsteady`). The model is left as it was. With compare=False only the planned step runs, for models
-    that do not fit plainly.
+    that do not fit plainly. A model that `compile` returned has its plan and sample with it: `verify(compiled)`.
     Raises VerificationFailed unless strict is false.
     """
+    compiled = known(model)
+    if compiled is not None and plan is None:
+        return verified(compiled, strict)
     check_call(model, kwargs, loss_fn, args)
     check_plan(plan)
+    assert plan is not None
     arguments = positional(args)
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)

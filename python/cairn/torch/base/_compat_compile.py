@@ -1,0 +1,137 @@
+"""Private interfaces of torch that compiled steps need, each with what it is for. Found in torch 2.6 to 2.13.
+
+AOTAutograd hands the joint graph of a step to a partition function and runs the two graphs that it returns. The rules
+between the two (order of saved values, symbolic sizes, checks of versions) are torch's own, so its function that cuts a
+joint graph is called here rather than written again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .errors import Unsupported
+
+#: Operators of these talk to other processes.
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+
+def is_getitem(target: Any) -> bool:
+    """Whether a node takes a member out of a tuple."""
+    return target is operator.getitem
+
+
+def is_backward_node(node: fx.Node) -> bool:
+    """Whether AOTAutograd traced a node while autograd ran the backward."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def mark_backward(node: fx.Node) -> None:
+    """Marks a copy of a forward's node that belongs to the backward."""
+    node.meta["partitioner_tag"] = "is_backward"
+
+
+def size_hint(size: Any) -> int:
+    """A size as a number: of a symbolic one, the value that it was traced with."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def mutated_primals() -> frozenset[int]:
+    """Indices of the inputs of the graph that is being partitioned whose contents the step replaces."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if metadata is None:
+        return frozenset()
+    return frozenset(
+        index for index, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_storage_metadata
+    )
+
+
+def cut(
+    joint: fx.GraphModule, saved: Sequence[fx.Node], sizes: Sequence[fx.Node], num_fwd_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cuts a joint graph into its forward and its backward, which reads the saved values and sizes."""
+    from torch._functorch.partitioners import _extract_fwd_bwd_modules as extract
+
+    return extract(joint, list(saved), list(sizes), num_fwd_outputs=num_fwd_outputs)
+
+
+class _Boxed(fx.graph.CodeGen):
+    """Code of a graph that takes its inputs in a list and empties it, so that each is freed after its last use."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        names = [var.split(":")[0].split("=")[0].strip() for var in free_vars if var != "self"]
+        lines = [f"def {self._func_name}(self, args_list){maybe_return_annotation}:"]
+        if names:
+            lines += ["    args_iter = iter(args_list)", *(f"    {name} = next(args_iter)" for name in names)]
+            lines += ["    args_list.clear()"]
+        return "\n".join(lines)
+
+
+def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph's code, operator by operator, as AOTAutograd calls compiled code."""
+    module.graph.set_codegen(_Boxed())
+    module.recompile()
+    function = module.forward
+
+    def run(args: list[Any]) -> Any:
+        return function(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined] # AOTAutograd's mark for functions that empty their list
+    return run
+
+
+def missing() -> str:
+    """What of this the installed torch lacks; empty if nothing."""
+    try:
+        from torch._dynamo.backends.common import aot_autograd  # noqa: F401
+        from torch._functorch.partitioners import _extract_fwd_bwd_modules as extract
+    except ImportError as error:
+        return str(error)
+    wanted = {"saved_values", "saved_sym_nodes", "num_fwd_outputs"}
+    lacking = wanted - set(inspect.signature(extract).parameters)
+    return f"_extract_fwd_bwd_modules has no {sorted(lacking)}" if lacking else ""
+
+
+Partition = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """A graph of Dynamo as AOTAutograd runs it, operator by operator, cut by a partition function."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+        return boxed(graph)
+
+    compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, inputs)
+    return compiled
+
+
+def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+    """A graph of Dynamo as inductor compiles it, cut by a partition function, never taken from inductor's caches."""
+    from torch._inductor.compile_fx import compile_fx
+
+    try:
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    except ImportError:
+        raise Unsupported(
+            f'torch {torch.__version__} has no custom_partitioner_fn: kernels="inductor" needs torch 2.9 or later; '
+            'kernels="eager" works here'
+        ) from None
+
+    class Partitioner(CustomPartitionerFn):
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+            return partition(gm, joint_inputs, **kwargs)
+
+        def uuid(self) -> None:
+            return None
+
+    patches = {"custom_partitioner_fn": Partitioner(), "fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        compiled: Any = compile_fx(module, inputs, config_patches=patches)
+    return compiled

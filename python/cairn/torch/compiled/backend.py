@@ -1,0 +1,204 @@
+"""The backend of torch.compile: plans the graph that Dynamo captures, compiles it, and measures the step that came out.
+
+A plan is kept to because it was measured. The compiled graph runs once, forward and backward, on the inputs that it was
+captured with; where its peak passes the prediction by more than the reserve, the difference is left free and the graph
+is planned again. Then the budget is kept, or it is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from cairn import format_bytes
+from torch import fx
+
+from ..base import _compat_compile, memory
+from ..base.errors import BudgetExceeded, Unsupported, warn
+from .compiled_plan import CompiledPlan
+from .planner import Planner
+from .request import ACCUMULATED, Request
+
+ROUNDS = 3
+
+
+class Backend:
+    """A backend with one request; what it planned, by graph, is in `plans`."""
+
+    def __init__(self, request: Request) -> None:
+        lacking = _compat_compile.missing()
+        if lacking:
+            raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {lacking}")
+        self.request = request
+        self.plans: list[CompiledPlan] = []
+        self._kinds: dict[str, Any] = {}
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compiles one graph."""
+        device = _device_of(inputs)
+        planner, compiled = self.planned(module, inputs, device, 0)
+        if planner.plan is None:  # no gradients are wanted: nothing is saved
+            return compiled
+        return _First(self, module, planner, compiled)
+
+    def planned(
+        self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
+    ) -> tuple[Planner, Callable[..., Any]]:
+        """A plan, and the code that keeps to it."""
+        request = dataclasses.replace(self.request, correction_bytes=correction_bytes)
+        planner = Planner(request, device, self._resident(inputs, device), self._kinds)
+        return planner, _compile(module, inputs, planner)
+
+    def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
+        """What is on the device during the whole step."""
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.device == device]
+        trained = [t for t in tensors if t.requires_grad]
+        resident = {
+            "parameters": memory.unique_bytes(trained),
+            "buffers and inputs": memory.unique_bytes(tensors, without=memory.storages(trained)),
+            **self.request.resident,
+        }
+        if self.request.gradients == ACCUMULATED:
+            resident["gradients that exist"] = memory.dense_bytes(t for t in trained if t.is_leaf)
+        return {name: size for name, size in resident.items() if size}
+
+
+class _First:
+    """A compiled graph whose first call measures it, and plans it again where it takes more than was predicted.
+
+    Code may not run while Dynamo compiles; the first call comes right behind.
+    """
+
+    def __init__(
+        self, backend: Backend, module: fx.GraphModule, planner: Planner, compiled: Callable[..., Any]
+    ) -> None:
+        self._backend, self._module, self._planner = backend, module, planner
+        self._compiled, self._is_measured = compiled, False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._is_measured and torch.is_grad_enabled():
+            with _random_as_it_was(self._planner.device):
+                self._settle(args)
+        return self._compiled(*args)
+
+    def _settle(self, inputs: Sequence[Any]) -> None:
+        """Measures the step, and plans again until it keeps to its budget."""
+        planner, correction = self._planner, 0
+        for _ in range(ROUNDS):
+            assert planner.plan is not None
+            measured = _measured(self._compiled, inputs, planner)
+            plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
+            if measured <= plan.budget_bytes:
+                self._is_measured = True
+                self._backend.plans.append(plan)
+                self._compiled = _watching_gradients(self._compiled, plan, inputs)
+                return
+            correction += measured - plan.budget_bytes + plan.reserve_bytes - planner.request.correction_bytes
+            planner, self._compiled = self._backend.planned(self._module, inputs, planner.device, correction)
+        raise BudgetExceeded(
+            f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
+            f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
+        )
+
+
+def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
+    """The peak of the step, everything resident included."""
+    holds_output = planner.request.holds_output
+    with _as_it_was(inputs, planner.mutated, planner.device):
+        _step(compiled, inputs, holds_output)  # what a first call allocates once
+        meter = memory.meter_for(planner.device)
+        with memory.not_collecting(), meter:
+            first = meter.mark()
+            _step(compiled, inputs, holds_output)
+            last = meter.mark()
+    return sum(planner.resident.values()) + meter.peak(first, last) - meter.level(first)
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], planner: Planner) -> Callable[..., Any]:
+    if planner.request.kernels == "eager":
+        return _compat_compile.compiled_by_operators(module, inputs, planner)
+    return _compat_compile.compiled_by_inductor(module, inputs, planner)
+
+
+class _Loss(torch.autograd.Function):
+    """A number whose backward makes the gradients of tensors, and is not their owner; it saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, *roots: torch.Tensor) -> torch.Tensor:
+        ctx.made_like = [(root.shape, root.dtype, root.device) for root in roots]
+        return roots[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.made_like)
+
+
+def _step(compiled: Callable[..., Any], inputs: Sequence[Any], holds_output: bool) -> None:
+    """Forward and backward: from the losses among the outputs, else from gradients of ones of all."""
+    with torch.enable_grad():
+        outputs = compiled(*inputs)
+        loss = _loss_of(outputs)
+        if not holds_output:
+            del outputs
+        wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+        if loss is not None:
+            torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+def _loss_of(outputs: Any) -> torch.Tensor | None:
+    roots = [t for t in _tensors(outputs) if t.requires_grad]
+    losses = [root for root in roots if root.numel() == 1]
+    return _Loss.apply(*(losses or roots)) if roots else None
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _as_it_was(inputs: Sequence[Any], mutated: frozenset[int], device: torch.device) -> Iterator[None]:
+    """Leaves random state, and what the step writes, as it was."""
+    written = {index: inputs[index].detach().clone() for index in mutated if index < len(inputs)}
+    try:
+        with _random_as_it_was(device):
+            yield
+    finally:
+        with torch.no_grad():
+            for index, contents in written.items():
+                inputs[index].copy_(contents)
+
+
+def _random_as_it_was(device: torch.device) -> Any:
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Warns once where a step adds to gradients, which its plan does not count."""
+    places = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    if plan.gradients == ACCUMULATED or not places:
+        return compiled
+    place, warned = places[0], False
+
+    def run(*args: Any) -> Any:
+        nonlocal warned
+        if not warned and args[place].grad is not None and torch.is_grad_enabled():
+            warned = True
+            warn(
+                "this compiled step adds to gradients that exist, which its plan does not count: pass "
+                'gradients="accumulated", or set gradients to None before each step'
+            )
+        return compiled(*args)
+
+    return run
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices: Mapping[torch.device, None] = dict.fromkeys(
+        t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"
+    )
+    if len(devices) > 1:
+        raise Unsupported(f"the graph uses {', '.join(map(str, devices))}: a budget is for one device")
+    return next(iter(devices), torch.device("cpu"))

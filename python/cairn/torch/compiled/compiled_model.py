@@ -1,0 +1,244 @@
+"""What is known of a model that `compile` returned: its plan, and how its step was measured and proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cairn
+import torch
+from cairn import format_bytes, format_ns
+from torch import nn
+
+from ..base import clock, memory
+from ..base.budgets import resolve
+from ..base.errors import Unsupported, VerificationFailed
+from ..context.untouched import Buffers, Randomness
+from ..measuring.sample import Sample, backward_of
+from .compiled_plan import CompiledPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """One step: its results, peak and time. Peaks count everything on the device; bytes and nanoseconds."""
+
+    loss: torch.Tensor | None
+    grads: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    random: Randomness
+    peak_bytes: int
+    step_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledReport:
+    """What was planned for a compiled step, and what was measured.
+
+    Attributes
+    ----------
+    plans : tuple of CompiledPlan
+        One for each graph that Dynamo captured with gradients.
+    measured_peak_bytes, step_ns : int
+        Of the whole step, loss included.
+    plain_peak_bytes, plain_ns : int or None
+        Of the model without compilation; None where it was not run.
+    differences : tuple of str, or None
+        What is not bit for bit as without compilation; None where that was not compared.
+    """
+
+    plans: tuple[CompiledPlan, ...]
+    measured_peak_bytes: int
+    step_ns: int
+    plain_peak_bytes: int | None
+    plain_ns: int | None
+    differences: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        lines = [str(plan) for plan in self.plans]
+        whole = f"whole step  {format_bytes(self.measured_peak_bytes)}, {format_ns(self.step_ns)} measured"
+        if self.plain_peak_bytes is not None and self.plain_ns is not None:
+            whole += f"; without compilation {format_bytes(self.plain_peak_bytes)}, {format_ns(self.plain_ns)}"
+        lines.append(f"\n  {whole}")
+        if self.differences is not None:
+            same = "loss, gradients, buffers and random state equal those without compilation, bit for bit"
+            lines.append("  " + (same if not self.differences else "differs: " + "; ".join(self.differences)))
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        found = dataclasses.asdict(self)
+        found["plans"] = [plan.to_json() for plan in self.plans]
+        return found
+
+
+class CompiledModel:
+    """A compiled model with its sample: runs its step, and the step of the model that it was made of."""
+
+    def __init__(self, model: nn.Module, compiled: nn.Module, sample: Sample, device: torch.device) -> None:
+        self.model, self._compiled = model, weakref.ref(compiled)
+        self.sample, self.device = sample, device
+        self.resident_bytes = 0
+        self.optimizer_peak_bytes = 0
+        self.report: CompiledReport | None = None
+
+    def prepare(self) -> None:
+        """Runs the compiled step once, in which it is captured, planned and compiled."""
+        compiled = self._compiled()
+        assert compiled is not None
+        buffers = Buffers(self.model)
+        with self._own_gradients():
+            self.sample.random.restore()
+            self._run(compiled)
+        buffers.restore()
+
+    def step(self, function: Callable[..., Any]) -> StepResult:
+        """Runs one step that creates its gradients, and measures it. The model's gradients are set aside."""
+        model, meter, buffers = self.model, memory.meter_for(self.device), Buffers(self.model)
+        with self._own_gradients(), memory.not_collecting():
+            self.sample.random.restore()
+            with meter:  # what is allocated under it is released under it
+                first, began = meter.mark(), clock.read()
+                loss = self._run(function)
+                clock.wait_for(self.device)
+                taken, last = clock.read() - began, meter.mark()
+                random = Randomness(self.device)
+                grads = {name: _copy(p.grad) for name, p in model.named_parameters()}
+                value = _copy(loss)
+                del loss
+                for parameter in model.parameters():
+                    parameter.grad = None
+            left = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+            buffers.restore()
+        rise = meter.peak(first, last) - meter.level(first)
+        return StepResult(value, grads, left, random, self.resident_bytes + rise, taken)
+
+    def _run(self, function: Callable[..., Any]) -> torch.Tensor | None:
+        sample = self.sample
+        output, loss = sample.results(function(*sample.args, **sample.kwargs))
+        backward_of(output, loss)
+        return None if loss is None else loss.detach()
+
+    def _own_gradients(self) -> _GradientsAside:
+        return _GradientsAside(self.model)
+
+    def compiled_step(self) -> StepResult:
+        """One step of the compiled model."""
+        compiled = self._compiled()
+        assert compiled is not None
+        return self.step(compiled)
+
+
+class _GradientsAside:
+    """Takes the gradients of a model away for a while."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._grads = [(p, p.grad) for p in model.parameters()]
+
+    def __enter__(self) -> None:
+        for parameter, _ in self._grads:
+            parameter.grad = None
+
+    def __exit__(self, *exc: object) -> None:
+        for parameter, grad in self._grads:
+            parameter.grad = grad
+
+
+def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
+
+
+def differences(plain: StepResult, other: StepResult) -> tuple[str, ...]:
+    """What is not bit for bit the same, by name, with the largest difference."""
+    found = []
+    if plain.loss is not None and other.loss is not None and not torch.equal(plain.loss, other.loss):
+        found.append(f"the loss ({plain.loss.item()!r} and {other.loss.item()!r})")
+    found += [f"the gradient of {name}{_by(g, other.grads[name])}" for name, g in plain.grads.items()
+              if not _same(g, other.grads[name])]  # fmt: skip
+    found += [f"the buffer {name}" for name, b in plain.buffers.items() if not _same(b, other.buffers[name])]
+    if plain.random.torch_differs(other.random):
+        found.append("the random state after the step")
+    return tuple(found)
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
+    if one is None or other is None:
+        return ""
+    return f" by up to {(one - other).abs().max().item():.2g}"
+
+
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, CompiledModel] = weakref.WeakKeyDictionary()
+
+
+def remember(compiled: nn.Module, made: CompiledModel) -> None:
+    """Notes what is known of a compiled model."""
+    _KNOWN[compiled] = made
+
+
+def known(model: Any) -> CompiledModel | None:
+    """What is known of a model, if `compile` returned it."""
+    return _KNOWN.get(model) if isinstance(model, nn.Module) else None
+
+
+def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
+    """Runs the compiled step and the step without compilation from one state, and compares.
+
+    With inductor's kernels a difference is named and not an error.
+    """
+    assert made.report is not None
+    with made.sample.untouched(made.device):
+        other = made.compiled_step()
+        plain = made.step(made.model)
+        found = differences(plain, other)
+    report = dataclasses.replace(
+        made.report,
+        measured_peak_bytes=max(other.peak_bytes, made.optimizer_peak_bytes),
+        step_ns=other.step_ns,
+        plain_peak_bytes=max(plain.peak_bytes, made.optimizer_peak_bytes),
+        plain_ns=plain.step_ns,
+        differences=found,
+    )
+    problems = list(found) if all(plan.kernels == "eager" for plan in report.plans) else []
+    budget = min((plan.budget_bytes for plan in report.plans), default=None)
+    if budget is not None and report.measured_peak_bytes > budget:
+        over = format_bytes(report.measured_peak_bytes - budget)
+        problems.append(f"the step took {format_bytes(report.measured_peak_bytes)}, which is {over} over the budget")
+    if strict and problems:
+        raise VerificationFailed("; ".join(problems))
+    return report
+
+
+#: A point of a curve: peak in bytes, time in nanoseconds, extra time as a share; None where nothing fits.
+Found = tuple[int | None, int | None, float | None]
+
+
+def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2s") -> Iterator[tuple[int, Found]]:
+    """The trade-off of a compiled step, as the simulator judges its schedules: budgets in bytes, each with its point.
+
+    budgets: sizes, or how many from the least that works to nothing recomputed.
+    """
+    graph = plan.graph
+    device = torch.device(plan.device)
+    if isinstance(budgets, int):
+        limits = cairn.limits(graph, time_limit=time_limit)
+        low, high = limits.least_bytes, limits.store_all_bytes
+        if low is None or high is None:
+            raise Unsupported("no schedule of this step was found in the time limit")
+        wanted = [low + (high - low) * i // max(budgets - 1, 1) + plan.reserve_bytes for i in range(budgets)]
+    else:
+        wanted = [resolve(budget, device, sum(plan.resident.values())) for budget in budgets]
+    for budget in wanted:
+        solution = cairn.solve(graph, max(1, budget - plan.reserve_bytes), time_limit=time_limit)
+        if solution.makespan_ns is None or solution.store_all_ns is None:
+            yield budget, (None, None, None)
+            continue
+        twice = solution.store_all_ns - plan.plain_ns  # counted by the problem alone
+        step = solution.makespan_ns - twice
+        yield budget, (solution.peak_bytes, step, step / plan.plain_ns - 1 if plan.plain_ns else 0.0)

@@ -1,0 +1,138 @@
+"""`CompiledPlan`: what was decided for one compiled training step. It is data: it saves, loads and prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cairn
+from cairn import format_budget, format_bytes, format_ns
+
+from ..base.errors import PlanMismatch
+
+FORMAT, VERSION = "cairn-compiled-plan", 1
+_LARGEST = 6  # parts of a peak that a report names
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledPlan:
+    """A schedule of a step's joint graph, and what it takes. Sizes in bytes, times in nanoseconds.
+
+    Attributes
+    ----------
+    kernels : str
+        "eager" (operators run one by one) or "inductor".
+    budget_bytes, reserve_bytes : int
+        What the step may take, and what of it stays free for what no measurement knows.
+    gradients : str
+        "created" if every step creates its gradients, "accumulated" if steps may add to existing ones.
+    peak_bytes : int
+        Predicted peak of the step.
+    measured_peak_bytes : int or None
+        Peak of the compiled step when it was run while planning.
+    plain_peak_bytes, plain_ns : int
+        Predicted for the same graph with nothing recomputed.
+    least_budget_bytes : int or None
+        The least budget that is known to work, where it was looked for.
+    step_ns, lower_bound_ns, gap :
+        Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
+    recomputed : int
+        Calls that the backward repeats.
+    problem, schedule : dict
+        The joint graph as a `cairn-graph`, and its `cairn-schedule`.
+    resident, at_peak : dict
+        What is resident during the whole step, and what makes up the peak, bytes by name.
+    peak_at : str
+        The operator during which the peak is.
+    """
+
+    model_name: str
+    device: str
+    kernels: str
+    budget_bytes: int
+    reserve_bytes: int
+    gradients: str
+    peak_bytes: int
+    measured_peak_bytes: int | None
+    plain_peak_bytes: int
+    plain_ns: int
+    least_budget_bytes: int | None
+    step_ns: int
+    lower_bound_ns: int | None
+    gap: float | None
+    solver: str
+    outcome: str
+    recomputed: int
+    problem: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+    resident: Mapping[str, int]
+    at_peak: Mapping[str, int]
+    peak_at: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def overhead(self) -> float:
+        """Predicted extra time, as a share of the step with nothing recomputed."""
+        return self.step_ns / self.plain_ns - 1 if self.plain_ns else 0.0
+
+    @property
+    def graph(self) -> cairn.Graph:
+        """The problem, for the solvers and the command line."""
+        return cairn.Graph.from_json(json.dumps(self.problem))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self), "notes": list(self.notes)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file."""
+        Path(path).write_text(json.dumps(self.to_json()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CompiledPlan:
+        """Read a plan that `save` wrote.
+
+        Raises
+        ------
+        PlanMismatch
+            The file is something else, or of another version.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise PlanMismatch(f"{path} is no {FORMAT}: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise PlanMismatch(f"{path} is no {FORMAT} of version {VERSION}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        values = {name: value for name, value in data.items() if name in names}
+        return cls(**{**values, "notes": tuple(data.get("notes", ()))})
+
+    def __str__(self) -> str:
+        lines = [f"{self.model_name} on {self.device}: compiled step, {self.kernels} kernels (whole step)"]
+        least = "" if self.least_budget_bytes is None else f"; the least that works is {self._least()}"
+        reserve = f"of which {format_bytes(self.reserve_bytes)} stay in reserve"
+        lines.append(f"  budget      {format_bytes(self.budget_bytes)}, {reserve}{least}")
+        plain = f"with nothing recomputed {format_bytes(self.plain_peak_bytes)}"
+        lines.append(f"  peak        {format_bytes(self.peak_bytes)} predicted; {plain}")
+        bound = "" if self.gap is None else f", at most {100 * self.gap:.1f} % from the optimum"
+        time = f"{format_ns(self.step_ns)} predicted, {100 * self.overhead:+.1f} % against nothing recomputed"
+        lines.append(f"  time        {time}{bound} ({self.solver})")
+        if self.measured_peak_bytes is not None:
+            off = 100 * (self.peak_bytes / self.measured_peak_bytes - 1)
+            lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
+        lines.append(f"  recomputed  {self.recomputed} of {len(self.problem['nodes'])} results, in the backward")
+        lines += ["", f"  what makes up the peak (during {self.peak_at}):"]
+        lines += [f"  {format_bytes(size):>12}  {name}" for name, size in self._largest()]
+        return "\n".join([*lines, *(f"  note        {note}" for note in self.notes)])
+
+    def _least(self) -> str:
+        return format_budget(self.least_budget_bytes or 0)
+
+    def _largest(self) -> list[tuple[str, int]]:
+        parts = sorted({**self.resident, **self.at_peak}.items(), key=lambda part: -part[1])
+        rest = sum(size for _, size in parts[_LARGEST:])
+        return [*parts[:_LARGEST], *([("others", rest)] if rest else [])]

@@ -1,0 +1,364 @@
+"""The joint graph of AOTAutograd: which operator makes which storage, who reads it, and what may be recomputed.
+
+AOTAutograd traces the forward and the backward of a step into one functional graph. Memory is decided by its storages:
+a view (transpose, expand, slice) shows the storage of another node and costs nothing, and an operator that returns a
+tuple makes several storages at once. `read` finds them by running the graph on fake tensors, which have shapes and
+storages but no memory. One storage that one call makes is a `Result`; results are what a schedule computes, keeps and
+drops. Views belong to whoever reads them and are taken again from their base wherever they are needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from ..base import _compat, _compat_compile
+from ..base.errors import Unsupported
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One storage that one call makes.
+
+    Attributes:
+        node: the node whose value has the storage: the call itself, or a member of its tuple. None for the end of the
+            forward, where its outputs are handed over.
+        call: the operator's call; a placeholder for a tangent.
+        nbytes: size of the storage, bytes.
+        deps: indices of the results that the call reads, through views too, ascending.
+        alias_of: index of the result whose storage an operator with effects returns again; None for a new storage.
+        is_backward: computed behind the forward.
+        once: computed exactly once: random numbers, collectives, effects, and what depends on a buffer that the step
+            writes.
+    """
+
+    node: fx.Node | None
+    call: fx.Node | None
+    nbytes: int
+    deps: tuple[int, ...]
+    alias_of: int | None = None
+    is_backward: bool = False
+    once: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class JointGraph:
+    """A training step: what its results are, in the order in which they are first computed.
+
+    Attributes:
+        module: the joint graph.
+        results: the storages; those of the forward, the end of the forward, the tangents, then the backward's.
+        end_of_forward: index of the result that stands for the end of the forward.
+        base: for each node with a tensor, the index of its result; absent where the storage is a placeholder's or a
+            constant's, which are always there.
+        outputs: the forward's outputs. grads: the backward's. None where there is none.
+        values: the fake tensor, or the size, of each node.
+    """
+
+    module: fx.GraphModule
+    results: tuple[Result, ...]
+    end_of_forward: int
+    base: dict[fx.Node, int]
+    outputs: tuple[fx.Node | None, ...]
+    grads: tuple[fx.Node | None, ...]
+    values: dict[fx.Node, Any]
+
+    def members(self, call: fx.Node) -> list[int]:
+        """Indices of the results of one call."""
+        return self._by_call[call]
+
+    def readers(self, index: int) -> list[fx.Node]:
+        """The calls that read a result, through views too."""
+        return self._by_result.get(index, [])
+
+    @functools.cached_property
+    def _by_result(self) -> dict[int, list[fx.Node]]:
+        found: dict[int, list[fx.Node]] = {}
+        for call in self._by_call:
+            for index in {self.base[source] for source in call.all_input_nodes if source in self.base}:
+                found.setdefault(index, []).append(call)
+        return found
+
+    def calls(self) -> list[fx.Node]:
+        """The calls that make results, in order."""
+        return list(self._by_call)
+
+    @functools.cached_property
+    def _by_call(self) -> dict[fx.Node, list[int]]:
+        found: dict[fx.Node, list[int]] = {}
+        for index, result in enumerate(self.results):
+            if result.call is not None:
+                found.setdefault(result.call, []).append(index)
+        return found
+
+
+def read(module: fx.GraphModule, num_fwd_outputs: int, mutated: frozenset[int] = frozenset()) -> JointGraph:
+    """Finds the results of a joint graph.
+
+    module: as AOTAutograd hands it to a partition function.
+    num_fwd_outputs: how many of its outputs are the forward's.
+    mutated: indices of the primals that the step writes behind the graph (buffers of BatchNorm).
+    """
+    return _Reader(module, num_fwd_outputs, mutated).read()
+
+
+class _Reader:
+    def __init__(self, module: fx.GraphModule, num_fwd_outputs: int, mutated: frozenset[int]) -> None:
+        self._module = module
+        self._values = _fake_values(module)
+        returned = returned_by(module.graph)
+        self._outputs, self._grads = returned[:num_fwd_outputs], returned[num_fwd_outputs:]
+        placeholders = module.graph.find_nodes(op="placeholder")
+        self._tangents = [node for node in placeholders if is_tangent(node)]
+        primals = [node for node in placeholders if not is_tangent(node)]
+        self._written = {primals[index] for index in mutated} | _written_inside(module.graph)
+        self._backward = self._nodes_of_backward()
+        self._results: list[Result] = []
+        self._base: dict[fx.Node, int] = {}
+        self._of_storage: dict[int, int] = {}  # the result that made a storage last
+        self._static = {_storage(self._values[n]) for n in (*primals, *module.graph.find_nodes(op="get_attr"))
+                        if isinstance(self._values.get(n), torch.Tensor)}  # fmt: skip
+
+    def read(self) -> JointGraph:
+        calls = [node for node in self._module.graph.nodes if node.op == "call_function"]
+        for node in calls:
+            if node not in self._backward:
+                self._add(node)
+        end = self._end_forward()
+        for node in calls:
+            if node in self._backward:
+                self._add(node)
+        return JointGraph(self._module, tuple(self._results), end, self._base, self._outputs, self._grads, self._values)
+
+    def _nodes_of_backward(self) -> set[fx.Node]:
+        """What depends on a tangent, and what autograd computed in the backward."""
+        found: set[fx.Node] = set(self._tangents)
+        for node in self._module.graph.nodes:
+            if node.op == "call_function" and (
+                _compat_compile.is_backward_node(node) or any(source in found for source in node.all_input_nodes)
+            ):
+                found.add(node)
+        self._check_split(found)
+        return found
+
+    def _check_split(self, backward: set[fx.Node]) -> None:
+        late = [node for node in self._outputs if node in backward]
+        if late:
+            raise Unsupported(f"the forward returns {late[0].name}, which the backward computes")
+
+    def _end_forward(self) -> int:
+        """Adds the handing over of the outputs, and the tangents that come back."""
+        handed = [node for node in self._outputs if node is not None]
+        end = self._append(Result(None, None, 0, self._deps(handed), once=True))
+        for node in self._tangents:
+            value = self._values[node]
+            if isinstance(value, torch.Tensor):
+                made = self._append(Result(node, node, _nbytes(value), (end,), is_backward=True, once=True))
+                self._claim(node, made)
+        return end
+
+    def _append(self, result: Result) -> int:
+        self._results.append(result)
+        return len(self._results) - 1
+
+    def _claim(self, node: fx.Node, index: int) -> None:
+        self._base[node] = index
+        self._of_storage[_storage(self._values[node])] = index
+
+    def _deps(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+        return tuple(sorted({self._base[node] for node in nodes if node in self._base}))
+
+    def _add(self, node: fx.Node) -> None:
+        """Adds what a call makes; a view and a member of a tuple only learn whose storage they show."""
+        value = self._values[node]
+        if _is_member(node):
+            if isinstance(value, torch.Tensor):
+                self._see(node)
+        elif _has_effects(node):
+            self._add_effect(node, value)
+        elif isinstance(value, torch.Tensor):
+            if not self._see(node):
+                self._make(node, [node])
+        elif isinstance(value, (tuple, list)):
+            self._make(node, self._new_members(node))
+            self._see_views(node, value)
+
+    def _see(self, node: fx.Node) -> bool:
+        """Whether a value shows a storage that is there; notes whose."""
+        storage = _storage(self._values[node])
+        if storage in self._of_storage:
+            self._base[node] = self._of_storage[storage]
+            return True
+        return storage in self._static
+
+    def _see_views(self, call: fx.Node, value: Sequence[Any]) -> None:
+        """Notes whose storage a tuple of views shows (the parts of a split)."""
+        bases = {self._of_storage.get(_storage(part)) for part in value if isinstance(part, torch.Tensor)}
+        base = bases.pop() if len(bases) == 1 else None
+        if base is not None and not any(user in self._made_by(call) for user in call.users):
+            self._base[call] = base
+
+    def _made_by(self, call: fx.Node) -> set[fx.Node]:
+        return {result.node for result in self._results[-len(call.users) :] if result.call is call and result.node}
+
+    def _new_members(self, call: fx.Node) -> list[fx.Node]:
+        """The members of a tuple that have new storages and are used, smallest first, each storage once."""
+        found: dict[int, fx.Node] = {}
+        for user in call.users:
+            if not _is_member(user):
+                raise Unsupported(f"{user.name} takes the tuple of {call.name} whole")
+            value = self._values[user]
+            if isinstance(value, torch.Tensor) and not self._see(user):
+                found.setdefault(_storage(value), user)
+        return sorted(found.values(), key=lambda member: _nbytes(self._values[member]))
+
+    def _make(self, call: fx.Node, nodes: Sequence[fx.Node]) -> None:
+        deps = self._deps(call.all_input_nodes)
+        is_backward = call in self._backward
+        once = _once(call) or any(source in self._written for source in _roots(call))
+        for node in nodes:
+            result = Result(node, call, _nbytes(self._values[node]), deps, None, is_backward, once)
+            self._claim(node, self._append(result))
+
+    def _add_effect(self, node: fx.Node, value: Any) -> None:
+        """An operator that writes, communicates or is opaque: computed once, whatever it returns."""
+        deps, is_backward = self._deps(node.all_input_nodes), node in self._backward
+        nodes = self._new_members(node) if isinstance(value, (tuple, list)) else [node]
+        for made in nodes or [node]:
+            shown = self._values[made]
+            is_tensor = isinstance(shown, torch.Tensor)
+            shares = is_tensor and self._see(made)
+            alias = self._base.get(made) if shares else None
+            nbytes = _nbytes(shown) if is_tensor and not shares else 0
+            index = self._append(Result(made, node, nbytes, deps, alias, is_backward, True))
+            if is_tensor:
+                self._base[made] = index
+                if not shares or alias is not None:
+                    self._of_storage[_storage(shown)] = index
+
+
+# -- fake values ---------------------------------------------------------------------------------------------
+
+
+def _fake_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
+    """Every node's value on fake tensors; views share storages, as they will when the step runs."""
+    values: dict[fx.Node, Any] = {}
+    mode = _fake_mode(module)
+    with mode, torch.no_grad():
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = node.meta.get("val")
+            elif node.op == "get_attr":
+                values[node] = _constant(module, node, mode)
+            elif node.op == "call_function":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: values[source])
+                values[node] = node.target(*args, **kwargs)
+    return values
+
+
+def _constant(module: fx.GraphModule, node: fx.Node, mode: Any) -> Any:
+    found: Any = module
+    for name in str(node.target).split("."):
+        found = getattr(found, name)
+    return mode.from_tensor(found) if isinstance(found, torch.Tensor) else found
+
+
+def _fake_mode(module: fx.GraphModule) -> Any:
+    for node in module.graph.find_nodes(op="placeholder"):
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode
+    raise Unsupported("the joint graph has no tensors among its inputs")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return _compat.storage_id(tensor)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return int(_compat_compile.size_hint(tensor.untyped_storage().nbytes()))
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a placeholder is a gradient that comes back from the loss."""
+    return "tangents" in str(node.target)
+
+
+def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
+    """What a graph returns; None where that is no node."""
+    [output] = graph.find_nodes(op="output")
+    returned: Any = output.args[0]
+    return tuple(item if isinstance(item, fx.Node) else None for item in returned)
+
+
+def _is_member(node: fx.Node) -> bool:
+    return _compat_compile.is_getitem(node.target)
+
+
+def _written_inside(graph: fx.Graph) -> set[fx.Node]:
+    """Placeholders that an operator of the graph itself writes."""
+    return {
+        node.args[0]
+        for node in graph.nodes
+        if node.op == "call_function" and node.target is torch.ops.aten.copy_.default
+    }
+
+
+def _roots(call: fx.Node) -> Iterator[fx.Node]:
+    """The placeholders whose contents a call reads, through views."""
+    seen: set[fx.Node] = set()
+    pending = list(call.all_input_nodes)
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            yield node
+        elif node.op == "call_function" and is_view(node):
+            pending += node.all_input_nodes
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an operator is declared to return a view of what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    aliases = [returned.alias_info for returned in schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _has_effects(node: fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target._schema.is_mutable or target.namespace in _compat_compile.COLLECTIVE_NAMESPACES
+
+
+def _once(node: fx.Node) -> bool:
+    """Whether an operator may not be called again: it draws random numbers."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
+    """Equal for calls that take alike time: the operator, and shapes, strides and types in the place of tensors."""
+
+    def text(leaf: Any) -> str:
+        if isinstance(leaf, torch.Tensor):
+            return f"{leaf.dtype} {tuple(map(int, leaf.shape))} {tuple(map(int, leaf.stride()))} {leaf.device}"
+        return repr(leaf)
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+    return f"{node.target} " + "; ".join(map(text, pytree.tree_leaves((args, kwargs))))

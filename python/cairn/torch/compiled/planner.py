@@ -1,0 +1,178 @@
+"""Plans a joint graph: costs, problem, solver, and the two graphs in the schedule's order.
+
+One planner serves one graph. The solver's peak is the simulator's; the peak of the code that is made of the schedule is
+computed apart (`liveness`), and the solver's budget is moved until that one uses what the step may take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import cairn
+import torch
+from torch import fx
+
+from ..base import _compat_compile
+from ..base.errors import InfeasibleBudget
+from . import fused_costs, kernel_costs
+from .compiled_plan import CompiledPlan
+from .emission import Emitted, emit
+from .joint_graph import JointGraph, read
+from .liveness import Moment, peak
+from .problem import Costs, graph_of, repeated_ns
+from .request import Request
+
+ROUNDS = 3
+#: Slack of the code's peak below the budget, as a share of what is not resident, for which no further round is made.
+ENOUGH = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """A schedule, and the code that was made of it."""
+
+    solution: cairn.Solution
+    emitted: Emitted
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    moment: Moment
+
+
+class Planner:
+    """The partition function of one compilation.
+
+    resident: what is on the device during the whole step, bytes by name, the graph's inputs included.
+    kinds: costs that are known, by kind of call; added to.
+    """
+
+    def __init__(self, request: Request, device: torch.device, resident: dict[str, int], kinds: dict[str, Any]) -> None:
+        self.request, self.device, self.resident = request, device, resident
+        self.plan: CompiledPlan | None = None
+        self.mutated: frozenset[int] = frozenset()
+        self._kinds = kinds
+        self._fixed = sum(resident.values())
+        self._around = request.around(self._fixed)
+
+    def __call__(
+        self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Cuts a joint graph as AOTAutograd asks for."""
+        self.mutated = _compat_compile.mutated_primals()
+        joint = read(module, num_fwd_outputs, self.mutated)
+        measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated
+        costs = measured(joint, self.device, self._kinds)
+        graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
+        total = self.request.total_bytes(self.device, self._fixed)
+        everything = cairn.limits(graph, solver="store-all")
+        reserve = self.request.reserve_bytes(self.device, (everything.store_all_bytes or 0) - self._fixed)
+        fitted = self._fit(joint, costs, graph, total, reserve)
+        self.plan = self._plan_of(joint, costs, graph, fitted, everything, total, reserve)
+        return fitted.forward, fitted.backward
+
+    def _fit(self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int) -> Fitted:
+        """The fastest schedule whose code keeps to the budget."""
+        usable = target = total - reserve
+        best: Fitted | None = None
+        for _ in range(ROUNDS):
+            solution = self._solve(graph, target)
+            if solution.schedule is None:
+                break
+            made = self._made(joint, costs, solution)
+            over = made.moment.peak_bytes - usable
+            if over <= 0 and (best is None or _time(solution) <= _time(best.solution)):
+                best = made
+            if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or solution.recompute_ns == 0):
+                break
+            target -= over
+        if best is None or self.request.optimizer_peak_bytes > usable:
+            raise self._infeasible(joint, costs, graph, total, reserve, usable)
+        return best
+
+    def _solve(self, graph: cairn.Graph, target: int) -> cairn.Solution:
+        if target <= 0:
+            target = 1
+        return cairn.solve(graph, target, solver=self.request.solver, time_limit=self.request.time_limit)
+
+    def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
+        assert solution.schedule is not None
+        emitted = emit(joint, solution.schedule.ops)
+        forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
+        moment = peak(joint, costs, self._around, forward.graph, backward.graph)
+        return Fitted(solution, emitted, forward, backward, moment)
+
+    def _plan_of(
+        self,
+        joint: JointGraph,
+        costs: Costs,
+        graph: cairn.Graph,
+        fitted: Fitted,
+        everything: cairn.Limits,
+        total: int,
+        reserve: int,
+    ) -> CompiledPlan:
+        solution, twice = fitted.solution, repeated_ns(joint, costs)
+        assert solution.schedule is not None and solution.makespan_ns is not None
+        step = solution.makespan_ns - twice
+        bound = None if solution.lower_bound_ns is None else solution.lower_bound_ns - twice
+        return CompiledPlan(
+            model_name=self.request.model_name,
+            device=str(self.device),
+            kernels=self.request.kernels,
+            budget_bytes=total,
+            reserve_bytes=reserve,
+            gradients=self.request.gradients,
+            peak_bytes=max(fitted.moment.peak_bytes, self.request.optimizer_peak_bytes),
+            measured_peak_bytes=None,
+            plain_peak_bytes=everything.store_all_bytes or 0,
+            plain_ns=(everything.store_all_ns or 0) - twice,
+            least_budget_bytes=None if solution.least_bytes is None else solution.least_bytes + reserve,
+            step_ns=step,
+            lower_bound_ns=bound,
+            gap=None if bound is None or not step else max(0.0, (step - bound) / step),
+            solver=solution.solver,
+            outcome=str(solution.outcome),
+            recomputed=fitted.emitted.recomputed,
+            problem=json.loads(graph.to_json()),
+            schedule=json.loads(solution.schedule.to_json()),
+            resident=self.resident,
+            at_peak=_composition(fitted.moment),
+            peak_at=f"the {fitted.moment.phase}, {fitted.moment.node}",
+        )
+
+    def _infeasible(
+        self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int, usable: int
+    ) -> InfeasibleBudget:
+        """Names the least budget whose code fits, what its peak is made of, and when that is."""
+        least = cairn.limits(graph, time_limit=self.request.time_limit).least_bytes or usable
+        solution = self._solve(graph, least)
+        if solution.schedule is None:
+            solution = self._solve(graph, solution.least_bytes or least)
+        made = self._made(joint, costs, solution)
+        parts = {**self.resident, **_composition(made.moment)}
+        needed = max(made.moment.peak_bytes, least) + reserve
+        if self.request.optimizer_peak_bytes + reserve > needed:
+            return self._optimizer_needs_more(total, reserve)
+        name = f"{made.moment.phase}, operator {made.moment.node}"
+        return InfeasibleBudget.make(total, needed, reserve, parts, name, made.moment.node)
+
+    def _optimizer_needs_more(self, total: int, reserve: int) -> InfeasibleBudget:
+        needed = self.request.optimizer_peak_bytes + reserve
+        name = "step of the optimizer"
+        return InfeasibleBudget.make(total, needed, reserve, self.resident, name, name)
+
+
+def _time(solution: cairn.Solution) -> int:
+    assert solution.makespan_ns is not None
+    return solution.makespan_ns
+
+
+def _composition(moment: Moment) -> dict[str, int]:
+    """What a peak is made of, by operator: copies and members of layers that are alike belong together."""
+    parts: dict[str, int] = {}
+    for name, size in moment.resident.items():
+        kind = name.rstrip("0123456789").rstrip("_") or name
+        parts[f"results of {kind}"] = parts.get(f"results of {kind}", 0) + size
+    return parts

@@ -1,0 +1,98 @@
+"""The joint graph as a problem for the solvers: a node for each result, with its cost, size and rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cairn
+from torch import fx
+
+from .joint_graph import JointGraph, Result
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What calls take: time, and memory beyond their results while they run."""
+
+    ns: Mapping[fx.Node, int]
+    workspace_bytes: Mapping[fx.Node, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a step has around its graph. Sizes in bytes.
+
+    Attributes:
+        fixed_bytes: resident all along: parameters, buffers, gradients that are there, optimizer state, inputs.
+        holds_output: the training loop holds the forward's outputs during the backward.
+        loss_ns, loss_workspace_bytes: of a loss outside the graph, forward and backward.
+    """
+
+    fixed_bytes: int = 0
+    holds_output: bool = True
+    loss_ns: int = 0
+    loss_workspace_bytes: int = 0
+
+
+def graph_of(joint: JointGraph, costs: Costs, around: Surroundings, name: str, provenance: Any = None) -> cairn.Graph:
+    """The problem of a joint graph."""
+    kept = _kept(joint, around.holds_output)
+    nodes = [_node(joint, index, costs, around, index in kept) for index in range(len(joint.results))]
+    begins = joint.end_of_forward + 1
+    return cairn.Graph(
+        nodes,
+        fixed_bytes=around.fixed_bytes,
+        backward_begins_at=begins if begins < len(nodes) else None,
+        name=name,
+        provenance=provenance,
+    )
+
+
+def repeated_ns(joint: JointGraph, costs: Costs) -> int:
+    """Time that the problem counts too often: it has a call for each member of a tuple, and the step makes one."""
+    return sum((len(joint.members(call)) - 1) * costs.ns.get(call, 0) for call in joint.calls())
+
+
+def _kept(joint: JointGraph, holds_output: bool) -> set[int]:
+    held: Sequence[Any] = (*joint.outputs, *joint.grads) if holds_output else joint.grads
+    return {joint.base[node] for node in held if node is not None and node in joint.base}
+
+
+def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, keep: bool) -> cairn.Node:
+    result = joint.results[index]
+    if result.call is None:
+        return cairn.Node(
+            around.loss_ns,
+            0,
+            result.deps,
+            name="end of the forward",
+            workspace_bytes=around.loss_workspace_bytes,
+            no_recompute=True,
+        )
+    return cairn.Node(
+        costs.ns.get(result.call, 0),
+        result.nbytes,
+        result.deps,
+        name=result.node.name if result.node is not None else "",
+        workspace_bytes=costs.workspace_bytes.get(result.call, 0) + _other_members_bytes(joint, index, result),
+        alias_of=result.alias_of,
+        keep=keep,
+        no_recompute=result.once,
+    )
+
+
+def _other_members_bytes(joint: JointGraph, index: int, result: Result) -> int:
+    """What a call makes beside one of its results.
+
+    Members are in the order of their sizes. The first finds none of the others there. A later one is mostly computed
+    right behind it, when they are; where it is recomputed alone, the smaller ones count.
+    """
+    assert result.call is not None
+    members = joint.members(result.call)
+    later = members[members.index(index) + 1 :]
+    beside = sum(joint.results[other].nbytes for other in later)
+    if result.once or index == members[0]:
+        return beside
+    return beside + sum(joint.results[other].nbytes for other in members[: members.index(index)])

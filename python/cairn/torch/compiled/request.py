@@ -1,0 +1,62 @@
+"""What is asked of a compiled step: its budget, its kernels, and what the step has beside its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ..._budget import Budget
+from ..base import budgets
+from .problem import Surroundings
+
+CREATED, ACCUMULATED = "created", "accumulated"
+KERNELS = ("inductor", "eager")
+GRADIENTS = (CREATED, ACCUMULATED)
+#: What options= of torch.compile(backend="cairn") may name.
+OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_limit", "solver")
+#: A measured step may take so much more than the predicted one: share of what is not resident, and bytes on top.
+UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.005, 2 * 1024 * 1024)}
+
+
+@dataclasses.dataclass
+class Request:
+    """Settings of one compilation.
+
+    Attributes:
+        budget: bytes, a size, or a cairn.Budget.
+        solver, time_limit: for the solver; it is called up to three times.
+        resident: what is on the device all along beside the graph's inputs, bytes by name.
+        correction_bytes: by how much a measured step passed its prediction; it is left free.
+    """
+
+    budget: Any = "auto"
+    kernels: str = "inductor"
+    gradients: str = CREATED
+    holds_output: bool = True
+    solver: str = "auto"
+    time_limit: str = "3s"
+    model_name: str = "graph"
+    optimizer: torch.optim.Optimizer | None = None
+    optimizer_peak_bytes: int = 0
+    resident: dict[str, int] = dataclasses.field(default_factory=dict)
+    loss_ns: int = 0
+    loss_workspace_bytes: int = 0
+    correction_bytes: int = 0
+
+    def around(self, fixed_bytes: int) -> Surroundings:
+        """What the problem has around its graph."""
+        return Surroundings(fixed_bytes, self.holds_output, self.loss_ns, self.loss_workspace_bytes)
+
+    def total_bytes(self, device: torch.device, present_bytes: int) -> int:
+        """The budget in bytes."""
+        return budgets.resolve(self.budget, device, present_bytes)
+
+    def reserve_bytes(self, device: torch.device, activations: int) -> int:
+        """What of the budget a plan leaves free."""
+        if isinstance(self.budget, Budget) and self.budget.reserve is not None:
+            given = budgets.size_bytes(self.budget.reserve, "reserve") if self.budget.reserve else 0
+            return given + self.correction_bytes
+        share, least = UNCERTAINTY["cuda" if device.type == "cuda" else "cpu"]
+        return least + int(share * activations) + self.correction_bytes

@@ -1,0 +1,285 @@
+"""`compile`: a model that torch.compile compiles, with a byte budget for its training step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from cairn import format_bytes, parse_duration
+from torch import nn
+
+from .arguments import check_budget, check_call, check_names, check_optimizer, positional
+from .base import budgets, clock, memory
+from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
+from .base.progress import telling
+from .compiled.backend import Backend
+from .compiled.compiled_model import CompiledModel, CompiledReport, differences, remember
+from .compiled.request import CREATED, GRADIENTS, KERNELS, OPTIONS, Request
+from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
+from .measuring.sample import Sample
+from .profileable import check_gradients, device_of
+
+ROUNDS = 3
+_LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
+
+
+def compile(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Any = "auto",
+    kernels: str = "inductor",
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    gradients: str = CREATED,
+    holds_output: bool = True,
+    prove: bool = True,
+    solver: str = "auto",
+    time_limit: str = "3s",
+    progress: Any = None,
+) -> nn.Module:
+    """Compile a model so that its training step fits in a byte budget.
+
+    The forward is captured as one graph, which AOTAutograd extends by its backward. The graph solvers decide which
+    results are kept and which the backward recomputes; the compiled step is run and measured before this returns.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is; the compiled model shares its parameters.
+    args, kwargs
+        A sample of what the training loop calls the model with; a tensor may stand for a tuple of one.
+    budget : int, str or cairn.Budget
+        Peak of the whole step in bytes: parameters, gradients, optimizer state and inputs included.
+    kernels : {"inductor", "eager"}
+        "eager" runs torch's operators one by one: loss, gradients, buffers and random state are bit for bit those of
+        training without compilation. "inductor" generates fused kernels, whose bits differ.
+    loss_fn : callable, optional
+        Makes the loss of the model's output, where the model does not; its memory is counted.
+    optimizer : torch.optim.Optimizer, optional
+        Its state and its step are counted; it is not stepped.
+    gradients : {"created", "accumulated"}
+        Whether every step creates its gradients, or steps may add to existing ones, which takes more.
+    holds_output : bool
+        Whether the training loop has the model's output during the backward.
+    prove : bool
+        With eager kernels: run one step without compilation too, and compare bit for bit.
+    solver, time_limit
+        For the solver, which is called a few times; "3s".
+    progress : callable or False, optional
+        Told what is being done; False for nothing.
+
+    Returns
+    -------
+    nn.Module
+        What torch.compile returns. `cairn.torch.report` of it says what was planned and measured.
+
+    Raises
+    ------
+    InfeasibleBudget
+        No schedule fits; the error names the least budget that works.
+    Unsupported
+        Dynamo cannot capture the model as one graph; the message names the operation and the line.
+    VerificationFailed
+        With eager kernels, a result differs from training without compilation.
+
+    Examples
+    --------
+    >>> model = ct.compile(model, x, budget="8GiB", loss_fn=loss_fn, optimizer=optimizer)
+    """
+    check_call(model, kwargs, loss_fn, args)
+    check_optimizer(model, optimizer)
+    request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
+    _check(request)
+    sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
+    check_gradients(sample)
+    device = device_of(sample)
+    with telling(progress, "compile") as teller, sample.untouched(device):
+        teller.begin("measuring the optimizer and the loss")
+        _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
+        return _compiled(model, sample, device, request, prove, teller)
+
+
+def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, **others: Any) -> Any:
+    """Compile a graph for `torch.compile(model, backend="cairn", options={"budget": "8GiB"})`.
+
+    Parameters
+    ----------
+    module, inputs
+        The graph that Dynamo captured, and what it is called with.
+    **others
+        Refused: torch passes mode= here.
+    options : dict
+        budget (required), kernels, optimizer, gradients, holds_output, solver and time_limit, as for `compile`.
+
+    Raises
+    ------
+    InfeasibleBudget
+        No schedule fits; torch wraps it into its BackendCompilerFailed.
+    """
+    given = {name: value for name, value in others.items() if value is not None}
+    if given:
+        raise Unsupported(f'backend="cairn" takes options= alone, not {", ".join(given)}=')
+    named = dict(options or {})
+    check_names(named, OPTIONS, 'torch.compile(backend="cairn", options=...)')
+    if "budget" not in named:
+        raise TypeError('torch.compile(backend="cairn") needs options={"budget": "8GiB"}, or bytes')
+    optimizer = named.pop("optimizer", None)
+    request = Request(**named)
+    _check(request)
+    if optimizer is not None:
+        request.resident["optimizer state"] = measure_optimizer(unwrapped(optimizer)).state_bytes
+    return Backend(request)(module, inputs)
+
+
+def _check(request: Request) -> None:
+    """Refuses settings that make no sense, by name and value."""
+    check_budget(request.budget)
+    for name, value, choices in (
+        ("kernels", request.kernels, KERNELS),
+        ("gradients", request.gradients, GRADIENTS),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} is {value!r}; it can be {' or '.join(map(repr, choices))}")
+    if not isinstance(request.holds_output, bool):
+        raise TypeError(f"holds_output must be True or False, not {request.holds_output!r}")
+    parse_duration(request.time_limit)
+
+
+def _compiled(
+    model: nn.Module, sample: Sample, device: torch.device, request: Request, prove: bool, teller: Any
+) -> nn.Module:
+    """Compiles, and corrects the plan by what the whole step takes."""
+    for _ in range(ROUNDS):
+        teller.begin("capturing, planning and compiling")
+        backend = Backend(request)
+        compiled: Any = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+        made = CompiledModel(model, compiled, sample, device)
+        made.resident_bytes = _resident_bytes(request, sample, device)
+        made.optimizer_peak_bytes = request.optimizer_peak_bytes
+        with _named_errors(), _captured_with_logging():
+            made.prepare()
+            teller.begin("measuring the compiled step")
+            measured = made.compiled_step()
+        if not backend.plans:
+            raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
+        plan = backend.plans[-1]
+        peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
+        if peak <= plan.budget_bytes:
+            plain = _plain(made, request, prove, plan.plain_peak_bytes, teller)
+            found = None if plain is None else differences(plain, measured)
+            if found and request.kernels == "eager":
+                raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(found)}")
+            made.report = CompiledReport(
+                tuple(backend.plans),
+                peak,
+                measured.step_ns,
+                None if plain is None else max(plain.peak_bytes, made.optimizer_peak_bytes),
+                None if plain is None else plain.step_ns,
+                found,
+            )
+            remember(compiled, made)
+            return compiled
+        request.correction_bytes += peak - plan.peak_bytes
+    raise InfeasibleBudget.make(
+        plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.at_peak), plan.peak_at, "measured step"
+    )
+
+
+def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, teller: Any) -> Any:
+    """A step without compilation, where it is wanted and fits."""
+    if not prove or request.kernels != "eager":
+        return None
+    if plain_peak_bytes > budgets.free_bytes(made.device) + made.resident_bytes:
+        warn(f"not proved: a step without a plan takes {format_bytes(plain_peak_bytes)}, more than the device has free")
+        return None
+    teller.begin("comparing with the step without compilation")
+    return made.step(made.model)
+
+
+def _measure_around(request: Request, sample: Sample, device: torch.device, optimizer: OptimizerMemory) -> None:
+    """What the step has beside its graph: optimizer state, the optimizer's step, and a loss outside the model."""
+    model = sample.model
+    there = [*model.parameters(), *model.buffers()]
+    if optimizer.state_bytes:
+        request.resident["optimizer state"] = optimizer.state_bytes
+    parameters = memory.dense_bytes(p for p in model.parameters() if p.requires_grad)
+    step = memory.unique_bytes(there) + parameters + optimizer.state_bytes + optimizer.step_bytes
+    request.optimizer_peak_bytes = step + _given_bytes(sample, device)
+    if sample.loss_fn is not None:
+        request.loss_ns, request.loss_workspace_bytes = _loss_costs(sample, device)
+
+
+def _given_bytes(sample: Sample, device: torch.device) -> int:
+    own = memory.storages([*sample.model.parameters(), *sample.model.buffers()])
+    return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
+
+
+def _resident_bytes(request: Request, sample: Sample, device: torch.device) -> int:
+    """On the device before the step begins."""
+    model = sample.model
+    resident = memory.unique_bytes([*model.parameters(), *model.buffers()]) + _given_bytes(sample, device)
+    if request.gradients != CREATED:
+        resident += memory.dense_bytes(p for p in model.parameters() if p.requires_grad)
+    return resident + sum(request.resident.values())
+
+
+def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
+    """Time and workspace of the loss on the model's output, forward and backward, beyond the output's gradients."""
+    with torch.no_grad():
+        output = sample.output()
+    roots: list[torch.Tensor] = []
+
+    def as_leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value = value.detach().requires_grad_()
+            roots.append(value)
+        return value
+
+    output = torch.utils._pytree.tree_map(as_leaf, output)
+    meter = memory.meter_for(device)
+    with memory.not_collecting(), meter:
+        first, began = meter.mark(), clock.read()
+        loss = sample.loss(output)
+        if loss is not None and loss.requires_grad:
+            loss.backward()
+        clock.wait_for(device)
+        taken, last = clock.read() - began, meter.mark()
+        made = memory.unique_bytes(root.grad for root in roots if root.grad is not None)
+        del loss
+        for root in roots:
+            root.grad = None
+    return taken, max(0, meter.peak(first, last) - meter.level(first) - made)
+
+
+@contextlib.contextmanager
+def _captured_with_logging() -> Iterator[None]:
+    """Calls of loggers are left out of the graph instead of cutting it."""
+    config: Any = torch._dynamo.config
+    name = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
+    functions = {getattr(logging.Logger, method) for method in _LOGGING if hasattr(logging.Logger, method)}
+    with contextlib.nullcontext() if name is None else config.patch(**{name: getattr(config, name) | functions}):
+        yield
+
+
+@contextlib.contextmanager
+def _named_errors() -> Iterator[None]:
+    """Errors of Cairn come out of the compiler as they are; what Dynamo cannot capture is named with its line."""
+    from torch._dynamo import exc
+
+    try:
+        yield
+    except exc.BackendCompilerFailed as error:
+        inner = getattr(error, "inner_exception", None)
+        if isinstance(inner, (InfeasibleBudget, Unsupported, TypeError, ValueError)):
+            raise inner from None
+        raise
+    except exc.Unsupported as error:
+        raise Unsupported(
+            f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "
+            "names, or use cairn.torch.checkpoint, which needs no graph"
+        ) from error

@@ -1,0 +1,267 @@
+"""`compile`: a byte budget for torch.compile. Exact, within the budget, and predicted."""
+
+import json
+
+import cairn
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch.compiled.compiled_model import known
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+class Block(nn.Module):
+    """Layer norm, a tuple; dropout, random; a split, a tuple of views."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x):
+        gate, value = self.up(self.norm(x)).chunk(2, dim=-1)
+        return x + self.dropout(self.down(F.gelu(gate) * value))
+
+
+def layers(count=5, width=48):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width) for _ in range(count)), nn.Linear(width, 10))
+
+
+class Attention(nn.Module):
+    def __init__(self, width=48, heads=4):
+        super().__init__()
+        self.embed = nn.Embedding(64, width)
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(3))
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.heads = heads
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        batch, length, width = x.shape
+        for qkv, out in zip(self.qkv, self.out, strict=True):
+            q, k, v = (
+                t.view(batch, length, self.heads, -1).transpose(1, 2)
+                for t in qkv(F.layer_norm(x, (width,))).chunk(3, -1)
+            )
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return F.linear(x, self.embed.weight)  # tied
+
+
+class Convolutional(nn.Module):
+    """Skips over a level, BatchNorm, pooling: buffers that the step writes, and indices in tuples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU())
+        self.deep = nn.Sequential(nn.Conv2d(12, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU())
+        self.last = nn.Sequential(nn.Conv2d(36, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 4, 1))
+
+    def forward(self, x):
+        first = self.first(x)
+        deep = F.interpolate(self.deep(F.max_pool2d(first, 2)), scale_factor=2)
+        return self.last(torch.cat([first, deep], 1)).mean((2, 3))
+
+
+class Adapted(nn.Module):
+    """A frozen base with low-rank adapters."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.base = nn.ModuleList(nn.Linear(width, width) for _ in range(4)).requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(width, 4, bias=False) for _ in range(4))
+        self.up = nn.ModuleList(nn.Linear(4, width, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        for base, down, up in zip(self.base, self.down, self.up, strict=True):
+            x = torch.tanh(base(x) + up(down(x)))
+        return x
+
+
+def squared(output):
+    return output.float().square().mean()
+
+
+MODELS = {
+    "layers": lambda: (layers(), torch.randn(256, 48)),
+    "attention": lambda: (Attention(), torch.randint(64, (4, 64))),
+    "convolutional": lambda: (Convolutional(), torch.randn(4, 3, 24, 24)),
+    "adapted": lambda: (Adapted(), torch.randn(256, 64)),
+}
+
+
+def made(name):
+    torch.manual_seed(0)
+    return MODELS[name]()
+
+
+def compiled_with(model, x, budget, **options):
+    torch._dynamo.reset()
+    return ct.compile(model, x, budget=budget, loss_fn=squared, time_limit="1s", progress=False, **options)
+
+
+def least_of(model, x, **options):
+    with pytest.raises(ct.InfeasibleBudget) as caught:
+        compiled_with(model, x, 1, **options)
+    return caught.value.least_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_are_exact_and_within_every_budget(name):
+    model, x = made(name)
+    least = least_of(model, x, kernels="eager")
+    plain = known(compiled_with(model, x, 1 << 40, kernels="eager")).report.plans[0].plain_peak_bytes
+    assert least < plain
+    recomputed = []
+    for share in (0.02, 0.3, 1.0):
+        budget = int(least + share * (plain - least))
+        compiled = compiled_with(model, x, budget, kernels="eager")
+        report = ct.report(compiled)
+        assert report.differences == ()
+        assert report.measured_peak_bytes <= budget
+        [plan] = report.plans
+        assert abs(plan.peak_bytes / plan.measured_peak_bytes - 1) < 0.01
+        assert plan.gap is None or plan.gap < 0.5
+        recomputed.append(plan.recomputed)
+    assert recomputed[0] > 0
+    assert recomputed[0] >= recomputed[-1]
+
+
+def test_three_optimizer_steps_are_bit_identical():
+    losses, weights = [], []
+    for planned in (False, True):
+        model, x = made("layers")
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        step = model
+        if planned:
+            least = least_of(model, x, kernels="eager", optimizer=optimizer)
+            step = compiled_with(model, x, int(least * 1.02), kernels="eager", optimizer=optimizer)
+        torch.manual_seed(7)
+        for _ in range(3):
+            loss = squared(step(x))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, losses[:3], losses[3:]))
+    assert all(map(torch.equal, *weights))
+
+
+def test_a_budget_below_the_least_is_an_error_that_names_it_and_the_least_works():
+    model, x = made("layers")
+    least = least_of(model, x, kernels="eager")
+    report = ct.report(compiled_with(model, x, int(least * 1.01), kernels="eager"))
+    assert report.measured_peak_bytes <= least * 1.01
+    with pytest.raises(ct.InfeasibleBudget, match="least budget that works"):
+        compiled_with(model, x, int(least * 0.8), kernels="eager")
+
+
+def test_the_model_is_left_as_it_was():
+    model, x = made("convolutional")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    compiled_with(model, x, "1GiB", kernels="eager")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_inductor_keeps_to_the_budget():
+    model, x = made("layers")
+    least = least_of(model, x, kernels="eager")
+    report = ct.report(compiled_with(model, x, int(least * 1.3), kernels="inductor"))
+    assert report.measured_peak_bytes <= int(least * 1.3)
+    assert report.plans[0].kernels == "inductor"
+
+
+def test_another_budget_gets_another_partition():
+    model, x = made("layers")
+    roomy = ct.report(compiled_with(model, x, "1GiB", kernels="eager"))
+    least = least_of(model, x, kernels="eager")
+    tight = ct.report(ct.compile(model, x, budget=int(least * 1.05), kernels="eager", loss_fn=squared, progress=False))
+    assert tight.measured_peak_bytes < roomy.measured_peak_bytes
+
+
+def test_backend_by_name():
+    torch._dynamo.reset()
+    model, x = made("layers")
+    options = {"budget": "1GiB", "kernels": "eager", "time_limit": "1s"}
+    from cairn.torch.compiling import backend
+
+    step = torch.compile(model, backend=backend, options=options)
+    torch.manual_seed(3)
+    squared(step(x)).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(3)
+    squared(model(x)).backward()
+    assert all(map(torch.equal, found, [p.grad for p in model.parameters()]))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "needs options"),
+        ({"budget": "1GiB", "kernels": "fast"}, "inductor' or 'eager"),
+        ({"budget": "1GiB", "segments": 3}, "segments"),
+        ({"budget": 0.5}, "ratio"),
+    ],
+)
+def test_backend_refuses_by_name(options, text):
+    from cairn.torch.compiling import backend
+
+    with pytest.raises((TypeError, ValueError), match=text):
+        backend(None, [], options=options)
+
+
+def test_what_cannot_be_captured_is_named():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x) if x.sum() > 0 else x
+
+    with pytest.raises(
+        ct.Unsupported, match=r"one graph[\s\S]*x.sum\(\) > 0[\s\S]*ct.checkpoint|one graph[\s\S]*checkpoint"
+    ):
+        compiled_with(Branches(), torch.randn(4, 8), "1GiB")
+
+
+def test_plans_are_data(tmp_path):
+    model, x = made("layers")
+    [plan] = ct.report(compiled_with(model, x, "1GiB", kernels="eager")).plans
+    plan.save(tmp_path / "plan.json")
+    assert ct.CompiledPlan.load(tmp_path / "plan.json") == plan
+    graph = cairn.Graph.from_json(json.dumps(plan.problem))
+    schedule = cairn.Schedule.from_json(graph, json.dumps(plan.schedule))
+    assert cairn.simulate(graph, schedule).peak_bytes <= plan.budget_bytes
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ct.PlanMismatch, match="cairn-compiled-plan"):
+        ct.CompiledPlan.load(tmp_path / "other.json")
+
+
+def test_curve_and_verification():
+    model, x = made("layers")
+    compiled = compiled_with(model, x, "1GiB", kernels="eager")
+    points = ct.sweep(compiled, 3)
+    times = [point.step_ns for point in points]
+    assert len(points) == 3
+    assert times[0] >= times[1] >= times[2]
+    assert points[0].peak_bytes < points[2].peak_bytes
+    assert ct.verify(compiled).differences == ()
+    assert "recomputed" in str(ct.report(compiled))
+
+
+def test_gradients_that_accumulate_beyond_the_plan_are_warned_of():
+    model, x = made("layers")
+    compiled = compiled_with(model, x, "1GiB", kernels="eager")
+    squared(compiled(x)).backward()
+    with pytest.warns(UserWarning, match="adds to gradients that exist"):
+        squared(compiled(x)).backward()

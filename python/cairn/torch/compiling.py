@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -174,8 +175,9 @@ def _compiled(
             found = None if plain is None else differences(plain, measured)
             if found and request.kernels == "eager":
                 raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(found)}")
+            last = dataclasses.replace(plan, measured_peak_bytes=peak)
             made.report = CompiledReport(
-                tuple(backend.plans),
+                (*backend.plans[:-1], last),
                 peak,
                 measured.step_ns,
                 None if plain is None else max(plain.peak_bytes, made.optimizer_peak_bytes),
@@ -229,7 +231,7 @@ def _resident_bytes(request: Request, sample: Sample, device: torch.device) -> i
 
 
 def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
-    """Time and workspace of the loss on the model's output, forward and backward, beyond the output's gradients."""
+    """Time and workspace of the loss on the model's output, forward and backward."""
     with torch.no_grad():
         output = sample.output()
     roots: list[torch.Tensor] = []
@@ -249,11 +251,10 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
             loss.backward()
         clock.wait_for(device)
         taken, last = clock.read() - began, meter.mark()
-        made = memory.unique_bytes(root.grad for root in roots if root.grad is not None)
         del loss
         for root in roots:
             root.grad = None
-    return taken, max(0, meter.peak(first, last) - meter.level(first) - made)
+    return taken, meter.peak(first, last) - meter.level(first)
 
 
 @contextlib.contextmanager

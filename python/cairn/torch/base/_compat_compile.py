@@ -1,4 +1,4 @@
-"""Private interfaces of torch that compiled steps need, each with what it is for. Found in torch 2.6 to 2.13.
+"""Private interfaces of torch that compiled steps need, each with what it is for. They are in torch from 2.9 on.
 
 AOTAutograd hands the joint graph of a step to a partition function and runs the two graphs that it returns. The rules
 between the two (order of saved values, symbolic sizes, checks of versions) are torch's own, so its function that cuts a
@@ -41,15 +41,15 @@ def size_hint(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def mutated_primals() -> frozenset[int]:
-    """Indices of the inputs of the graph that is being partitioned whose contents the step replaces."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    if metadata is None:
-        return frozenset()
-    return frozenset(
-        index for index, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_storage_metadata
-    )
+def written_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a joint graph whose contents the step replaces behind it.
+
+    AOTAutograd returns their new contents among the forward's outputs, and describes them so (since torch 2.9).
+    """
+    [output] = graph.find_nodes(op="output")
+    described = [getattr(desc, "mutated_input", None) for desc in output.meta.get("desc", ())]
+    written = {desc for desc in described if desc is not None}
+    return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
 def cut(
@@ -90,6 +90,7 @@ def missing() -> str:
     """What of this the installed torch lacks; empty if nothing."""
     try:
         from torch._dynamo.backends.common import aot_autograd  # noqa: F401
+        from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput  # noqa: F401
         from torch._functorch.partitioners import _extract_fwd_bwd_modules as extract
     except ImportError as error:
         return str(error)
@@ -120,8 +121,8 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
         from torch._inductor.custom_graph_pass import CustomPartitionerFn
     except ImportError:
         raise Unsupported(
-            f'torch {torch.__version__} has no custom_partitioner_fn: kernels="inductor" needs torch 2.9 or later; '
-            'kernels="eager" works here'
+            f'torch {torch.__version__} has no custom_partitioner_fn, which kernels="inductor" needs; kernels="eager" '
+            "works here"
         ) from None
 
     class Partitioner(CustomPartitionerFn):

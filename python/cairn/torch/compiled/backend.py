@@ -107,7 +107,7 @@ class _First:
 def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
     """The peak of the step, everything resident included."""
     holds_output = planner.request.holds_output
-    with _as_it_was(inputs, planner.mutated, planner.device):
+    with _as_it_was(inputs, planner.written, planner.device):
         _step(compiled, inputs, holds_output)  # what a first call allocates once
         meter = memory.meter_for(planner.device)
         with memory.not_collecting(), meter:
@@ -159,16 +159,16 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _as_it_was(inputs: Sequence[Any], mutated: frozenset[int], device: torch.device) -> Iterator[None]:
+def _as_it_was(inputs: Sequence[Any], written: Sequence[int], device: torch.device) -> Iterator[None]:
     """Leaves random state, and what the step writes, as it was."""
-    written = {index: inputs[index].detach().clone() for index in mutated if index < len(inputs)}
+    contents = {index: inputs[index].detach().clone() for index in written if index < len(inputs)}
     try:
         with _random_as_it_was(device):
             yield
     finally:
         with torch.no_grad():
-            for index, contents in written.items():
-                inputs[index].copy_(contents)
+            for index, before in contents.items():
+                inputs[index].copy_(before)
 
 
 def _random_as_it_was(device: torch.device) -> Any:

@@ -125,7 +125,7 @@ class CompiledPlan:
             off = 100 * (self.peak_bytes / self.measured_peak_bytes - 1)
             lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
         lines.append(f"  recomputed  {self.recomputed} of {len(self.problem['nodes'])} results, in the backward")
-        lines += ["", f"  what makes up the peak (during {self.peak_at}):"]
+        lines += ["", f"  what makes up the peak (during the {self.peak_at}):"]
         lines += [f"  {format_bytes(size):>12}  {name}" for name, size in self._largest()]
         return "\n".join([*lines, *(f"  note        {note}" for note in self.notes)])
 

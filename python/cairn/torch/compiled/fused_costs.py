@@ -1,8 +1,8 @@
 """Costs of calls as a compiler runs them that fuses: the bytes that they move, over the memory's bandwidth.
 
-Pointwise operators and reductions become one kernel with what they read and with what reads them; values between
-them are in registers. Such a call costs the storages that it reads from memory, and its own result where something outside of
-the kernel reads it. Products, convolutions, attention and the rest are kernels of their own and are measured.
+Pointwise operators and reductions become one kernel with what they read and what reads them. Values between them are in
+registers. Such a call costs the storages that it reads from memory, and its own result where something outside of the
+kernel reads it. Products, convolutions, attention and the rest are kernels of their own and are measured.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class JointGraph:
             constant's, which are always there.
         outputs: the forward's outputs. grads: the backward's. None where there is none.
         values: the fake tensor, or the size, of each node.
+        written: the inputs whose contents the step replaces.
     """
 
     module: fx.GraphModule
@@ -68,6 +69,7 @@ class JointGraph:
     outputs: tuple[fx.Node | None, ...]
     grads: tuple[fx.Node | None, ...]
     values: dict[fx.Node, Any]
+    written: set[fx.Node]
 
     def members(self, call: fx.Node) -> list[int]:
         """Indices of the results of one call."""
@@ -98,18 +100,44 @@ class JointGraph:
         return found
 
 
-def read(module: fx.GraphModule, num_fwd_outputs: int, mutated: frozenset[int] = frozenset()) -> JointGraph:
+def read(module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
     """Finds the results of a joint graph.
 
-    module: as AOTAutograd hands it to a partition function.
+    module: as AOTAutograd hands it to a partition function; inputs that the step writes are read through copies then.
     num_fwd_outputs: how many of its outputs are the forward's.
-    mutated: indices of the primals that the step writes behind the graph (buffers of BatchNorm).
     """
-    return _Reader(module, num_fwd_outputs, mutated).read()
+    written = _written(module.graph)
+    _read_through_copies(module, written)
+    return _Reader(module, num_fwd_outputs, written).read()
+
+
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """The inputs whose contents the step replaces (statistics of BatchNorm), in the graph or behind it."""
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return {*_compat_compile.written_inputs(graph), *(node.args[0] for node in copies)}
+
+
+def _read_through_copies(module: fx.GraphModule, written: set[fx.Node]) -> None:
+    """Lets a step read copies of the inputs that it writes, so that the backward finds what the forward found."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for node in [placeholder for placeholder in placeholders if placeholder in written]:
+        readers = [user for user in node.users if user.op == "call_function" and not _writes(user, node)]
+        if not readers:
+            continue
+        with module.graph.inserting_after(placeholders[-1]):
+            copy = module.graph.call_function(torch.ops.aten.clone.default, (node,))
+        with _fake_mode(module):
+            copy.meta = {**node.meta, "val": node.meta["val"].clone()}
+        for reader in readers:
+            reader.replace_input_with(node, copy)
+
+
+def _writes(user: fx.Node, node: fx.Node) -> bool:
+    return user.target is torch.ops.aten.copy_.default and user.args[0] is node
 
 
 class _Reader:
-    def __init__(self, module: fx.GraphModule, num_fwd_outputs: int, mutated: frozenset[int]) -> None:
+    def __init__(self, module: fx.GraphModule, num_fwd_outputs: int, written: set[fx.Node]) -> None:
         self._module = module
         self._values = _fake_values(module)
         returned = returned_by(module.graph)
@@ -117,7 +145,7 @@ class _Reader:
         placeholders = module.graph.find_nodes(op="placeholder")
         self._tangents = [node for node in placeholders if is_tangent(node)]
         primals = [node for node in placeholders if not is_tangent(node)]
-        self._written = {primals[index] for index in mutated} | _written_inside(module.graph)
+        self._written = written
         self._backward = self._nodes_of_backward()
         self._results: list[Result] = []
         self._base: dict[fx.Node, int] = {}
@@ -134,7 +162,9 @@ class _Reader:
         for node in calls:
             if node in self._backward:
                 self._add(node)
-        return JointGraph(self._module, tuple(self._results), end, self._base, self._outputs, self._grads, self._values)
+        results = tuple(self._results)
+        ends = self._outputs, self._grads
+        return JointGraph(self._module, results, end, self._base, *ends, self._values, self._written)
 
     def _nodes_of_backward(self) -> set[fx.Node]:
         """What depends on a tangent, and what autograd computed in the backward."""
@@ -302,15 +332,6 @@ def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
 
 def _is_member(node: fx.Node) -> bool:
     return _compat_compile.is_getitem(node.target)
-
-
-def _written_inside(graph: fx.Graph) -> set[fx.Node]:
-    """Placeholders that an operator of the graph itself writes."""
-    return {
-        node.args[0]
-        for node in graph.nodes
-        if node.op == "call_function" and node.target is torch.ops.aten.copy_.default
-    }
 
 
 def _roots(call: fx.Node) -> Iterator[fx.Node]:

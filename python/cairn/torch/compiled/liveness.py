@@ -26,6 +26,9 @@ class Moment:
     node: str
     resident: dict[str, int]
 
+    def __str__(self) -> str:
+        return self.phase if self.phase == self.node else f"{self.phase}, operator {self.node}"
+
 
 def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
     """The peak of a step, what is fixed included."""

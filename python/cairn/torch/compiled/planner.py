@@ -20,7 +20,7 @@ from ..base.errors import InfeasibleBudget
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
-from .joint_graph import JointGraph, read
+from .joint_graph import JointGraph, is_tangent, read
 from .liveness import Moment, peak
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
@@ -51,7 +51,7 @@ class Planner:
     def __init__(self, request: Request, device: torch.device, resident: dict[str, int], kinds: dict[str, Any]) -> None:
         self.request, self.device, self.resident = request, device, resident
         self.plan: CompiledPlan | None = None
-        self.mutated: frozenset[int] = frozenset()
+        self.written: list[int] = []  # indices of inputs that the step writes
         self._kinds = kinds
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
@@ -60,8 +60,9 @@ class Planner:
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cuts a joint graph as AOTAutograd asks for."""
-        self.mutated = _compat_compile.mutated_primals()
-        joint = read(module, num_fwd_outputs, self.mutated)
+        joint = read(module, num_fwd_outputs)
+        primals = [n for n in module.graph.find_nodes(op="placeholder") if not is_tangent(n)]
+        self.written = [index for index, node in enumerate(primals) if node in joint.written]
         measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated
         costs = measured(joint, self.device, self._kinds)
         graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
@@ -87,9 +88,20 @@ class Planner:
             if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or solution.recompute_ns == 0):
                 break
             target -= over
+        least = None if best is not None else self._least(joint, costs, graph)
+        if least is not None and least.moment.peak_bytes <= usable:
+            best = least
         if best is None or self.request.optimizer_peak_bytes > usable:
-            raise self._infeasible(joint, costs, graph, total, reserve, usable)
+            raise self._infeasible(least or self._least(joint, costs, graph), total, reserve)
         return best
+
+    def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
+        """The schedule of least memory that is found, the same whenever it is asked for."""
+        least = cairn.limits(graph).least_bytes
+        solution = cairn.solve(graph, least)
+        if solution.schedule is None:
+            solution = cairn.solve(graph, solution.least_bytes)
+        return self._made(joint, costs, solution)
 
     def _solve(self, graph: cairn.Graph, target: int) -> cairn.Solution:
         if target <= 0:
@@ -139,24 +151,16 @@ class Planner:
             schedule=json.loads(solution.schedule.to_json()),
             resident=self.resident,
             at_peak=_composition(fitted.moment),
-            peak_at=f"the {fitted.moment.phase}, {fitted.moment.node}",
+            peak_at=str(fitted.moment),
         )
 
-    def _infeasible(
-        self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int, usable: int
-    ) -> InfeasibleBudget:
+    def _infeasible(self, least: Fitted, total: int, reserve: int) -> InfeasibleBudget:
         """Names the least budget whose code fits, what its peak is made of, and when that is."""
-        least = cairn.limits(graph, time_limit=self.request.time_limit).least_bytes or usable
-        solution = self._solve(graph, least)
-        if solution.schedule is None:
-            solution = self._solve(graph, solution.least_bytes or least)
-        made = self._made(joint, costs, solution)
-        parts = {**self.resident, **_composition(made.moment)}
-        needed = max(made.moment.peak_bytes, least) + reserve
+        needed = least.moment.peak_bytes + reserve
         if self.request.optimizer_peak_bytes + reserve > needed:
             return self._optimizer_needs_more(total, reserve)
-        name = f"{made.moment.phase}, operator {made.moment.node}"
-        return InfeasibleBudget.make(total, needed, reserve, parts, name, made.moment.node)
+        parts = {**self.resident, **_composition(least.moment)}
+        return InfeasibleBudget.make(total, needed, reserve, parts, str(least.moment), least.moment.node)
 
     def _optimizer_needs_more(self, total: int, reserve: int) -> InfeasibleBudget:
         needed = self.request.optimizer_peak_bytes + reserve

@@ -139,10 +139,6 @@ class BlockMeter:
         replay.finish()
         return output
 
-    def parts(self) -> list[nn.Module]:
-        """The block's modules."""
-        return self._block.parts()
-
     def saved_outputs(self, output: Any) -> set[int]:
         """The storages of the output that autograd saves."""
         tensors = enumerate(tensors_in(output))

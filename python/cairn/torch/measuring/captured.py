@@ -108,9 +108,6 @@ def places_of(tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> 
     return [named.get(id(tensor), "a variable of its code") for tensor in tensors]
 
 
-IN_CACHE = "a weight in parametrize.cached()"
-
-
 def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
     """The tensors that code of modules may find, with the places."""
     read = values_read(modules, _may_hold)()
@@ -123,7 +120,7 @@ def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
     for where, value in found:
         inside = itertools.islice(_tensors_of(value), _MANY)
         yield from ((tensor, where) for tensor in inside)
-    yield from ((weight, IN_CACHE) for weight in cached_weights(modules).values())
+    yield from ((weight, "a weight in parametrize.cached()") for weight in cached_weights(modules).values())
 
 
 _MANY = 1000

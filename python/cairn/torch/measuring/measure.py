@@ -29,7 +29,6 @@ from ..context.untouched import Randomness
 from . import isolate, waiting
 from .beside import Beside
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
-from .captured import IN_CACHE, places_of
 from .cast_copies import Copies
 from .owners import Owners
 from .sample import Sample, backward_of
@@ -123,7 +122,6 @@ class _Run:
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed, and buffers
-    captured: list[tuple[weakref.ref[torch.Tensor], str]] = dataclasses.field(default_factory=list)  # with the places
     computed: list[_InAttribute] = dataclasses.field(default_factory=list)  # what it found in attributes, and left
     handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # of inputs, by their storages
     arrived: _Moment | None = None
@@ -274,7 +272,6 @@ class MemoryPass:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *_large_buffers(block, stage)]))
-        run.captured = list(zip(map(weakref.ref, arguments.captured), stage.captured, strict=True))
         run.computed = [found for found in computed if found.is_there()]
         self._without_replaced()  # what the block replaced is counted as left by it
         self._runs.append(run)
@@ -338,16 +335,10 @@ class MemoryPass:
         for run in self._runs:
             replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
             run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - self._static)
-            if replaced or self._lacks_captured(run) or any(witness.has_changed() for witness in run.read):
+            if replaced or any(witness.has_changed() for witness in run.read):
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
             run.computed.clear()
-
-    def _lacks_captured(self, run: _Run) -> bool:
-        """Whether a later run would not find what the run found and was not passed."""
-        known = [(ref(), place) for ref, place in run.captured if place != IN_CACHE]
-        there = [tensor for tensor, _ in known if tensor is not None]
-        return len(there) < len(known) or places_of(there, run.alone.parts()) != [place for _, place in known]
 
     def _note_left(self) -> list[Any]:
         """What blocks left beside their results, and is there until their next runs replace it.

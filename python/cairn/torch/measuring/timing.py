@@ -97,7 +97,7 @@ class TimePasses:
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = Randomness(self._device)
-            attributes = Attributes(block.parts())
+            attributes = Attributes(block.parts(), with_large=bool(stage.captured))  # which it may take out
             with collecting_apart():
                 self._time_saving(stage, block, function, arguments)
             attributes.restore()

@@ -16,6 +16,7 @@ from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
 from .measuring.optimizer import unwrapped
 from .report import Report
+from .trainer_step import PlannedLoss, has_own_loss, named_within, trainer_with
 
 
 def trainer_callback(
@@ -27,7 +28,10 @@ def trainer_callback(
     for `cairn.torch.checkpoint`, but holds_output is False, for a Trainer keeps the loss alone. The plan is removed
     when training ends; `callback.report` stays: what was planned and measured (None before training).
 
-    compute_loss_func: the one that the Trainer is given, if it is; a callback does not see it there.
+    Of a Trainer whose `compute_loss` or `training_step` is its own, or that is given a compute_loss_func, what is
+    planned is its compute_loss, with the first batch that it is called with in training.
+
+    compute_loss_func: makes the loss from the model's output and the labels; the model's own call is planned then.
     """
     check_checkpoint(budget, options)
     if compute_loss_func is not None:
@@ -48,26 +52,50 @@ def trainer_callback(
 
         def __init__(self) -> None:
             self._handle: Handle | None = None
+            self._loss: PlannedLoss | None = None
             self._report: Report | None = None
 
         @property
         def report(self) -> Report | None:
             """As `cairn.torch.report`: of now while training goes on, of the end afterwards; None before it."""
-            if self._handle is not None and self._handle.is_applied:
-                self._report = self._handle.report()
+            applied = self._handle if self._loss is None else self._loss.handle
+            if applied is not None and applied.is_applied:
+                self._report = applied.report()
             return self._report
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self._end()  # where training begins again, with a smaller batch, say
             model, batches = given["model"], given["train_dataloader"]
+            _refuse_checkpointing(args)
+            trainer = None if compute_loss_func is not None or "loss_fn" in options else trainer_with(state)
+            if trainer is not None and has_own_loss(trainer):
+                named = {name: named_within(options[name]) for name in options if name in ("blocks", "keep")}
+                of_step: dict[str, Any] = {"budget": budget, "optimizer": _plain(given.get("optimizer"))}
+                self._loss = PlannedLoss(trainer, model, {**options, **named, **of_step})
+                return
             _begin(args, model, batches, given.get("optimizer"), budget, options, compute_loss_func)
             self._handle = handle(given["model"])
 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if self._handle is not None and self._handle.is_applied:
-                self._report = self._handle.report()
+            self._end()
+
+        def _end(self) -> None:
+            report = self.report
+            if self._loss is not None:
+                self._loss.remove()
+            elif self._handle is not None and self._handle.is_applied:
                 self._handle.remove()
+            self._handle, self._loss, self._report = None, None, report
 
     return Budgeted()
+
+
+def _refuse_checkpointing(args: Any) -> None:
+    if getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False):
+        raise Unsupported(
+            "TrainingArguments with gradient_checkpointing or activation_checkpointing recompute every layer; leave it "
+            "out, and the budget decides which layers are recomputed"
+        )
 
 
 def _begin(
@@ -79,11 +107,6 @@ def _begin(
     options: dict[str, Any],
     own_loss: Callable[..., torch.Tensor] | None,
 ) -> None:
-    if getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False):
-        raise Unsupported(
-            "TrainingArguments with gradient_checkpointing or activation_checkpointing recompute every layer; leave it "
-            "out, and the budget decides which layers are recomputed"
-        )
     device = next(model.parameters()).device
     batch = {
         key: value.to(device) if isinstance(value, torch.Tensor) else value

@@ -46,6 +46,17 @@ class Block:
         return "+".join(type(module).__name__ for module in self.modules)
 
 
+class StepModule(nn.Module):
+    """A module whose forward is a training step around its part `model`, and that is no block itself."""
+
+    model: nn.Module
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """The outermost module that may be a block."""
+    return model.model if isinstance(model, StepModule) else model
+
+
 def resolve(model: nn.Module, name: str) -> Block:
     """The block that a stage's name stands for.
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..base import _compat, memory
-from ..base.blocks import Block, takes_gradients
+from ..base.blocks import Block, root_of, takes_gradients
 from ..base.errors import Unsupported
 from ..base.tree import tensors_in
 from ..context.sharded import whole_units
@@ -288,11 +288,12 @@ def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], 
     were skipped, which a whole would not know; nor where something in it is compiled, and so cannot be opened, or twice
     what it saves, all at once, takes more than there is.
     """
+    whole = root_of(model)
     modules = [module for block in blocks for module in block.modules]
     by_hand = not _hugging_face_layers(model, observed) and not skipped_layers(model, observed)
-    fits = 2 * observed.saved_bytes([model]) <= room_bytes
-    if fits and by_hand and not observed.compiled and _is_mostly_beside(model, modules, observed):
-        return _in_call_order(model, observed, [model])
+    fits = 2 * observed.saved_bytes([whole]) <= room_bytes
+    if fits and by_hand and not observed.compiled and _is_mostly_beside(whole, modules, observed):
+        return _in_call_order(model, observed, [whole])
     return []
 
 
@@ -330,7 +331,7 @@ def _automatic(model: nn.Module, observed: Trace) -> list[nn.Module]:
         modules = _outermost(strategy(model, observed))
         if modules:
             return modules
-    return [model]
+    return [root_of(model)]
 
 
 def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:

@@ -201,6 +201,18 @@ def test_backend_by_name():
     assert all(map(torch.equal, found, [p.grad for p in model.parameters()]))
 
 
+def test_backend_is_an_entry_point_of_the_installed_package():
+    torch._dynamo.reset()
+    model, x = made("adapted")
+    step = torch.compile(model, backend="cairn", options={"budget": "1GiB", "kernels": "eager", "time_limit": "1s"})
+    squared(step(x)).backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    squared(model(x)).backward()
+    assert found
+    assert all(map(torch.equal, found, [p.grad for p in model.parameters() if p.grad is not None]))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

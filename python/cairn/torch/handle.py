@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -76,9 +76,7 @@ class Handle:
         model = self._model()
         if model is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
-        found = report(model)
-        assert isinstance(found, Report)  # a handle is of a plan for the model itself
-        return found
+        return cast("Report", report(model))  # a handle is of a plan for the model itself
 
     def __enter__(self) -> Handle:
         return self

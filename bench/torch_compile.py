@@ -1,0 +1,187 @@
+"""A byte budget for a compiled step, against the same step without a plan and against torch's own budget knob.
+
+A GPT-2 (8 layers of 384, batch 4 x 256, vocabulary 2,048, dropout 0.1) trains in one thread. Every way runs one step
+that does not count and one under a meter. Then all take turns, and each is compared with the step that is compiled
+without a plan in the same round. Peaks are those of the allocator beyond what was there before the step; parameters are
+not in them. "exact" compares loss and all gradients with those of the model without compilation, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cairn
+import cairn.torch as ct
+import torch
+from support.arguments import parse, parser
+from support.training import MIB, allocated_peak
+from transformers import GPT2Config, GPT2LMHeadModel
+
+
+def gpt2(layers: int, width: int, length: int, vocabulary: int) -> Any:
+    """The model, as transformers has it; its loss is named, so that no logger is called."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_layer=layers,
+        n_embd=width,
+        n_head=width // 64,
+        vocab_size=vocabulary,
+        n_positions=length,
+        use_cache=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model: Any = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+class Step:
+    """One training step of a model, as a loop would run it: the loss is kept, the output is not."""
+
+    def __init__(self, model: Any, ids: torch.Tensor) -> None:
+        self.model, self.ids = model, ids
+
+    def run(self, function: Callable[..., Any]) -> torch.Tensor:
+        """Forward and backward from the same random state each time."""
+        torch.manual_seed(1)
+        self.model.zero_grad()
+        loss: torch.Tensor = function(input_ids=self.ids, labels=self.ids).loss
+        loss.backward()
+        return loss.detach()
+
+    def results(self, function: Callable[..., Any]) -> list[torch.Tensor]:
+        """The loss and all gradients."""
+        loss = self.run(function)
+        return [loss, *(p.grad.clone() for p in self.model.parameters() if p.grad is not None)]
+
+    def seconds(self, function: Callable[..., Any]) -> float:
+        """Time of one step."""
+        began = time.perf_counter()
+        self.run(function)
+        return time.perf_counter() - began
+
+    def peak_mib(self, function: Callable[..., Any]) -> float:
+        """Peak of one step beyond what was there, by the allocator's events."""
+        self.model.zero_grad()
+
+        def run() -> None:
+            self.run(function)
+            self.model.zero_grad()
+
+        return allocated_peak(run) / MIB
+
+
+def knob(model: Any, share: float, kernels: str) -> Callable[..., Any]:
+    """torch.compile with its own activation memory budget."""
+    backend = "inductor" if kernels == "inductor" else "aot_eager_decomp_partition"
+    torch._dynamo.reset()
+
+    def call(**inputs: Any) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=share):
+            return compiled(**inputs)
+
+    compiled = torch.compile(model, backend=own(backend), fullgraph=True, dynamic=False)
+    return call
+
+
+def own(name: str) -> Callable[..., Any]:
+    """A backend under an identity of its own, so that it does not get what another one compiled."""
+
+    def compile_graph(graph: Any, inputs: Any) -> Any:
+        return torch._dynamo.lookup_backend(name)(graph, inputs)
+
+    return compile_graph
+
+
+def planned(step: Step, beyond_mib: float | None, kernels: str) -> tuple[Callable[..., Any] | None, str]:
+    """`ct.compile` with a peak beyond parameters and input, or without a limit; what the plan says."""
+    resident = sum(t.numel() * t.element_size() for t in (*step.model.parameters(), *step.model.buffers(), step.ids))
+    budget = 1 << 40 if beyond_mib is None else resident + int(beyond_mib * MIB)
+    inputs = {"input_ids": step.ids, "labels": step.ids}
+    began = time.perf_counter()
+    try:
+        compiled = ct.compile(
+            step.model, kwargs=inputs, budget=budget, kernels=kernels, holds_output=False, prove=False, progress=False
+        )
+    except ct.InfeasibleBudget as error:
+        return None, f"least {((error.least_bytes or 0) - resident) / MIB:.1f} MiB"
+    report = ct.report(compiled)
+    assert isinstance(report, ct.CompiledReport)
+    plan = report.plans[-1]
+    off = 100 * (plan.peak_bytes / report.measured_peak_bytes - 1)
+    gap = "" if plan.gap is None else f", gap {100 * plan.gap:.2f} %"
+    took = time.perf_counter() - began
+    return compiled, f"predicted {off:+.2f} %{gap}, time {100 * plan.overhead:+.1f} %, compiled in {took:.0f} s"
+
+
+def ways(step: Step, options: Any) -> dict[str, tuple[Callable[..., Any] | None, str]]:
+    """All ways to run the step, by name."""
+    found: dict[str, tuple[Callable[..., Any] | None, str]] = {"eager": (step.model, "")}
+    found["compiled, no plan"] = planned(step, None, options.kernels)
+    for mib in options.budgets:
+        found[f"cairn {mib:g} MiB"] = planned(step, mib, options.kernels)
+    for share in options.knob:
+        found[f"torch's knob {share:g}"] = (knob(step.model, share, options.kernels), "")
+    return found
+
+
+def main() -> None:
+    """Measure and print; write JSON where a file is named."""
+    command = parser(__doc__)
+    command.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
+    command.add_argument("--layers", type=int, default=8)
+    command.add_argument("--width", type=int, default=384)
+    command.add_argument("--length", type=int, default=256)
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--budgets", type=float, nargs="*", default=[404, 295, 235, 165], help="MiB beyond parameters")
+    command.add_argument("--knob", type=float, nargs="*", default=[1.0, 0.5, 0.25, 0.1, 0.0])
+    command.add_argument("--json", type=Path)
+    options = parse(command, layers=1, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    model = gpt2(options.layers, options.width, options.length, 2048)
+    step = Step(model, torch.randint(2048, (4, options.length)))
+    report(step, ways(step, options), options)
+
+
+def report(step: Step, found: dict[str, tuple[Callable[..., Any] | None, str]], options: Any) -> None:
+    """A row for each way; extra time is the median of ratios to the step without a plan of the same round."""
+    runs = {name: function for name, (function, _) in found.items() if function is not None}
+    with contextlib.suppress(RuntimeError):
+        torch.set_num_interop_threads(1)
+    exact_results = step.results(step.model)
+    same, peaks = {}, {}
+    for name, function in runs.items():
+        same[name] = all(map(torch.equal, exact_results, step.results(function)))
+        peaks[name] = step.peak_mib(function)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(options.rounds):
+        for name, function in runs.items():
+            times[name].append(step.seconds(function))
+    base = times["compiled, no plan"]
+    rows = []
+    print(f"{'way':24} {'peak MiB':>9} {'time':>8} {'exact':>6}  torch {torch.__version__}, cairn {cairn.__version__}")
+    for name, (_, said) in found.items():
+        if name not in runs:
+            print(f"{name:24} {'-':>9} {'-':>8} {'-':>6}  {said}")
+            continue
+        extra = 100 * (statistics.median(a / b for a, b in zip(times[name], base, strict=True)) - 1)
+        print(f"{name:24} {peaks[name]:9.1f} {extra:+7.1f}% {'yes' if same[name] else 'no':>6}  {said}")
+        rows.append(
+            {"way": name, "peak_mib": peaks[name], "extra_time_percent": extra, "exact": same[name], "plan": said}
+        )
+    if options.json is not None:
+        conditions = {"torch": torch.__version__, "threads": 1, "kernels": options.kernels, "rounds": options.rounds}
+        options.json.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -268,9 +268,8 @@ def compiler_is_active() -> bool:
     return torch.compiler.is_compiling() or (_frame_callback is not None and callable(_frame_callback()))
 
 
-_frame_callback = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
-)
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_frame_callback = getattr(_eval_frame, "get_eval_frame_callback", None)
 
 
 @contextlib.contextmanager
@@ -527,12 +526,33 @@ def function_mode_set_aside(mode: Any) -> Iterator[None]:
         torch.overrides._push_mode(mode)
 
 
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    """A function mode that is not there for code that torch.compile traces, as higher-order operators have their bodies
+    traced when they are called.
+    """
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function of torch's."""
+        raise NotImplementedError
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **(kwargs or {}))
+        return self.call(function, args, kwargs or {})
+
+
 class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
     """A dispatch mode that torch.compile does not look into.
 
     To see to that, torch imports all of its compiler, which takes seconds, when the first operation comes. As long as
     nobody else has imported that, nothing is compiled, and there is no need.
     """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -546,7 +566,18 @@ class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
         def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
             return (hidden if "torch._dynamo" in sys.modules else plain)(self, *args, **kwargs)
 
+        _skip_frames_of(dispatch)
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+def _skip_frames_of(function: Any) -> None:
+    """Keeps torch.compile from tracing the function, which `torch.compiler.disable` does only by importing it."""
+    skip, strategy = getattr(_eval_frame, "skip_code", None), getattr(_eval_frame, "_FrameExecStrategy", None)
+    if skip is not None:
+        skip(function.__code__)
+    elif strategy is not None:
+        action = _eval_frame._FrameAction
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
 
 
 _hides_modes = hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_skip_dynamo")
@@ -603,6 +634,38 @@ def modes_taken_back() -> Iterator[None]:
         while (found := top(True)) is not None and found != hooks:
             torch._C._autograd._pop_saved_tensors_default_hooks()
         raise
+
+
+def hooks_but_on_traced(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Hooks on saved tensors that leave alone what a graph saves while torch traces it.
+
+    Higher-order operators (scan, cond, ...) differentiate their bodies on fake tensors within a call. Such a graph is
+    no part of the model's, and is gone when the call ends.
+    """
+
+    def pack_but_traced(tensor: torch.Tensor) -> Any:
+        if type(tensor) not in PLAIN_CLASSES and is_traced():
+            return _Traced(tensor.detach())
+        return pack(tensor)
+
+    def unpack_but_traced(packed: Any) -> Any:
+        return packed.tensor if type(packed) is _Traced else unpack(packed)
+
+    return pack_but_traced, unpack_but_traced
+
+
+def saved_tensors_hooks(
+    pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]
+) -> torch.autograd.graph.saved_tensors_hooks:
+    """The context of torch's of that name, whose hooks leave alone what a graph saves while torch traces it."""
+    return torch.autograd.graph.saved_tensors_hooks(*hooks_but_on_traced(pack, unpack))
+
+
+class _Traced:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
 
 
 def is_in_reentrant_checkpoint() -> bool:

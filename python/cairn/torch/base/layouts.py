@@ -171,4 +171,4 @@ def saving_nothing() -> contextlib.AbstractContextManager[None]:
 
     A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
     """
-    return torch.autograd.graph.saved_tensors_hooks(Layout, Layout.tensor)
+    return _compat.saved_tensors_hooks(Layout, Layout.tensor)

@@ -70,6 +70,11 @@ _IN_PLACE_COLLECTIVES = "c10d::"
 _COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_autograd::")
 
 
+def is_higher_order(operator: Operator) -> bool:
+    """Whether an operator runs functions that it is passed (cond, scan, ...); only the others have schemas."""
+    return getattr(operator, "_schema", None) is None
+
+
 def repeats(name: str, tensors: Iterable[torch.Tensor]) -> bool:
     """Whether an operator, by its name without a library's, gives the same bits whenever it is called with these."""
     return name.rstrip("_") not in UNORDERED or not any(map(_is_on_cuda, tensors))

@@ -261,7 +261,7 @@ class BlockMeter:
             next(count)
             return Layout(tensor)
 
-        hooks = torch.autograd.graph.saved_tensors_hooks(counting, Layout.tensor)
+        hooks = _compat.saved_tensors_hooks(counting, Layout.tensor)
         with collecting_apart(), hooks:
             args, kwargs = arguments.source(isolate.Hooks())
             arguments.run(function, args, kwargs)

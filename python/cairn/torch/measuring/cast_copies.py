@@ -63,7 +63,7 @@ class CopyPass:
     def run(self) -> list[Copies]:
         """Of what runs before the first block, of that block, of what runs behind it, and so on."""
         torch.clear_autocast_cache()
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, Layout.tensor)
+        hooks = _compat.saved_tensors_hooks(self._pack, Layout.tensor)
         with hooks, self._casts, intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             left = self._sample.forward()
             self._end_stage()

@@ -131,8 +131,11 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
         watching = parameters.watching(recorder.note_written)
-        hooks = torch.autograd.graph.saved_tensors_hooks(recorder.note_saved, recorder.refuse_backward)
-        with hooks, watching, _compat.compiled_calls_told(recorder.note_compiled):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(*recorder.hooks),
+            watching,
+            _compat.compiled_calls_told(recorder.note_compiled),
+        ):
             run()
     except RuntimeError as error:
         if "don't yet support saved tensor hooks" in str(error):
@@ -157,18 +160,21 @@ class _Recorder:
         self.casts = False
         self.compiled: list[frozenset[int]] = []
         self.saved: list[tuple[int, frozenset[int]]] = []
+        self.hooks = _compat.hooks_but_on_traced(self.note_saved, self.refuse_backward)
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
     def enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if torch.compiler.is_compiling():
+                return  # in the body of a higher-order operator, which is traced
             is_transformed = _compat.transforms_are_active()
             inputs = [] if is_transformed else [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
             call = Call(name, module, len(self._open), self._keys(inputs), is_transformed=is_transformed)
             call.takes_gradients = takes_gradients((args, kwargs), module.parameters())
             call.has_computed_weights = not all(p.is_leaf for p in module.parameters())
             self.casts |= any(map(torch.is_autocast_enabled, {t.device.type for t in inputs}))
-            call.has_hooks = _compat.saved_tensor_hooks_are_active(self.note_saved)
+            call.has_hooks = _compat.saved_tensor_hooks_are_active(self.hooks[0])
             call.is_reentrant = _compat.is_in_reentrant_checkpoint()
             self.calls.append(call)
             versions = [(t, t._version) for t in inputs if not t.is_inference()]
@@ -177,7 +183,7 @@ class _Recorder:
         return hook
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._open:
+        if torch.compiler.is_compiling() or not self._open:
             return
         call, versions, storages = self._open.pop()
         call.has_result = output is not None

@@ -1,4 +1,5 @@
-"""What custom functions of a block hold beside what autograd saves (`ctx.x = x`): no hook sees or frees it.
+"""What custom functions of a block hold beside what autograd saves (`ctx.x = x`, or a closure, as that of torch.cond):
+no hook sees or frees it.
 
 Where it is a tensor that the block makes on its way, it shows in the memory that is left when nothing is saved. Where
 it is the block's input or output, others have that as well, so it is looked for in the graph.
@@ -6,6 +7,7 @@ it is the block's input or output, others have that as well, so it is looked for
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,8 +19,21 @@ from ..base.tree import tensors_inside
 
 def hidden_storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The storages behind the attributes of custom functions in the history of tensors."""
-    held = (tensor for node in _nodes(tensors) for value in vars(node).values() for _, tensor in tensors_inside(value))
+    held = (tensor for node in _nodes(tensors) for tensor in _held_by(node))
     return {_compat.storage_id(tensor) for tensor in held if memory.has_storage(tensor)}
+
+
+def _held_by(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a function's attributes, and in variables of closures there."""
+    seen: dict[int, Any] = {}
+    waiting: list[Any] = list(vars(node).values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, types.FunctionType) and id(value) not in seen:
+            seen[id(value)] = value
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+        elif not isinstance(value, types.FunctionType):
+            yield from (tensor for _, tensor in tensors_inside(value))
 
 
 def _nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:

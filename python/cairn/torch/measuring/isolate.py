@@ -348,7 +348,7 @@ class SavedTensors:
         self.stays = False
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
+        return _compat.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
 
     def given(self, args: Any, kwargs: Any) -> None:
         """Of no importance here."""

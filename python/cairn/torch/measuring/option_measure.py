@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..base import clock, memory
+from ..base import _compat, clock, memory
 from ..base.blocks import Block, intercepted
 from ..base.layouts import Layouts, saving_nothing
 from ..base.prints import fingerprint
@@ -169,7 +169,7 @@ class _BlockRuns:
                 asked.append(held[0])
             return held[1]
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack), recorder:
+        with _compat.saved_tensors_hooks(pack, unpack), recorder:
             result = self.arguments.run(self.function, args, kwargs)
         graph = recorder.graph(result)
         if not constants.hold(parts, list(map(vars, parts))):
@@ -392,7 +392,7 @@ class _Proofs:
 
         args, kwargs = self._run.arguments.source(isolate.Hooks())
         where = _Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with _compat.saved_tensors_hooks(pack, lambda tensor: tensor):
             self._run.arguments.run(self._run.function, args, kwargs)
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
@@ -511,7 +511,7 @@ class _Saved:
             self._rebuild.take_state(0, RandomState(run.devices))
 
     def recording(self) -> Any:
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        return _compat.saved_tensors_hooks(self._pack, self._unpack)
 
     def given(self, args: Any, kwargs: Any) -> None:
         """The arguments that the block is called with."""

@@ -27,9 +27,10 @@ from . import isolate
 
 LOSS_DIFFERENTIATES = (
     "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
-    "for it. Of derivatives that are part of a loss (create_graph=True) autograd keeps everything, whatever is "
-    "planned: leave them out of loss_fn=, and room for them by Budget(reserve=), or accumulate gradients over smaller "
-    "batches"
+    "for it. For derivatives in a loss (create_graph=True: physics-informed losses, gradient penalties), leave them "
+    "out of loss_fn= and plan for the rest of the loss: steps that take them under that plan are exact, and what a "
+    "single derivative saves is recomputed once more. What autograd saves for the derivatives themselves is kept, "
+    "whatever is planned: leave room for it by Budget(reserve=), or accumulate gradients over smaller batches"
 )
 
 

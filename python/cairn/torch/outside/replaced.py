@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ..base import _compat
 from ..base.blocks import Block, intercepted
@@ -94,7 +93,7 @@ class _Uses:
     others: int = 0
 
 
-class _Usage(TorchFunctionMode):
+class _Usage(_compat.FunctionMode):
     """What a forward does with some weights, and whether its losses can be replaced."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
@@ -128,8 +127,7 @@ class _Usage(TorchFunctionMode):
         finally:
             self._is_in_block = False
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
         if function is F.cross_entropy and not self._is_in_block:
             self.losses.append(_loss_proved(*args, **kwargs))
@@ -200,7 +198,7 @@ class Replaced:
         return contextlib.nullcontext() if self._mode is None else _compat.function_mode_set_aside(self._mode)
 
 
-class _Replacing(TorchFunctionMode):
+class _Replacing(_compat.FunctionMode):
     """Sees what a forward calls outside blocks."""
 
     def __init__(self, loss_too: bool) -> None:
@@ -217,8 +215,7 @@ class _Replacing(TorchFunctionMode):
         finally:
             self._thread.weights = set()
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function is F.cross_entropy and self._loss_too:
             return loss.cross_entropy(*args, **kwargs)
         if _is_lookup(function, args, kwargs) and self._is_tied(args[1]):

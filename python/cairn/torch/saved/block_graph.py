@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ..base import _compat, clock, memory, operators
 from ..base._compat import PLAIN_CLASSES
@@ -232,21 +231,21 @@ class _Operations(_compat.DispatchMode):
         return self._notes.operation(func, args, kwargs or {})
 
 
-class _Reads(TorchFunctionMode):
+class _Reads(_compat.FunctionMode):
     """Sees when values of tensors are read past the dispatcher."""
 
     def __init__(self, notes: _Notes) -> None:
         super().__init__()
         self._notes = notes
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, notes = getattr(func, "__name__", str(func)), self._notes
         if notes.paused:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if func in _READS_VALUES:
             notes.close(f"reads tensors from Python ({name})")
         notes.reached.clear()  # functions that this one calls do not come here
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
             notes.close(f"depends on the values of its tensors ({name})")
         return result
@@ -303,6 +302,9 @@ class _Notes:
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self.paused:
+            return func(*args, **kwargs)
+        if operators.is_higher_order(func):
+            self.close(f"calls the higher-order operator {func}, which is recomputed as a whole")
             return func(*args, **kwargs)
         tree = Tree.of((args, kwargs))
         known = [_is_plain(t) for t in tree.leaves]

@@ -287,7 +287,8 @@ class LaterRun:
 
 def hooks(recorder: FirstRun | LaterRun) -> tuple[Pack, Unpack]:
     """With these hooks autograd saves through the recorder."""
-    return recorder.pack if recorder.saving is None else recorder.saving.pack(recorder), _unpack_any
+    pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
+    return _compat.hooks_but_on_traced(pack, _unpack_any)
 
 
 def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ..base import _compat, memory, operators
 from ..base.errors import Unsupported
@@ -103,6 +102,8 @@ class Recorder:
 
     def call(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator as ever and records it."""
+        if operators.is_higher_order(operator):
+            raise self._refusal(operator, "is a higher-order operator, and runs other operators where none is recorded")
         facts = operators.facts_of(operator)
         tensors = list(operators.tensors_of([*args, *kwargs.values()]))
         self._check_plain(operator, tensors)
@@ -348,17 +349,17 @@ class _RecordingMode(_compat.DispatchMode):
 _READERS = {torch.Tensor.tolist: "tolist", torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy"}
 
 
-class _ReadingMode(TorchFunctionMode):
+class _ReadingMode(_compat.FunctionMode):
     """Catches what reads the numbers of a tensor and is no operator."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _READERS:
-            return self._recorder.read_numbers(func, _READERS[func], tuple(args), dict(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self._recorder.read_numbers(func, _READERS[func], tuple(args), dict(kwargs))
+        return func(*args, **kwargs)
 
 
 # -- small parts -----------------------------------------------------------------------------------------------

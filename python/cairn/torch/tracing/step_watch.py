@@ -57,11 +57,11 @@ class Places:
         return self._open[-1] if self._open else ""
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self._names:
+        if id(module) in self._names and not torch.compiler.is_compiling():  # as bodies of higher-order operators are
             self._open.append(self._names[id(module)])
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if id(module) in self._names and self._open:
+        if id(module) in self._names and not torch.compiler.is_compiling() and self._open:
             self._open.pop()
 
 

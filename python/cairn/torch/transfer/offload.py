@@ -85,7 +85,7 @@ class Offload(contextlib.ContextDecorator):
             for store in self._stores.values():
                 store.begin()
             self._static = frozenset(map(_compat.storage_id, filter(is_movable, self._tensors_left_alone())))
-            hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+            hooks = _compat.saved_tensors_hooks(self._pack, _unpack)
             hooks.__enter__()
             self._hooks.append(hooks)
         return self

@@ -259,3 +259,90 @@ def test_where_memory_runs_out_in_the_recomputation_after_the_forward_no_block_i
     profile = ct.profile(Model(scale_with_room, roomy), torch.randn(ROWS, WIDTH), loss_fn=loss_fn, passes=1)
     assert any("there was no memory to recompute each block" in note for note in profile.notes)
     assert [stage.keep_reason for stage in profile.stages if stage.kind == "block"] == [""] * 4
+
+
+# -- attributes and hooks ------------------------------------------------------------------------------------
+
+
+class Toggled(nn.Module):
+    """Blocks whose attributes, or hooks on whose parts, the model changes for the time of its forward."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.shared = kind, Shared()
+        self.blocks = nn.ModuleList(Adapted(self.shared if kind == "object" else None) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hooks = []
+        for block in self.blocks:
+            if self.kind == "attribute":
+                block.is_adapted = True
+            elif self.kind == "new attribute":
+                block.extra = 1.25
+            elif self.kind == "hook":
+                hooks.append(block.up.register_forward_pre_hook(lambda module, given: (given[0] * 1.25,)))
+            elif self.kind == "hook that is gone":
+                block.up._forward_hooks.clear()
+        self.shared.scale = 1.5
+        for block in self.blocks:
+            x = block(x)
+            if self.kind == "mid-forward":
+                block.is_adapted = not block.is_adapted
+        self.shared.scale = 1.0
+        for block in self.blocks:
+            block.is_adapted = False
+            vars(block).pop("extra", None)
+            if self.kind == "hook that is gone":
+                block.up.register_forward_hook(lambda module, given, out: out * 0.5)
+        for hook in hooks:
+            hook.remove()
+        return x
+
+
+class Shared:
+    """What all blocks know."""
+
+    scale = 1.0
+
+
+class Adapted(Block):
+    def __init__(self, shared: Shared | None) -> None:
+        super().__init__(lambda block: 1.5 if block.is_adapted else 1.0)
+        self.is_adapted, self.adapter, self.shared = False, nn.Linear(WIDTH, WIDTH), shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x) * getattr(self, "extra", 1.0)
+        if self.shared is not None:
+            y = y * self.shared.scale
+        return y + self.adapter(x) if self.is_adapted else y
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", ["attribute", "new attribute", "hook", "hook that is gone", "object", "mid-forward"])
+def test_attributes_and_hooks_of_the_forward_are_brought_back(kind: str, inside: bool) -> None:
+    profile = assert_exact(Toggled(kind), inside)
+    assert not kept(profile), kept(profile)
+
+
+def test_what_the_recomputation_finds_otherwise_is_there_again_after_it() -> None:
+    model, x = Toggled("hook"), sample()
+    with ct.apply(model, smallest(profile_of(model, x))):
+        loss = loss_fn(model(x))
+        for block in model.blocks:
+            block.is_adapted, block.label = True, "later"
+        own = model.blocks[0].up.register_forward_hook(lambda *_: None)
+        loss.backward()
+        assert all(block.is_adapted and block.label == "later" for block in model.blocks)
+        assert list(model.blocks[0].up._forward_hooks) == [own.id]
+        assert not model.blocks[0].up._forward_pre_hooks
+
+
+def test_a_plan_says_what_it_brings_back_when_it_is_read_again() -> None:
+    model, x = Toggled("attribute"), sample()
+    plan = smallest(profile_of(model, x))
+    again = ct.Plan.from_json(plan.to_json())
+    assert list(again.brought_back) == list(plan.brought_back) != []
+    plain = step(model, x)
+    with ct.apply(model, again):
+        assert all(map(torch.equal, plain, step(model, x)))

@@ -161,6 +161,7 @@ def apply_by_shape(
         depot=_depot_of(plan, memory.device_of(model)),
         outside=outside,
         kept=plan.kept_because.keys(),
+        brought_back=plan.brought_back,
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

@@ -85,6 +85,7 @@ class Plan:
     host_bytes: int = 0
     outside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
     holds_output: bool = True  # whether the training loop has the model's output during the backward
+    brought_back: Sequence[str] = ()  # blocks of which attributes and hooks are those of their first runs again
 
     @property
     def opened(self) -> dict[int, Inside]:
@@ -488,6 +489,7 @@ class Task:
             host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
             outside=profile.outside.to_json(),
             holds_output=profile.holds_output,
+            brought_back=list(dict.fromkeys(stage.name for stage in profile.stages if stage.brings_back)),
         )
 
     def _least_of(self, chosen: _Chosen) -> int:

@@ -93,6 +93,7 @@ class StageMeasure:
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
     captured: list[str] = dataclasses.field(default_factory=list)  # where it reads values with a history, not passed
+    brings_back: bool = False  # attributes and hooks that are changed after it ran are brought back to recompute it
     closed: str = ""  # why it has no options beside keeping everything; empty: it has, or was not looked at
     digest: str = ""  # of its operations, where it has options
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors

@@ -61,6 +61,7 @@ class BlockState:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._roots = list(map(weakref.ref, modules))
+        self.brings_back = False  # attributes and hooks that others have changed since are brought back, too
         self._look()
 
     def _look(self) -> None:
@@ -159,7 +160,7 @@ class BlockState:
         places = self._replaced.copy()  # another thread may add to it
         if self._runs == 0:
             places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO}
-        heavy = [(index, name) for index, name in places if not _is_light(names[index].get(name))]
+        heavy = [(index, name) for index, name in places if not is_light(names[index].get(name))]
         found = {(index, name): id(names[index].pop(name)) for index, name in heavy}
         return found if self._runs == 0 else dict.fromkeys(found, 0)
 
@@ -175,11 +176,11 @@ class BlockState:
                 changed.pop(place, None)
             else:
                 changed[place] = _LET_GO
-        self._replaced.update(place for place in changed if not _is_light(now[place]))
+        self._replaced.update(place for place in changed if not is_light(now[place]))
         self.is_steady = not changed
         if self._runs == 0:
             changed = {place: old for place, old in changed.items() if old is None or old is _ABSENT}
-        before.names, before.changed = None, {place: old for place, old in changed.items() if _is_light(old)}
+        before.names, before.changed = None, {place: old for place, old in changed.items() if is_light(old)}
         unnoted = changed.keys() - before.changed.keys()
         if self._runs < _RUNS_TO_LEARN:
             self._unnoted |= unnoted
@@ -358,7 +359,7 @@ def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any
                 yield (index, name), found
 
 
-def _is_light(value: Any, depth: int = 2) -> bool:
+def is_light(value: Any, depth: int = 2) -> bool:
     """Whether to hold it until the backward takes next to no memory, and keeps no graph."""
     kind = type(value)
     if kind in _PLAIN or value is _ABSENT:
@@ -366,7 +367,7 @@ def _is_light(value: Any, depth: int = 2) -> bool:
     if isinstance(value, torch.Tensor):
         return value.grad_fn is None and memory.storage_bytes(value) <= LARGE_BYTES
     if kind in (tuple, list, dict) and depth > 0 and len(value) <= _ITEMS_NOTED:
-        return all(_is_light(item, depth - 1) for item in (value.values() if kind is dict else value))
+        return all(is_light(item, depth - 1) for item in (value.values() if kind is dict else value))
     return False
 
 

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..base.errors import RecomputationError, Unsupported
 from ..base.layouts import Look
 from ..context.attributes import Attributes
+from ..context.standing import Standing
 from ..saved.holders import FirstRun, Holder, Lease, View, hooks
 from ..schedule.program import FORWARD_SAVE, Op
 
@@ -36,7 +37,7 @@ class Beyond(Lease):
     def forward(self, state: BlockState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the block; its output."""
         block, before = self._block, state.before()
-        if state.fills:
+        if state.fills or state.brings_back:
             block.contents = Attributes(state.modules())
         block.marks = self.run.new_marks()
         first = block.first = FirstRun(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
@@ -44,6 +45,8 @@ class Beyond(Lease):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.found = state.after(before)
+        if state.brings_back:
+            block.standing = Standing(state.modules())
         self.run.note_returned(block, output)
         first.close()
         block.tree.leaves, block.tree.opaque = [], []

@@ -11,7 +11,7 @@ import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,7 @@ class Executor:
     inside: by stage, what its options other than keeping everything keep.
     itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
     outside: what is replaced outside blocks.
+    brought_back: blocks of which attributes and hooks are brought back that others have changed after their first runs.
     kept: blocks that must not be recomputed, whatever runs of them come.
     forward_returned: called with each step once the model's forward has returned.
     """
@@ -105,13 +106,14 @@ class Executor:
         outside: Outside | None = None,
         forward_returned: Callable[[Run], None] | None = None,
         kept: Collection[str] = (),
+        brought_back: Iterable[str] = (),
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
         self._model = weakref.ref(model)
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
-        self._kept = frozenset(kept)
+        self._kept, self._brought_back = frozenset(kept), frozenset(brought_back)
         self._part_handlers = Handlers()
         self._names: set[str] = set()
         self.depot = depot
@@ -155,9 +157,10 @@ class Executor:
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
             functools.partial(_resident_storages, self._model),
         )
-        return Prepared(
-            settings, _sites(model, program, self._states, inside, self._part_handlers, self._kept), stage_of, itinerary
-        )
+        sites = _sites(model, program, self._states, inside, self._part_handlers, self._kept)
+        for name in self._brought_back & self._states.keys():
+            self._states[name].brings_back = True
+        return Prepared(settings, sites, stage_of, itinerary)
 
     @property
     def trace(self) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..context.ambient import Modes, RandomState
 from ..context.attributes import Attributes
 from ..context.parametrized import FoundWeights
+from ..context.standing import Standing
 from ..context.state import Record
 from ..context.variables import Variables
 from ..saved.holders import Box, Packed, View, geometry
@@ -120,6 +121,7 @@ class BlockRun:
     weights: FoundWeights | None = None  # in `parametrize.cached()`, where that was in force
     samples: list[Any] | None = None  # of what it returned; None: not compared
     marks: Marks | None = None  # the same on an accelerator, and of what it saved
+    standing: Standing | None = None  # attributes and hooks that it left, where others change them after it
     contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them
     copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
 

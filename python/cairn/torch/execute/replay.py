@@ -49,6 +49,7 @@ from ..context.ambient import Modes, RandomState, no_autocast, with_generator
 from ..context.attributes import Attributes
 from ..context.elsewhere import begin_step
 from ..context.sharded import gather
+from ..context.standing import Standing
 from ..context.state import Before, BlockState, Record
 from ..context.switches import Switches
 from ..context.variables import Variables
@@ -276,12 +277,14 @@ class Run:
             part = self._part(op, site, finding, block)
         if _compat.weights_are_cached():
             block.weights = parametrized.FoundWeights(site.state.modules())
-        if site.state.fills:
+        if site.state.fills or site.state.brings_back:
             block.contents = Attributes(site.state.modules())
         if part is None:
             output = self._run_recorded(op, block, finding, args, kwargs)
         else:
             output = self._run_part(part, block, finding.before, args, kwargs)
+        if site.state.brings_back:
+            block.standing = Standing(site.state.modules())
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if not self._program.quiet[stage]:
             self._returns(op, output, passed)
@@ -848,6 +851,8 @@ class Run:
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
+        if block.standing is not None:
+            surroundings.enter_context(block.standing.in_force())
         if block.contents is not None:
             block.contents.restore()
         if block.found is not None:

@@ -4,14 +4,15 @@ Blocks are measured while the model's forward runs. What a model sets for the ti
 stack, a global, an attribute of a class, hooks that are removed again) is still there then, and gone when a plan
 recomputes a block in the backward. So one more forward runs under a plan that recomputes every block; after it each
 block is recomputed from what the executor noted of its first run, in the thread that runs backwards. What a block saves
-and returns must be the same, value by value; a block of which it is not is kept, for that reason.
+and returns must be the same, value by value. Where it is not, the same is tried with the attributes of the block and
+the hooks on its parts as they were in the forward; plans bring these back if that helps, else the block is kept.
 
 Memory needed: the inputs of all blocks, what one block takes while it runs, and what is saved outside of blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -34,18 +35,28 @@ def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: to
     if all(stage.kind != "block" or stage.keep_reason for stage in stages):
         return True
     try:
-        differences = _differences(sample, stages, device)
+        differing = _differences(sample, stages, device, frozenset())
+        names = frozenset(stages[number - 1].name for number in differing)
+        still = _differences(sample, stages, device, names) if names else {}
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         return False
-    for number, reason in differences.items():
-        stages[number - 1].keep_reason = reason
+    kept = {stages[number - 1].name for number in still}
+    for number, stage in enumerate(stages, 1):
+        if number in still or (number in differing and stage.name in kept):
+            stage.keep_reason = still.get(number) or differing[number]
+        elif stage.kind == "block" and stage.name in names and not stage.keep_reason:
+            stage.brings_back = True
     return True
 
 
-def _differences(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> Mapping[int, str]:
-    """Reasons to keep blocks, by the number of the stage."""
+def _differences(
+    sample: Sample, stages: Sequence[StageMeasure], device: torch.device, brought_back: Set[str]
+) -> Mapping[int, str]:
+    """Reasons to keep blocks, by the number of the stage. brought_back: blocks that find attributes and hooks as they
+    were in the forward.
+    """
     runs: list[Run] = []
     refs = [StageRef(stage.kind, stage.name, stage.call) for stage in stages]
     executor = Executor(
@@ -55,6 +66,7 @@ def _differences(sample: Sample, stages: Sequence[StageMeasure], device: torch.d
         determinism_check="values",
         in_eval=True,
         forward_returned=runs.append,
+        brought_back=brought_back,
     )
     errors: dict[int, Exception] = {}
     try:

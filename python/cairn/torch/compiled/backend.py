@@ -34,11 +34,13 @@ class Backend:
             raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {lacking}")
         self.request = request
         self.plans: list[CompiledPlan] = []
+        self.compilations = 0
         self._kinds: dict[str, Any] = {}
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph."""
         device = _device_of(inputs)
+        self.compilations += 1
         planner, compiled = self.planned(module, inputs, device, 0)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled

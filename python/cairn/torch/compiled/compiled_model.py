@@ -17,7 +17,10 @@ from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed
 from ..context.untouched import Buffers, Randomness
 from ..measuring.sample import Sample, backward_of
+from .backend import Backend
 from .compiled_plan import CompiledPlan
+
+MOST_COMPILATIONS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +86,22 @@ class CompiledModel:
         self.optimizer_peak_bytes = 0
         self.report: CompiledReport | None = None
 
-    def prepare(self) -> None:
-        """Runs the compiled step once, in which it is captured, planned and compiled."""
-        compiled = self._compiled()
+    def prepare(self, backend: Backend) -> None:
+        """Runs the compiled step, in which it is captured, planned and compiled, until nothing more is compiled.
+
+        A model may set attributes in its first step by which Dynamo's guards fail in the second.
+        """
+        compiled, buffers = self._compiled(), Buffers(self.model)
         assert compiled is not None
-        buffers = Buffers(self.model)
-        with self._own_gradients():
-            self.sample.random.restore()
-            self._run(compiled)
-        buffers.restore()
+        for _ in range(MOST_COMPILATIONS):
+            before = backend.compilations
+            with self._own_gradients():
+                self.sample.random.restore()
+                self._run(compiled)
+            buffers.restore()
+            if backend.compilations == before:
+                return
+        raise Unsupported(f"torch.compile compiles this model anew in each of {MOST_COMPILATIONS} steps")
 
     def step(self, function: Callable[..., Any]) -> StepResult:
         """Runs one step that creates its gradients, and measures it. The model's gradients are set aside."""

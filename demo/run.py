@@ -6,7 +6,8 @@ Act 1: a residual network with 32 blocks on images of handwritten digits. The op
 PyTorch dies, so does checkpointing every block, and the same script with Cairn finishes. Act 2: a small GPT on text,
 the same way. Act 3: the first network in so little memory that recomputing takes long; with a file to offload to, it
 hardly does. All losses are compared, bit by bit, with a plain run that nobody capped. Then strategies side by side,
-PyTorch's own among them, peaks and times predicted and measured, a plot of the trade-off, and a timeline.
+PyTorch's own among them, peaks and times predicted and measured, a plot of the trade-off, and a timeline. Last, a step
+that torch.compile compiles, at three budgets.
 
 Every run is a process of its own with one thread; two run at a time.
 """
@@ -75,6 +76,11 @@ def compare() -> str:
     return finished([sys.executable, str(HERE / "strategies.py"), str(OUT)], 0).stdout
 
 
+def compiled() -> str:
+    """The lines of a compiled step at several budgets."""
+    return finished([sys.executable, str(HERE / "compiled.py")], 0).stdout
+
+
 def pace(result: dict[str, Any]) -> str:
     """How fast it went, the first step apart."""
     seconds = result["seconds"][1:]
@@ -117,9 +123,10 @@ def main() -> int:
             strategies = (*act.dying, *act.finishing)
             runs = {each: pool.submit(train, act.workload, each, act.steps, act.room_mib) for each in strategies}
             started.append((act, runs, references[act.workload], is_new))
-        table = pool.submit(compare)
+        table, steps = pool.submit(compare), pool.submit(compiled)
         went_well = [play(*each) for each in started]
         print(table.result())
+        print(steps.result())
     print(f"{time.monotonic() - began:.0f} seconds. " + ("" if all(went_well) else "NOT everything went as it should."))
     return 0 if all(went_well) else 1
 

@@ -255,6 +255,22 @@ def test_plans_are_data(tmp_path):
         ct.CompiledPlan.load(tmp_path / "other.json")
 
 
+def test_a_saved_plan_is_followed_for_the_same_step_alone():
+    model, x = made("adapted")
+    least = least_of(model, x, kernels="eager")
+    [plan] = ct.report(compiled_with(model, x, int(least * 1.1), kernels="eager")).plans
+    torch._dynamo.reset()
+    again = ct.report(ct.compile(model, x, plan=plan, loss_fn=squared, progress=False))
+    assert again.plans[0].schedule == plan.schedule
+    assert again.differences == ()
+    assert again.measured_peak_bytes <= plan.budget_bytes
+    torch._dynamo.reset()
+    with pytest.raises(ct.PlanMismatch, match="another step"):
+        ct.compile(model, torch.cat([x, x]), plan=plan, loss_fn=squared, progress=False)
+    with pytest.raises(ValueError, match="not both"):
+        ct.compile(model, x, budget="1GiB", plan=plan, loss_fn=squared)
+
+
 def test_curve_and_verification():
     model, x = made("layers")
     compiled = compiled_with(model, x, "1GiB", kernels="eager")

@@ -14,10 +14,11 @@ from torch import nn
 
 from .arguments import check_budget, check_call, check_names, check_optimizer, positional
 from .base import _compat, budgets, clock, memory
-from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
+from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
 from .base.progress import telling
 from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
+from .compiled.compiled_plan import CompiledPlan
 from .compiled.request import CREATED, GRADIENTS, KERNELS, OPTIONS, Request
 from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .measuring.sample import Sample
@@ -39,6 +40,7 @@ def compile(
     gradients: str = CREATED,
     holds_output: bool = True,
     prove: bool = True,
+    plan: CompiledPlan | None = None,
     solver: str = "auto",
     time_limit: str = "3s",
     progress: Any = None,
@@ -69,6 +71,8 @@ def compile(
         Whether the training loop has the model's output during the backward.
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
+    plan : CompiledPlan, optional
+        One that was made before for the same step, in place of a budget; nothing is solved then.
     solver, time_limit
         For the solver, which is called a few times; "3s".
     progress : callable or False, optional
@@ -85,6 +89,8 @@ def compile(
         No schedule fits; the error names the least budget that works.
     Unsupported
         Dynamo cannot capture the model as one graph; the message names the operation and the line.
+    PlanMismatch
+        `plan` was made for another step.
     VerificationFailed
         With eager kernels, a result differs from training without compilation.
 
@@ -95,6 +101,8 @@ def compile(
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
+    if plan is not None:
+        _follow(request, plan)
     _check(request)
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
@@ -135,6 +143,16 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     if optimizer is not None:
         request.resident["optimizer state"] = measure_optimizer(unwrapped(optimizer)).state_bytes
     return Backend(request)(module, inputs)
+
+
+def _follow(request: Request, plan: CompiledPlan) -> None:
+    """Lets a plan decide in place of a budget."""
+    if not isinstance(plan, CompiledPlan):
+        raise TypeError(f"plan must be a CompiledPlan, as CompiledPlan.load returns, not a {type(plan).__name__}")
+    if request.budget != "auto":
+        raise ValueError("a plan has its own budget: pass plan= or budget=, not both")
+    request.plan, request.budget = plan, plan.budget_bytes
+    request.kernels, request.gradients = plan.kernels, plan.gradients
 
 
 def _check(request: Request) -> None:
@@ -297,7 +315,7 @@ def _named_errors() -> Iterator[None]:
         yield
     except exc.BackendCompilerFailed as error:
         inner = getattr(error, "inner_exception", None)
-        if isinstance(inner, (InfeasibleBudget, Unsupported, TypeError, ValueError)):
+        if isinstance(inner, (InfeasibleBudget, PlanMismatch, Unsupported, TypeError, ValueError)):
             raise inner from None
         raise
     except exc.Unsupported as error:

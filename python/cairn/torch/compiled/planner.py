@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import cairn
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from ..base import _compat_compile
-from ..base.errors import InfeasibleBudget
+from ..base.errors import InfeasibleBudget, PlanMismatch
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
@@ -66,12 +67,40 @@ class Planner:
         measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated
         costs = measured(joint, self.device, self._kinds)
         graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
+        if self.request.plan is not None:
+            return self._replayed(joint, costs, graph, self.request.plan)
         total = self.request.total_bytes(self.device, self._fixed)
         everything = cairn.limits(graph, solver="store-all")
         reserve = self.request.reserve_bytes(self.device, (everything.store_all_bytes or 0) - self._fixed)
         fitted = self._fit(joint, costs, graph, total, reserve)
         self.plan = self._plan_of(joint, costs, graph, fitted, everything, total, reserve)
         return fitted.forward, fitted.backward
+
+    def _replayed(
+        self, joint: JointGraph, costs: Costs, graph: cairn.Graph, plan: CompiledPlan
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Follows a plan that was made before, for the same graph."""
+        problem = plan.graph
+        for number, (node, other) in enumerate(zip_longest(graph.nodes, problem.nodes)):
+            if node is None or other is None or _rules(node) != _rules(other):
+                raise PlanMismatch(
+                    f"the plan was made for another step: they differ from node {number} on, "
+                    f"{'the end' if node is None else node.name!r} here and "
+                    f"{'the end' if other is None else other.name!r} in the plan"
+                )
+        schedule = cairn.Schedule.from_json(problem, json.dumps(plan.schedule))
+        cairn.verify(problem, schedule, plan.budget_bytes)
+        emitted, forward, backward, moment = self._code(joint, costs, schedule)
+        self.plan = dataclasses.replace(
+            plan,
+            peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
+            measured_peak_bytes=None,
+            recomputed=emitted.recomputed,
+            resident=self.resident,
+            at_peak=_composition(moment),
+            peak_at=str(moment),
+        )
+        return forward, backward
 
     def _fit(self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int) -> Fitted:
         """The fastest schedule whose code keeps to the budget."""
@@ -110,10 +139,15 @@ class Planner:
 
     def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
         assert solution.schedule is not None
-        emitted = emit(joint, solution.schedule.ops)
+        return Fitted(solution, *self._code(joint, costs, solution.schedule))
+
+    def _code(
+        self, joint: JointGraph, costs: Costs, schedule: cairn.Schedule
+    ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Moment]:
+        """The two graphs of a schedule, and their peak."""
+        emitted = emit(joint, schedule.ops)
         forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
-        moment = peak(joint, costs, self._around, forward.graph, backward.graph)
-        return Fitted(solution, emitted, forward, backward, moment)
+        return emitted, forward, backward, peak(joint, costs, self._around, forward.graph, backward.graph)
 
     def _plan_of(
         self,
@@ -166,6 +200,11 @@ class Planner:
         needed = self.request.optimizer_peak_bytes + reserve
         name = "step of the optimizer"
         return InfeasibleBudget.make(total, needed, reserve, self.resident, name, name)
+
+
+def _rules(node: cairn.Node) -> tuple[Any, ...]:
+    """What a schedule depends on; times are measured anew each time."""
+    return node.bytes, node.deps, node.alias_of, node.keep, node.no_recompute
 
 
 def _time(solution: cairn.Solution) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from ..._budget import Budget
 from ..base import budgets
+from .compiled_plan import CompiledPlan
 from .problem import Surroundings
 
 CREATED, ACCUMULATED = "created", "accumulated"
@@ -28,6 +29,7 @@ class Request:
         budget: bytes, a size, or a cairn.Budget.
         solver, time_limit: for the solver; it is called up to three times.
         resident: what is on the device all along beside the graph's inputs, bytes by name.
+        plan: one that was made before, instead of a budget; nothing is solved then.
         correction_bytes: by how much a measured step passed its prediction; it is left free.
     """
 
@@ -44,6 +46,7 @@ class Request:
     loss_ns: int = 0
     loss_workspace_bytes: int = 0
     correction_bytes: int = 0
+    plan: CompiledPlan | None = None
 
     def around(self, fixed_bytes: int) -> Surroundings:
         """What the problem has around its graph."""

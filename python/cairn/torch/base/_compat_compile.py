@@ -20,6 +20,9 @@ from .errors import Unsupported
 #: Operators of these talk to other processes.
 COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
+#: Operators of these do the same whenever they are called, but for those with a tag that says otherwise.
+PURE_NAMESPACES = ("aten", "prims", "inductor_prims")
+
 
 def is_getitem(target: Any) -> bool:
     """Whether a node takes a member out of a tuple."""

@@ -368,9 +368,11 @@ def _has_effects(node: fx.Node) -> bool:
 
 
 def _once(node: fx.Node) -> bool:
-    """Whether an operator may not be called again: it draws random numbers."""
+    """Whether an operator may not be called again: it draws random numbers, or is not one of torch and may have state."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in _compat_compile.PURE_NAMESPACES
 
 
 def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
@@ -378,7 +380,8 @@ def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
 
     def text(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):
-            return f"{leaf.dtype} {tuple(map(int, leaf.shape))} {tuple(map(int, leaf.stride()))} {leaf.device}"
+            sizes, steps = (tuple(map(_compat_compile.size_hint, each)) for each in (leaf.shape, leaf.stride()))
+            return f"{leaf.dtype} {sizes} {steps} {leaf.device}"
         return repr(leaf)
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)

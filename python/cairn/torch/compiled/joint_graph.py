@@ -368,7 +368,7 @@ def _has_effects(node: fx.Node) -> bool:
 
 
 def _once(node: fx.Node) -> bool:
-    """Whether an operator may not be called again: it draws random numbers, or is not one of torch and may have state."""
+    """Whether an operator may not be called again: it draws random numbers, or is not torch's and may have a state."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False

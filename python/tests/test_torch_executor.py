@@ -803,7 +803,7 @@ def test_nothing_is_run_again_for_parts_without_gradients() -> None:
     model.requires_grad_(False)
     with planned(model, STAGES, every_block(STAGES)) as executor:
         loss_of(model)
-        assert len(executor.trace) == 5
+        assert executor.trace == []  # a run without gradients is no stage
 
 
 def test_tied_parameters() -> None:
@@ -1065,7 +1065,7 @@ def test_a_sharded_model_is_planned(tmp_path: Path) -> None:
         plan = ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes)
         assert not plan.is_plain and ct.verify(model, plan, INPUT, loss_fn=torch.sum).ok
         model = net(layer=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
-        for module in (model.layers[0][0], model):
+        for module in (model.layers[0][0], *model.layers, model):
             fully_shard(module)
         with pytest.raises(Unsupported, match=r"Linear inside of block 'layers\.0' is sharded by itself"):
             ct.profile(model, INPUT, **options)

@@ -29,6 +29,7 @@ from .base.errors import (
     VerificationFailed,
 )
 from .base.stages import StageRef
+from .batch_size import MaxBatch, max_batch
 from .callbacks import trainer_callback
 from .compiled.compiled_model import CompiledReport
 from .compiled.compiled_plan import CompiledPlan
@@ -57,6 +58,7 @@ __all__ = [
     "Handle",
     "InfeasibleBudget",
     "Link",
+    "MaxBatch",
     "Measurement",
     "Offload",
     "Plan",
@@ -84,6 +86,7 @@ __all__ = [
     "explain",
     "handle",
     "linear_cross_entropy",
+    "max_batch",
     "measure_link",
     "offload",
     "plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -242,14 +243,41 @@ def _signature(function: Any) -> inspect.Signature | None:
 def _check_takes_output(loss_fn: Any) -> None:
     """Raises TypeError where a function of the loss cannot be called with the model's output alone."""
     try:
-        takes = _signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
-        if takes is not None:
-            takes.bind(None)
+        _check_takes(loss_fn, 1)
     except TypeError as error:
         raise TypeError(
             f"loss_fn is called with the model's output alone, and this one cannot be ({error}): give a function such "
             "as loss_fn=lambda output: criterion(output, target)"
         ) from None
+
+
+def check_takes_targets(loss_fn: Any) -> None:
+    """Raises where a loss cannot be called with the model's output and targets."""
+    if loss_fn is None:
+        raise ValueError("targets= are for loss_fn, which is called as loss_fn(output, targets): give loss_fn=, too")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of the model's output and targets, not {_kind(loss_fn)}")
+    try:
+        _check_takes(loss_fn, 2)
+    except TypeError as error:
+        raise TypeError(
+            f"with targets=, loss_fn is called as loss_fn(output, targets), and this one cannot be ({error})"
+        ) from None
+
+
+def _check_takes(loss_fn: Any, count: int) -> None:
+    """Raises TypeError where a function says that it does not take so many positional arguments."""
+    takes = _signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
+    if takes is not None:
+        takes.bind(*[None] * count)
+
+
+def check_extra_time(extra_time: Any) -> None:
+    """Raises TypeError or ValueError for what is no share of a step's time."""
+    if isinstance(extra_time, bool) or not isinstance(extra_time, (int, float)):
+        raise TypeError(f"extra_time must be a share of the plain step's time, such as 0.3, not {extra_time!r}")
+    if not 0 <= extra_time < math.inf:
+        raise ValueError(f"extra_time is {extra_time}; it is a share of the plain step's time: at least 0, and finite")
 
 
 def positional(args: Any) -> tuple[Any, ...]:

@@ -83,6 +83,16 @@ def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], 
         left += before.accumulated_weight_grad_bytes
 
 
+def power_of_growth(one: Profile, other: Profile, by: float) -> float:
+    """With which power of one size saved tensors grow, where that size of one profile is `by` times the other's.
+    Within 1, of what has a number for each, and 2, of what has one for each pair.
+    """
+    ours, theirs = (sum(stage.saved_bytes for stage in measured.stages) for measured in (one, other))
+    if not (ours and theirs):
+        return 1.0
+    return min(max(math.log(ours / theirs) / math.log(by), 1.0), 2.0)
+
+
 def profiling_bytes(measured: Profile, by: Growth) -> int:
     """About what it takes to profile a step: outputs of blocks that others hold, what lies outside of blocks, and one
     block with what it is passed and what it returned.

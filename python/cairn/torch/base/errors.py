@@ -83,11 +83,14 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
                 f"{format_budget(self.least_bytes or 0)}; "
                 f"{unmeasured}. Profile and plan with a sample of these shapes, which may do with less"
             )
-        error = type(self)(
-            f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}",
-            budget_bytes=self.budget_bytes,
-            least_bytes=self.least_bytes,
-        )
+        return self._saying(f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}")
+
+    def for_sample(self, of: str) -> InfeasibleBudget:
+        """The same error about another sample than the caller's; `of` says which."""
+        return self._saying(f"{of}: {self.message}")
+
+    def _saying(self, text: str) -> InfeasibleBudget:
+        error = type(self)(text, budget_bytes=self.budget_bytes, least_bytes=self.least_bytes)
         error.reserve_bytes, error.composition = self.reserve_bytes, self.composition
         error.peak_at, error.blocking = self.peak_at, self.blocking
         return error

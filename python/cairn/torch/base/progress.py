@@ -36,6 +36,11 @@ class Teller:
         self._done += 1
         self._tell()
 
+    def pass_on(self, of: str, news: Progress) -> None:
+        """Tells how far a part of the call has come."""
+        self._phase, self._done, self._total = f"{of}: {news.phase}", news.done or 0, news.total or 0
+        self._tell()
+
     def _tell(self) -> None:
         if self._to is None:
             return

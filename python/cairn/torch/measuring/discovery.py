@@ -144,6 +144,7 @@ def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> T
     finally:
         for handle in handles:
             handle.remove()
+        recorder.hooks = None, None  # they hold the recorder, and with it the model, in a cycle
     return Trace(recorder.calls, recorder.storages, recorder.casts, recorder.compiled, recorder.saved)
 
 
@@ -160,7 +161,7 @@ class _Recorder:
         self.casts = False
         self.compiled: list[frozenset[int]] = []
         self.saved: list[tuple[int, frozenset[int]]] = []
-        self.hooks = _compat.hooks_but_on_traced(self.note_saved, self.refuse_backward)
+        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.note_saved, self.refuse_backward)
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 

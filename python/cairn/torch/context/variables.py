@@ -1,13 +1,15 @@
 """Context variables as a block's first run found them, for its recomputation.
 
 A model may set a `contextvars.ContextVar` for the time of its forward. The backward runs after that, on an accelerator
-in a thread of autograd's whose context is empty. So a block is recomputed in a copy of the context of its first run,
-where what it sets is gone afterwards.
+in a thread of autograd's whose context is empty. A block that needs them is recomputed in a copy of the context of its
+first run. The copy keeps alive what the variables hold, such as lists that collect tensors, so other blocks are
+recomputed in a copy of the context that is there then. In either, what a block sets is gone afterwards.
 """
 
 from __future__ import annotations
 
 import contextvars
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,25 +26,32 @@ class Variables:
 
     __slots__ = ("_context", "_tensors")
 
-    def __init__(self) -> None:
-        self._context = contextvars.copy_context()
-        self._tensors = _tensors_of(self._context) if self._context else ()
+    def __init__(self, brought_back: bool) -> None:
+        """brought_back: the block needs them as they are."""
+        context = contextvars.copy_context()
+        self._tensors = _tensors_of(context) if context else ()
+        self._context = context if brought_back else None
 
     def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Calls a function with these variables; what it sets is gone afterwards."""
-        return self._context.copy().run(function, *args)
+        context = contextvars.copy_context() if self._context is None else self._context.copy()
+        return context.run(function, *args)
 
     def written(self) -> str | None:
         """The first of the variables whose tensor was modified in place since, in words; None: there is none."""
-        return next((text for text, tensor, version in self._tensors if _compat.version(tensor) != version), None)
+        for text, reference, version in self._tensors:
+            tensor = reference()
+            if tensor is not None and _compat.version(tensor) != version:
+                return text
+        return None
 
 
-def _tensors_of(context: contextvars.Context) -> tuple[tuple[str, torch.Tensor, int], ...]:
+def _tensors_of(context: contextvars.Context) -> tuple[tuple[str, weakref.ref[torch.Tensor], int], ...]:
     found = []
     for variable, value in context.items():
         if type(value) not in ATOMS:
             what = f"the context variable '{variable.name}'"
             for path, tensor in tensors_inside(value):
                 inside = "" if tensor is value else f" ({path})"
-                found.append((f"a tensor in {what}{inside}", tensor, _compat.version(tensor)))
+                found.append((f"a tensor in {what}{inside}", weakref.ref(tensor), _compat.version(tensor)))
     return tuple(found)

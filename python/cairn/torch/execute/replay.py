@@ -228,7 +228,8 @@ class Run:
         hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
         if arguments is None:
             arguments = self._arguments(stage, tree.leaves)
-        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), Variables())
+        variables = Variables(self._sites[stage].state.brings_back)
+        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
 
     def new_marks(self) -> Marks | None:
         """For what a first run computes, where that is compared on the device."""

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 PHASES = [
     "finding blocks",
     "measuring memory",
+    "recomputing blocks after the forward",
     "taking times",
     "measuring what a plan takes itself",
     "looking into blocks",

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from .base import _compat
 from .base.blocks import Block, intercepted, resolve
+from .base.layouts import saving_nothing
 from .base.stages import StageRef
 from .comparison import Turn
 from .measuring.sample import Sample
@@ -118,7 +119,7 @@ def longest_sequence(sample: Sample, blocks: Sequence[Block]) -> tuple[slice, st
         calls.append(_Call(block.name, args, kwargs, _value(output)))
         return output
 
-    with intercepted(blocks, note), torch.no_grad():
+    with intercepted(blocks, note), saving_nothing():  # runs without gradients are not intercepted
         sample.output()
     best, start, reason = slice(0, 0), 0, "there are not two blocks"
     for number, call in enumerate(calls):

@@ -2,8 +2,9 @@
 
 A model may set a `contextvars.ContextVar` for the time of its forward. The backward runs after that, on an accelerator
 in a thread of autograd's whose context is empty. A block that needs them is recomputed in a copy of the context of its
-first run. The copy keeps alive what the variables hold, such as lists that collect tensors, so other blocks are
-recomputed in a copy of the context that is there then. In either, what a block sets is gone afterwards.
+first run. The copy keeps alive what the variables hold, such as lists that collect tensors. So other blocks are
+recomputed in a copy of the context that is there then, with the numbers, flags and texts of the first run. In either,
+what a block sets is gone afterwards.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ _Result = TypeVar("_Result")
 class Variables:
     """The context variables of this thread as they are now, with the versions of tensors that they hold."""
 
-    __slots__ = ("_context", "_tensors")
+    __slots__ = ("_context", "_plain", "_tensors")
 
     def __init__(self, brought_back: bool) -> None:
         """brought_back: the block needs them as they are."""
         context = contextvars.copy_context()
         self._tensors = _tensors_of(context) if context else ()
         self._context = context if brought_back else None
+        self._plain = [] if brought_back else [each for each in context.items() if type(each[1]) in ATOMS]
 
     def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Calls a function with these variables; what it sets is gone afterwards."""
-        context = contextvars.copy_context() if self._context is None else self._context.copy()
-        return context.run(function, *args)
+        if self._context is not None:
+            return self._context.copy().run(function, *args)
+
+        def run() -> _Result:
+            for variable, value in self._plain:
+                variable.set(value)
+            return function(*args)
+
+        return contextvars.copy_context().run(run)
 
     def written(self) -> str | None:
         """The first of the variables whose tensor was modified in place since, in words; None: there is none."""

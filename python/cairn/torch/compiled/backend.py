@@ -50,6 +50,7 @@ class Backend:
         self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
         """A plan, and the code that keeps to it."""
+        correction_bytes += self.request.correction_bytes
         request = dataclasses.replace(self.request, correction_bytes=correction_bytes)
         planner = Planner(request, device, self._resident(inputs, device), self._kinds)
         return planner, _compile(module, inputs, planner)

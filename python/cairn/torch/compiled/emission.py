@@ -57,9 +57,8 @@ def _with_early_cut(joint: JointGraph, order: Sequence[int]) -> list[int]:
     """
     end = joint.end_of_forward
     others = [index for index in order if index != end]
-    last = max((place for place, index in enumerate(others) if index == end - 1), default=-1)
-    first = others.index(end - 1) if last >= 0 else -1
-    return [*others[: first + 1], end, *others[first + 1 :]]
+    begins = others.index(end - 1) + 1 if end else 0
+    return [*others[:begins], end, *others[begins:]]
 
 
 class _Writer:

@@ -39,13 +39,10 @@ def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Grap
     held = handed if around.holds_output else []
     kept = [node for node in returned if isinstance(node, fx.Node) and (node.name in saved or node in held)]
     found = first.run(returned, 0)
-    between = first.bytes_of(kept)
-    loss = sum(first.bytes_of(handed).values()) + sum(
-        size for node, size in between.items() if node not in first.bytes_of(handed)
-    )
-    loss += around.loss_workspace_bytes
+    between = first.bytes_of([*handed, *kept])
+    loss = sum(between.values()) + around.loss_workspace_bytes
     if loss > found.peak_bytes:
-        found = Moment(loss, "loss", "loss", dict(between))
+        found = Moment(loss, "loss", "loss", between)
     beside = {name: size for name, size in first.bytes_of(held).items() if name not in saved}
     second = _Phase(joint, costs, backward, "backward")
     last = second.run(returned_by(backward), sum(beside.values()))

@@ -40,7 +40,6 @@ class Request:
     solver: str = "auto"
     time_limit: str = "3s"
     model_name: str = "graph"
-    optimizer: torch.optim.Optimizer | None = None
     optimizer_peak_bytes: int = 0
     resident: dict[str, int] = dataclasses.field(default_factory=dict)
     loss_ns: int = 0

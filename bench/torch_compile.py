@@ -20,7 +20,7 @@ from typing import Any
 import cairn
 import cairn.torch as ct
 import torch
-from support.arguments import parse, parser
+from support import arguments
 from support.training import MIB, allocated_peak
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -135,7 +135,7 @@ def ways(step: Step, options: Any) -> dict[str, tuple[Callable[..., Any] | None,
 
 def main() -> None:
     """Measure and print; write JSON where a file is named."""
-    command = parser(__doc__)
+    command = arguments.parser(__doc__)
     command.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     command.add_argument("--layers", type=int, default=8)
     command.add_argument("--width", type=int, default=384)
@@ -144,7 +144,7 @@ def main() -> None:
     command.add_argument("--budgets", type=float, nargs="*", default=[404, 295, 235, 165], help="MiB beyond parameters")
     command.add_argument("--knob", type=float, nargs="*", default=[1.0, 0.5, 0.25, 0.1, 0.0])
     command.add_argument("--json", type=Path)
-    options = parse(command, layers=1, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
+    options = arguments.parse(command, layers=1, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     model = gpt2(options.layers, options.width, options.length, 2048)

@@ -21,7 +21,7 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from support.arguments import parse, parser
+from support import arguments
 from torch import nn
 from torch.nn import functional as F
 
@@ -231,12 +231,12 @@ def measured(name: str, count: int, kernels: str) -> Row:
 
 def main() -> int:
     """Print a row for each model."""
-    command = parser(__doc__)
+    command = arguments.parser(__doc__)
     command.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all if none is named")
     command.add_argument("--budgets", type=int, default=12)
     command.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
     command.add_argument("--json", type=Path)
-    options = parse(command, models=["lora"], budgets=1)
+    options = arguments.parse(command, models=["lora"], budgets=1)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = []

@@ -72,12 +72,13 @@ def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
 
 def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], by: Growth) -> None:
     """Lets the gradients grow that are there beside the chain's when a stage's backward begins: those that wait, and
-    those that later stages leave to the end. Where gradients exist already, these are hardly ever parameters'.
+    those that later stages leave to the end. Where gradients exist already, these are hardly ever parameters'. With
+    smaller inputs they stay as they are: some may be of parameters, which do not shrink.
     """
     left = 0
     for before, stage in zip(reversed(measured), reversed(stages), strict=True):
         there = left + before.accumulated_waiting_bytes
-        more = _grown(there, by.linear) - there
+        more = max(_grown(there, by.linear) - there, 0)
         stage.waiting_bytes += more
         stage.accumulated_waiting_bytes += more
         left += before.accumulated_weight_grad_bytes

@@ -20,9 +20,9 @@ import torch
 from cairn.torch.base import memory
 from cairn.torch.base.stage_measure import KEEP
 from cairn.torch.base.stages import StageRef
-from cairn.torch.execute.executor import Executor
-from cairn.torch.saved.block_options import MASK
-from cairn.torch.saved.rebuild import Recipe
+from cairn.torch.runtime.executor import Executor
+from cairn.torch.selective.block_options import MASK
+from cairn.torch.selective.recompute import Recipe
 from support import arguments
 from support.kept_in_part import alike, by_kept, kept_in_part
 from torch import Tensor, nn

@@ -21,9 +21,9 @@ from pathlib import Path
 import cairn
 import cairn.torch as ct
 import torch
-from cairn.torch.comparison import Comparison, Steps
+from cairn.torch.evaluation.comparison import Comparison, Steps
 from cairn.torch.handle import Recalled
-from cairn.torch.measuring.sample import Sample
+from cairn.torch.profiling.sample import Sample
 from support import arguments
 from support.training import MIB, UNLIMITED, as_it_is, following, machine, quiet, succeeded, write
 from torch import Tensor, nn

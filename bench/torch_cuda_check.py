@@ -230,8 +230,8 @@ def link(device: torch.device) -> str:
     rates = f"{found.to_host_bytes_per_s / 1e9:.1f} GB/s out, {found.to_device_bytes_per_s / 1e9:.1f} GB/s in"
     if device.type != "cuda":
         return rates
-    from cairn.torch.transfer.tiers import open_tier
-    from cairn.torch.transfer.transfers import Transfers
+    from cairn.torch.offloading.tiers import open_tier
+    from cairn.torch.offloading.transfers import Transfers
 
     transfers = Transfers(open_tier("host", 256 << 20, device), device)
     factor, sent = torch.randn(4096, 4096, device=device), torch.ones(256 << 20, dtype=torch.uint8, device=device)

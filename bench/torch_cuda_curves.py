@@ -36,9 +36,9 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 import cairn.torch as ct
 import torch
 from cairn import format_bytes
-from cairn.torch.alternatives import ALTERNATIVES
 from cairn.torch.base import memory
-from cairn.torch.execute.executor import Executor
+from cairn.torch.evaluation.alternatives import ALTERNATIVES
+from cairn.torch.runtime.executor import Executor
 from support import arguments
 from support.cut_steps import LossOnly
 from support.kept_in_part import alike, by_kept, kept_in_part

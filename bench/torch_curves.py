@@ -22,9 +22,9 @@ from typing import Any
 import cairn
 import cairn.torch as ct
 import torch
-from cairn.torch.comparison import Comparison, Steps, Turn
+from cairn.torch.evaluation.comparison import Comparison, Steps, Turn
 from cairn.torch.handle import Recalled
-from cairn.torch.measuring.sample import Sample
+from cairn.torch.profiling.sample import Sample
 from support import arguments
 from support.models import Step, resnet50, vgg16
 from support.training import MIB, UNLIMITED, as_it_is, following, machine, quiet, succeeded, write

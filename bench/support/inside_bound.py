@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from cairn.torch.base.tree import Tree
-from cairn.torch.saved.block_graph import BlockGraph, BlockRecorder
-from cairn.torch.saved.block_options import Choice, ideal_choices
-from cairn.torch.step_profile import Profile
+from cairn.torch.planning.step_profile import Profile
+from cairn.torch.selective.block_graph import BlockGraph, BlockRecorder
+from cairn.torch.selective.block_options import Choice, ideal_choices
 from torch import nn
 
 RUNS = 5  # of the block; the least time of each operation counts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import cairn.torch as ct
-from cairn.torch.execute.executor import Executor
-from cairn.torch.execute.opened import Inside
+from cairn.torch.runtime.executor import Executor
+from cairn.torch.selective.block_runs import Inside
 from torch import nn
 
 

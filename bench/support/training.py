@@ -17,7 +17,7 @@ from typing import Any
 import cairn.torch as ct
 import torch
 from cairn.torch.base import clock, memory
-from cairn.torch.comparison import Steps
+from cairn.torch.evaluation.comparison import Steps
 from cairn.torch.handle import Recalled
 from torch import nn
 

@@ -32,15 +32,12 @@ from ._errors import (
 )
 from ._library import get_include, get_library
 from ._problem import Chain, Graph, Machine, Node, Option, Problem, Stage, load
+from ._replay import MemoryPoint, Replay, Span, Violation
 from ._schedule import (
     RECORDED,
-    MemoryPoint,
     Op,
-    Replay,
     Schedule,
-    Span,
     Verified,
-    Violation,
     save_trace,
     simulate,
     trace,

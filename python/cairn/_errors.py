@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ._schedule import Replay, Violation
-    from ._solve import Solution
+from ._replay import Replay, Violation
 
 
 class Error(Exception):
@@ -179,7 +177,7 @@ class NoSchedule(Error):
 
     code = "unknown"
 
-    def __init__(self, message: str, *, solution: Solution | None = None) -> None:
+    def __init__(self, message: str, *, solution: Any = None) -> None:
         super().__init__(message)
         self.solution = solution
 
@@ -201,7 +199,7 @@ class InfeasibleBudget(NoSchedule):
         *,
         budget_bytes: int | None = None,
         least_bytes: int | None = None,
-        solution: Solution | None = None,
+        solution: Any = None,
     ) -> None:
         super().__init__(message, solution=solution)
         self.budget_bytes = budget_bytes

@@ -14,7 +14,7 @@ import cairn
 import torch
 from cairn.torch.base import memory
 from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
-from cairn.torch.execute.executor import Executor
+from cairn.torch.runtime.executor import Executor
 from torch import distributed, nn
 
 Op = tuple[Any, ...]

@@ -111,5 +111,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", current)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr("cairn.torch.transfer.lanes._pinned", lambda count: torch.empty(count, dtype=torch.uint8))
+    monkeypatch.setattr(
+        "cairn.torch.offloading.copy_streams._pinned", lambda count: torch.empty(count, dtype=torch.uint8)
+    )
     monkeypatch.setattr(Tensor, "copy_", copy)

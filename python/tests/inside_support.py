@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from cairn.torch import profiler
 from cairn.torch.base.stages import StageRef
-from cairn.torch.execute.opened import Inside
-from cairn.torch.step_profile import Profile
+from cairn.torch.planning.step_profile import Profile
+from cairn.torch.selective.block_runs import Inside
 from executor_support import Op, backward, planned
 from torch import Tensor, nn
 

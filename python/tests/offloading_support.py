@@ -12,9 +12,9 @@ from typing import Any
 import cairn
 import torch
 from cairn.torch.base.stages import StageRef
-from cairn.torch.execute.executor import Executor
-from cairn.torch.execute.travel import Depot
-from cairn.torch.schedule.itinerary import Itinerary, itinerary_of
+from cairn.torch.runtime.executor import Executor
+from cairn.torch.runtime.step_transfers import Depot
+from cairn.torch.schedule.transfer_plan import Itinerary, itinerary_of
 from executor_support import Op, backward, drop, drop_input, keep, save
 from torch import nn
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from cairn.torch.base.stage_measure import OptionMeasure, StageMeasure
 from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
-from cairn.torch.schedule import counted
-from cairn.torch.schedule.counted import Counted, Lingering, first_runs, lets_go, supposed_by
-from cairn.torch.schedule.performed import as_performed, excess_bytes, in_order_of_process
+from cairn.torch.schedule import dependent_counts
+from cairn.torch.schedule.dependent_counts import Counted, Lingering, first_runs, lets_go, supposed_by
+from cairn.torch.schedule.executed import as_performed, excess_bytes, in_order_of_process
 from cairn.torch.schedule.program import FORWARDS
 from executor_support import Op, backward, drop, drop_input, keep, save
 
@@ -117,9 +117,9 @@ def test_copies_go_with_the_first_runs_that_saved_them() -> None:
 
 
 def test_schedules_matter_where_something_is_held() -> None:
-    assert not any(map(counted.depends, stages(a={"output_bytes": 5, "saved_copies": ["w"]})))
+    assert not any(map(dependent_counts.depends, stages(a={"output_bytes": 5, "saved_copies": ["w"]})))
     for held in ({"also_held_bytes": 1}, {"pinned_bytes": 1}, {"made_copies": {"w": 1}}, {"listed": {"b": 1}}):
-        assert counted.depends(stages(a=held)[0])
+        assert dependent_counts.depends(stages(a=held)[0])
 
 
 def test_what_is_supposed_adds_up() -> None:
@@ -128,7 +128,7 @@ def test_what_is_supposed_adds_up() -> None:
     gone = frozenset({(1, "w"), (2, "w")})
     both = Counted(frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7}), gone, frozenset({4, 8}), 9)
     assert one | other == other | one == both
-    assert one | counted.AS_PLAIN == one
+    assert one | dependent_counts.AS_PLAIN == one
 
 
 # -- what is counted where -----------------------------------------------------------------------------------

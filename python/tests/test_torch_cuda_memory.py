@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import profileable
 from cairn.torch.base import budgets, memory
 from cairn.torch.base.errors import TierUnavailable
-from cairn.torch.measuring import mechanism
-from cairn.torch.transfer.link import measure_link
-from cairn.torch.transfer.tiers import open_tier
+from cairn.torch.offloading.link import measure_link
+from cairn.torch.offloading.tiers import open_tier
+from cairn.torch.profiling import overhead, profileable
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -253,7 +252,7 @@ def test_pinning_uses_no_device_but_the_models(monkeypatch: pytest.MonkeyPatch) 
 def test_a_default_device_is_for_the_model_alone() -> None:
     """What a plan needs on the host is made there. (The default is one on which nothing works.)"""
     with torch.device("meta"):
-        mechanism.cost.cache_clear()
+        overhead.cost.cache_clear()
         with torch.device("cpu"):
             step = torch_models.made("gpt2")
         profile = ct.profile(step.model, **step.sample, passes=1)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 from cairn.torch.base.errors import RecomputationError
-from cairn.torch.execute import device_check
+from cairn.torch.runtime import recompute_check
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,11 +100,11 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """The CPU plays a device: the host compares no values by itself."""
     played = Device()
-    monkeypatch.setattr(device_check, "sent", played.sent)
-    monkeypatch.setattr("cairn.torch.execute.replay.spread", lambda tensor: None)
+    monkeypatch.setattr(recompute_check, "sent", played.sent)
+    monkeypatch.setattr("cairn.torch.runtime.step_run.spread", lambda tensor: None)
     monkeypatch.setattr(
-        "cairn.torch.execute.executor.checks_for",
-        lambda device, kind: device_check.Checks(CPU) if kind == "default" else None,
+        "cairn.torch.runtime.executor.checks_for",
+        lambda device, kind: recompute_check.Checks(CPU) if kind == "default" else None,
     )
     return played
 
@@ -173,8 +173,8 @@ def test_nothing_reads_numbers_of_the_device_while_comparing(device: Device) -> 
             assert func._overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
             return func(*args, **(kwargs or {}))
 
-    checks = device_check.Checks(CPU)
-    check, x = device_check.StepCheck(checks, _Stages()), torch.randn(5, 7)  # type: ignore[arg-type]
+    checks = recompute_check.Checks(CPU)
+    check, x = recompute_check.StepCheck(checks, _Stages()), torch.randn(5, 7)  # type: ignore[arg-type]
     with Reading():
         marks = [check.marks()]
         marks.append(check.marks(marks[0]))
@@ -219,14 +219,14 @@ def test_a_difference_in_the_last_step_is_told_in_a_report(device: Device) -> No
 
 
 def test_what_nobody_reads_is_a_warning_in_the_end(device: Device) -> None:
-    checks = device_check.Checks(CPU)
-    check = device_check.StepCheck(checks, _Stages())  # type: ignore[arg-type]
+    checks = recompute_check.Checks(CPU)
+    check = recompute_check.StepCheck(checks, _Stages())  # type: ignore[arg-type]
     marks = [check.marks(), check.marks()]
     marks[0].returned(torch.zeros(3))
     marks[1].returned(torch.ones(3))
     check.compare(1, *marks)
     with pytest.warns(UserWarning, match="'stage 1' computed other values"):
-        device_check._warn_of_last(checks.pending)
+        recompute_check._warn_of_last(checks.pending)
     assert not checks.pending
 
 
@@ -286,7 +286,7 @@ BASE = torch.arange(2 * 6 * 10, dtype=torch.float32).reshape(2, 6, 10)
 )
 def test_the_numbers_of_what_is_returned_tell_each_element(tensor: torch.Tensor) -> None:
     def numbers(value: torch.Tensor) -> list[int]:
-        marks = device_check.Marks(CPU)
+        marks = recompute_check.Marks(CPU)
         marks.saved(value)
         marks.returned(value)
         return marks.numbers.tolist()
@@ -300,7 +300,7 @@ def test_the_numbers_of_what_is_returned_tell_each_element(tensor: torch.Tensor)
 
 
 def test_parameters_arguments_and_what_libraries_reserve_are_left_out() -> None:
-    marks = device_check.Marks(CPU)
+    marks = recompute_check.Marks(CPU)
     weight = nn.Parameter(torch.ones(3, 4))
     marks.saved(weight.t())
     marks.saved(torch.ones(3), is_argument=True)

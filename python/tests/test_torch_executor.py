@@ -25,10 +25,10 @@ import torch
 from cairn.torch.base import memory
 from cairn.torch.base._compat import TORCH_VERSION, StorageRef, default_device
 from cairn.torch.base.errors import PlanMismatch, RecomputationError, Unsupported
-from cairn.torch.context import state
-from cairn.torch.execute.executor import Executor
-from cairn.torch.execute.replay import Run
-from cairn.torch.saved.holders import Holder, Lease
+from cairn.torch.rerun_state import module_state
+from cairn.torch.runtime.executor import Executor
+from cairn.torch.runtime.step_run import Run
+from cairn.torch.selective.saved_tensors import Holder, Lease
 from executor_support import (
     Op,
     accepted,
@@ -969,9 +969,9 @@ def test_buffers_on_a_device_are_compared_in_the_first_step_alone(seed: int, mon
                 self.gain.data.mul_(0.9)
             return y
 
-    compared, same = [], state.same_bits
+    compared, same = [], module_state.same_bits
     monkeypatch.setattr(memory, "is_at_hand", lambda tensor: False)
-    monkeypatch.setattr(state, "same_bits", lambda *pair: compared.append(pair) or same(*pair))
+    monkeypatch.setattr(module_state, "same_bits", lambda *pair: compared.append(pair) or same(*pair))
     model, plain = net(layer=Drifts), net(layer=Drifts)
     with planned(model, STAGES, wild(STAGES, seed) if seed else from_input(STAGES)):
         for step in range(4):

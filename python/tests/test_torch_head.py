@@ -13,8 +13,8 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
-from cairn.torch.outside.head_chunks import Chunks
-from cairn.torch.outside.replaced import head, head_proof
+from cairn.torch.head.head_chunks import Chunks
+from cairn.torch.head.replacements import head, head_proof
 from executor_support import no_collector
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -25,12 +25,12 @@ from cairn.torch import profiler
 from cairn.torch.base import _compat
 from cairn.torch.base._compat import StorageRef
 from cairn.torch.base.errors import RecomputationError
-from cairn.torch.execute.opened import Inside
-from cairn.torch.execute.parts import Part
-from cairn.torch.measuring import option_measure
-from cairn.torch.saved.block_graph import BlockRecorder
-from cairn.torch.saved.rebuild import Rebuild, Sample
-from cairn.torch.step_profile import Profile
+from cairn.torch.planning.step_profile import Profile
+from cairn.torch.profiling import option_measure
+from cairn.torch.runtime.single_runs import Part
+from cairn.torch.selective.block_graph import BlockRecorder
+from cairn.torch.selective.block_runs import Inside
+from cairn.torch.selective.recompute import Rebuild, Sample
 from executor_support import (
     Op,
     backward,
@@ -468,7 +468,7 @@ def test_another_graph_than_profiled_runs_again() -> None:
 
 def test_a_proof_that_fails_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(), net()
-    monkeypatch.setattr("cairn.torch.execute.opened.fingerprint", lambda tensor: 0)
+    monkeypatch.setattr("cairn.torch.selective.block_runs.fingerprint", lambda tensor: 0)
     with opened(other) as executor:
         assert not differing(train(plain, loss_of), train(other, loss_of))
         assert len(executor.notes) == 3

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch.base.stage_measure import OptionMeasure
-from cairn.torch.context.ambient import RandomState
-from cairn.torch.measuring import option_measure
-from cairn.torch.measuring.option_measure import _pareto
-from cairn.torch.saved import bits
-from cairn.torch.saved.block_graph import BlockGraph, BlockRecorder, Pack, Use, _may_meet
-from cairn.torch.saved.block_options import (
+from cairn.torch.profiling import option_measure
+from cairn.torch.profiling.option_measure import _pareto
+from cairn.torch.rerun_state.rng_and_autocast import RandomState
+from cairn.torch.selective import bit_masks
+from cairn.torch.selective.block_graph import BlockGraph, BlockRecorder, Pack, Use, _may_meet
+from cairn.torch.selective.block_options import (
     DROP,
     KEEP,
     MASK,
@@ -36,7 +36,7 @@ from cairn.torch.saved.block_options import (
     ideal_choices,
     masks,
 )
-from cairn.torch.saved.rebuild import Rebuild, compile_recipe, mask_of, sample_of
+from cairn.torch.selective.recompute import Rebuild, compile_recipe, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
@@ -580,7 +580,7 @@ def test_a_noise_that_is_saved_twice_has_one_mask() -> None:
 
 def unpacked(packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """As truth values."""
-    return bits.unpack(packed, torch.tensor([False, True]), torch.empty(shape, dtype=torch.bool))
+    return bit_masks.unpack(packed, torch.tensor([False, True]), torch.empty(shape, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -608,15 +608,17 @@ def test_bits() -> None:
     for count in range(201):
         for start in range(3):
             given = torch.rand(count + start)[start:] < 0.7
-            packed = bits.pack(given)
+            packed = bit_masks.pack(given)
             assert packed.nbytes == (count + 7) // 8
             assert torch.equal(unpacked(packed, given.shape), given)
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
                 numbers = torch.where(given, float("nan") if start else 5e-39, -0.0).to(dtype)
                 pair = torch.tensor([0.3, 1 / 0.3], dtype=dtype)
-                assert torch.equal(bits.pack(numbers), bits.pack(numbers != 0))
+                assert torch.equal(bit_masks.pack(numbers), bit_masks.pack(numbers != 0))
                 expected_numbers = torch.where(numbers != 0, pair[1], pair[0])
-                assert torch.equal(bits.unpack(bits.pack(numbers), pair, torch.empty_like(numbers)), expected_numbers)
+                assert torch.equal(
+                    bit_masks.unpack(bit_masks.pack(numbers), pair, torch.empty_like(numbers)), expected_numbers
+                )
             expected = torch.tensor(
                 [sum(b << i for i, b in enumerate(given[at : at + 8])) for at in range(0, count, 8)]
             )

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cairn.torch.base.stage_measure import StageMeasure
-from cairn.torch.step_profile import _chain_stage
+from cairn.torch.planning.step_profile import _chain_stage
 
 
 def test_the_times_of_a_block_that_is_always_kept_are_those_of_plain_training() -> None:

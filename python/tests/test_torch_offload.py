@@ -26,8 +26,8 @@ import random_networks
 import torch
 import torch_models
 from cairn.torch.base._compat import StorageRef, saved_tensor_hooks_are_active
-from cairn.torch.transfer.lanes import StreamLanes
-from cairn.torch.transfer.offload import Offload
+from cairn.torch.offloading.copy_streams import StreamLanes
+from cairn.torch.offloading.offload import Offload
 from executor_support import no_collector
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,7 +155,7 @@ def test_steps_are_bit_for_bit_the_plain_ones(
 ) -> None:
     if kind == "streams":
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.transfer.transfers.lanes_for", StreamLanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", StreamLanes)
     plain_model, x = build(name)
     model, _ = build(name)
     saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)
@@ -224,7 +224,7 @@ def test_what_is_written_after_it_was_saved(
 ) -> None:
     if kind == "streams":
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.transfer.transfers.lanes_for", StreamLanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", StreamLanes)
     torch.manual_seed(0)
     model, x = LATE[name](), torch.randn(256, 64)
     saved = ct.offload(model, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=0)

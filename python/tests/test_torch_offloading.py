@@ -21,13 +21,13 @@ import torch
 from cairn.torch.base import budgets
 from cairn.torch.base.errors import TierUnavailable, TransferFailed
 from cairn.torch.base.stages import StageRef
-from cairn.torch.execute.executor import COPIES_OF_ANOTHER, Executor
-from cairn.torch.execute.travel import Travel
-from cairn.torch.offloading import Destination, Offloading, without_transfers_of
-from cairn.torch.schedule.itinerary import itinerary_of, peak_with_transfers, traffic_of
-from cairn.torch.transfer.tiers import FileTier, HostTier
-from cairn.torch.transfer.transfers import parcel_bytes
-from cairn.torch.watched_step import WatchedStep
+from cairn.torch.monitor.watched_step import WatchedStep
+from cairn.torch.offloading.tiers import FileTier, HostTier
+from cairn.torch.offloading.transfers import parcel_bytes
+from cairn.torch.planning.offload_plans import Destination, Offloading, without_transfers_of
+from cairn.torch.runtime.executor import COPIES_OF_ANOTHER, Executor
+from cairn.torch.runtime.step_transfers import Travel
+from cairn.torch.schedule.transfer_plan import itinerary_of, peak_with_transfers, traffic_of
 from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,
@@ -717,7 +717,7 @@ def test_a_file_larger_than_the_cache_is_measured_without_it(
         asked.append((tier.partition(":")[0], cached))
         return ct.Link(10**9, 10**9, 0, True)
 
-    monkeypatch.setattr("cairn.torch.offloading._measured_link", measure)
+    monkeypatch.setattr("cairn.torch.planning.offload_plans._measured_link", measure)
     free = budgets.free_bytes(CPU)
     for tier, size in (("host", free), (f"file:{tmp_path}", 1 << 20), (f"file:{tmp_path}", free)):
         ct.plan(vgg[1], host_budget=size, tier=tier)

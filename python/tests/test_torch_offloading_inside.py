@@ -11,7 +11,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
-from cairn.torch.offloading import without_transfers_of
+from cairn.torch.planning.offload_plans import without_transfers_of
 from cairn.torch.profiler import RANDOM_STATE_BYTES
 from executor_support import Op, backward, differing, drop, expected_runs, train
 from inside_support import inside_of

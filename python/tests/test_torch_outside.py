@@ -11,7 +11,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
-from cairn.torch.outside import loss, tied
+from cairn.torch.head import loss, tied_embedding
 from executor_support import no_collector
 from torch import nn
 from torch.nn import functional as F
@@ -59,7 +59,7 @@ def _both(function: Callable[..., torch.Tensor], logits: torch.Tensor, *args: An
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ct.outside.loss, "CHUNK_BYTES", 3 * 4 * CLASSES)
+    monkeypatch.setattr(ct.head.loss, "CHUNK_BYTES", 3 * 4 * CLASSES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -459,7 +459,7 @@ def test_zeros_keep_their_sign() -> None:
         y.backward(torch.full_like(y, -0.0))
         return weight.grad
 
-    tie = tied.Tie(weight)
+    tie = tied_embedding.Tie(weight)
     own = run(lambda t: tie.embedding(t, None), lambda x: tie.linear(x, None))
     assert _same(own, run(lambda t: F.embedding(t, weight), lambda x: F.linear(x, weight)))
 

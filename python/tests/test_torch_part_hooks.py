@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch import profiler
-from cairn.torch.base.takeover import Takeover
-from cairn.torch.execute.opened import OpenedBlock
-from cairn.torch.measuring import mechanism
-from cairn.torch.saved import part_hooks, rebuild
-from cairn.torch.saved.block_graph import BlockGraph
-from cairn.torch.saved.part_calls import CALL_COST, Call, covering
-from cairn.torch.saved.part_hooks import noted
-from cairn.torch.saved.rebuild import Rebuild, Recipe
+from cairn.torch.base.patched_forward import Takeover
+from cairn.torch.profiling import overhead
+from cairn.torch.selective import recompute, submodule_hooks
+from cairn.torch.selective.block_graph import BlockGraph
+from cairn.torch.selective.block_runs import OpenedBlock
+from cairn.torch.selective.recompute import Rebuild, Recipe
+from cairn.torch.selective.submodule_calls import CALL_COST, Call, covering
+from cairn.torch.selective.submodule_hooks import noted
 from executor_support import differing, results, train
 from inside_support import WIDTH, inside_of, loss_of, mean_square, net, opened, profile_of, sample
 from torch import Tensor, nn
@@ -137,8 +137,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     def hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Any:
         return original(lambda tensor: shapes.append(tuple(tensor.shape)) or pack(tensor), unpack)
 
-    original = part_hooks.saved_tensors_hooks
-    monkeypatch.setattr(part_hooks, "saved_tensors_hooks", hooks)
+    original = submodule_hooks.saved_tensors_hooks
+    monkeypatch.setattr(submodule_hooks, "saved_tensors_hooks", hooks)
     return shapes
 
 
@@ -173,13 +173,13 @@ def test_hooks_see_little_more_than_what_is_dropped(seen: list[tuple[int, ...]])
 
 def test_off_the_cpu_hooks_see_all(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[tuple[BlockGraph, Recipe]] = []
-    original = rebuild.compile_recipe
+    original = recompute.compile_recipe
 
     def compiled(graph: BlockGraph, decisions: str, *others: Any) -> Recipe:
         graphs.append((graph, original(graph, decisions, *others)))
         return graphs[-1][1]
 
-    monkeypatch.setattr("cairn.torch.execute.opened.compile_recipe", compiled)
+    monkeypatch.setattr("cairn.torch.selective.block_runs.compile_recipe", compiled)
     model = net(Parts)
     with opened(model, mildest(Parts), Parts):
         train(model, loss_of)
@@ -319,7 +319,7 @@ def test_a_recording_that_was_found_wrong_is_followed_no_more(monkeypatch: pytes
     monkeypatch.setattr(OpenedBlock, "following", lambda *args: followed.append(original(*args)) or followed[-1])
     with opened(model, mildest(Parts), Parts) as executor:
         with monkeypatch.context() as context:
-            context.setattr("cairn.torch.execute.opened.fingerprint", lambda tensor: 0)
+            context.setattr("cairn.torch.selective.block_runs.fingerprint", lambda tensor: 0)
             train(model, loss_of)
             assert len(executor.notes) == 3  # blocks
         followed.clear()
@@ -522,7 +522,7 @@ def test_what_others_do_within_a_run_is_of_no_harm(what: str, option: int) -> No
 
 def test_handlers_stay_as_long_as_somebody_wants_them() -> None:
     part, other = Act(), Act()
-    one, two = part_hooks.Handlers(), part_hooks.Handlers()
+    one, two = submodule_hooks.Handlers(), submodule_hooks.Handlers()
     one.hold([part, other])
     one.hold([part])
     two.hold([part])
@@ -622,7 +622,7 @@ def test_calls_are_noted_in_the_order_in_which_they_end() -> None:
 
 
 def test_hooks_count_in_what_options_are_said_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mechanism.Cost, "of_part", lambda self, hooks: 10**9 * hooks)
+    monkeypatch.setattr(overhead.Cost, "of_part", lambda self, hooks: 10**9 * hooks)
     profile = profiler.profile(net(Parts), sample(), loss_fn=mean_square, passes=1)
     [stage, *_] = [stage for stage in profile.stages if stage.options]
     hooks = [(option.forward_ns - stage.forward_ns) // 10**9 for option in stage.options[1:]]

@@ -29,13 +29,14 @@ import cairn
 import cairn.torch as ct
 import executor_support
 import torch_models
-from cairn.torch import front, step_memory
+from cairn.torch import api
 from cairn.torch.base import memory
-from cairn.torch.base.prints import _sum, fingerprint
 from cairn.torch.base.stages import StageRef
-from cairn.torch.context.untouched import untouched
-from cairn.torch.execute import opened
-from cairn.torch.held_outside import counted_for
+from cairn.torch.base.tensor_fingerprints import _sum, fingerprint
+from cairn.torch.planning import step_memory
+from cairn.torch.planning.chains import counted_for
+from cairn.torch.rerun_state.preserve import untouched
+from cairn.torch.selective import block_runs
 from inside_support import mean_square
 from torch import nn
 
@@ -50,7 +51,7 @@ LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.015, "returning": 0
 #: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.
 LOOSE_UNDER_AUTOCAST = {"t5": 0.03, "bert": 0.03}
 
-planning: Any = sys.modules["cairn.torch.plan"]
+planning: Any = sys.modules["cairn.torch.planning.plan"]
 
 
 def with_random_times(profile: ct.Profile, seed: int) -> ct.Profile:
@@ -112,7 +113,7 @@ def measured(
 
     Forward and loss run within a region.
     """
-    opened._recorded.clear()
+    block_runs._recorded.clear()
     model, meter, found = made.model, memory.CpuMeter(), []
     with meter, ct.apply(model, plan):
         for gradients in ("created", "created", "accumulated"):
@@ -308,7 +309,7 @@ def test_fingerprints_tell_tensors_apart_and_take_next_to_no_memory(shown: Any) 
 def test_fingerprints_wait_for_an_accelerator_once(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the CPU stands for it."""
     waited = []
-    monkeypatch.setattr("cairn.torch.base.prints._checksum", _sum)
+    monkeypatch.setattr("cairn.torch.base.tensor_fingerprints._checksum", _sum)
     monkeypatch.setattr(torch.Tensor, "__int__", lambda tensor: waited.append(tensor) or tensor.item())
     tensor = torch.randn(512, 512)
     other = tensor.clone()
@@ -434,7 +435,7 @@ def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(
             trained = _Watched(how)
             trained.load_state_dict(model.state_dict())
             ct.apply(trained, plan)
-            ct.handle(trained).shapes.watch(front.Watch(steps, False, lambda *told: None))
+            ct.handle(trained).shapes.watch(api.Watch(steps, False, lambda *told: None))
             for _ in range(steps):
                 trained(x).backward()
             report = ct.report(trained)
@@ -466,7 +467,7 @@ def test_what_blocks_replace_goes_while_they_run(was_run: bool) -> None:
         if was_run:
             trained(x).backward()
         ct.apply(trained, plan)
-        ct.handle(trained).shapes.watch(front.Watch(3, False, lambda *told: None))
+        ct.handle(trained).shapes.watch(api.Watch(3, False, lambda *told: None))
         for _ in range(3):
             trained(x).backward()
             taken = ct.report(trained).measured
@@ -532,7 +533,7 @@ def test_what_outlives_a_backward_is_counted(how: str) -> None:
         plan, trained = ct.plan(profile, budget), copy.deepcopy(model)
         assert ct.verify(model, plan, x, loss_fn=mean_square).ok
         ct.apply(trained, plan)
-        ct.handle(trained).shapes.watch(front.Watch(3, False, lambda *told: None))
+        ct.handle(trained).shapes.watch(api.Watch(3, False, lambda *told: None))
         for _ in range(3):
             mean_square(trained(x)).backward()
         report = ct.report(trained)
@@ -557,7 +558,7 @@ def test_outputs_that_the_loop_still_has_are_measured() -> None:
     model, x = nn.Sequential(*(torch_models.Residual(32) for _ in range(4)), nn.Linear(32, 400)), torch.randn(512, 32)
     plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), UNLIMITED)
     ct.apply(model, plan)
-    ct.handle(model).shapes.watch(front.Watch(3, False, lambda *told: None))
+    ct.handle(model).shapes.watch(api.Watch(3, False, lambda *told: None))
     for _ in range(3):
         output = model(x)  # until then, the one before is there
         output.sum().backward()
@@ -684,7 +685,7 @@ def test_weights_that_hooks_compute_are_counted_once_and_where_they_are_replaced
             assert 0.89 * predicted <= step.peak_bytes <= predicted  # a second call's are counted too long
         model(x).backward()  # the step in which a watch has not seen what is replaced come
         with ct.apply(model, plan) as planned:
-            planned.shapes.watch(front.Watch(3, False, lambda *told: None))
+            planned.shapes.watch(api.Watch(3, False, lambda *told: None))
             for _ in range(3):
                 model(x).backward()
             watched = ct.report(model).measured

@@ -31,7 +31,7 @@ import cairn.torch as ct
 import torch_models
 from cairn.torch import sequential
 from cairn.torch.base import budgets, memory
-from cairn.torch.measuring.optimizer import KeptStates
+from cairn.torch.profiling.optimizer import KeptStates
 from executor_support import no_collector
 from torch import nn
 from torch.optim import optimizer as optimizer_hooks

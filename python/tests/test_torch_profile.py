@@ -31,9 +31,9 @@ from cairn.torch import profiler
 from cairn.torch.base import _compat, memory
 from cairn.torch.base.blocks import Block
 from cairn.torch.base.stage_measure import StageMeasure
-from cairn.torch.measuring import mechanism, option_measure, waiting
-from cairn.torch.measuring.beside import Beside
-from cairn.torch.measuring.optimizer import KeptStates, measure_optimizer
+from cairn.torch.profiling import gradient_lifetimes, option_measure, overhead
+from cairn.torch.profiling.optimizer import KeptStates, measure_optimizer
+from cairn.torch.profiling.side_outputs import Beside
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -758,7 +758,7 @@ def test_running_again_costs_more_than_the_run() -> None:
         if all(measured.backward_ns >= stage.again_ns for measured in (stage, *stage.options)):
             # so that nothing is saved that no backward uses
             assert described["forward_only_ns"] <= min(option["forward_ns"] for option in options)
-    known = mechanism.cost()
+    known = overhead.cost()
     few, many = (known.of(Block("", (nn.Linear(4, 4),)), count) for count in (2, 40))
     assert 0 < few <= many
 
@@ -766,15 +766,15 @@ def test_running_again_costs_more_than_the_run() -> None:
 def test_bookkeeping_is_timed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others, of which one may wait for a core that something else has, would be in all of its times."""
     threads: set[int] = set()
-    timed = mechanism._time
+    timed = overhead._time
 
     def time_of(run: Callable[[], None]) -> int:
         threads.add(torch.get_num_threads())
         return timed(run)
 
-    monkeypatch.setattr(mechanism, "_time", time_of)
+    monkeypatch.setattr(overhead, "_time", time_of)
     torch.set_num_threads(2)
-    mechanism.cost.__wrapped__()
+    overhead.cost.__wrapped__()
     assert threads == {1}
     assert torch.get_num_threads() == 2
 
@@ -807,13 +807,13 @@ def test_nothing_is_saved_to_be_dropped_unused() -> None:
 def test_what_waits_in_a_backward_is_told_from_what_stays(
     changes: list[int], raised: list[int], there: list[int]
 ) -> None:
-    assert waiting.parted(changes) == (raised, there)
+    assert gradient_lifetimes.parted(changes) == (raised, there)
 
 
 def test_what_waits_is_counted_by_kind_of_step() -> None:
     """Changes are in the order of the forward; what is there beside a stage's gradient came with the stage behind."""
     stages = [StageMeasure(name, "block") for name in "abc"]
-    waiting.count(stages, [-4, 1, 4], [-2, 0, 5])
+    gradient_lifetimes.count(stages, [-4, 1, 4], [-2, 0, 5])
     assert [(stage.weight_grad_bytes, stage.waiting_bytes) for stage in stages] == [(0, 4), (0, 3), (1, 0)]
     counted = [(stage.accumulated_weight_grad_bytes, stage.accumulated_waiting_bytes) for stage in stages]
     assert counted == [(0, 2), (0, 2), (3, 0)]

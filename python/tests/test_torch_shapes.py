@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch import estimates, shape_plans, shapes
 from cairn.torch.base import memory
+from cairn.torch.planning import estimates, shape_plans, shapes
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")

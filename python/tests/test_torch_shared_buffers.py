@@ -7,7 +7,7 @@ from collections.abc import Callable
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch.context.buffer_copies import copied, with_neighbours
+from cairn.torch.rerun_state.buffer_copies import copied, with_neighbours
 from torch import Tensor, nn
 
 WIDTH = 32

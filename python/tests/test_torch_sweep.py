@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 import cairn
 import cairn.torch as ct
 import torch_models
-from cairn.torch import alternatives
 from cairn.torch.base import clock
-from cairn.torch.measuring.sample import Sample
+from cairn.torch.evaluation import alternatives
+from cairn.torch.profiling.sample import Sample
 from torch import nn
 from torch.nn import functional as F
 

@@ -25,10 +25,10 @@ import random_networks
 import torch_models
 from cairn.torch.base import memory
 from cairn.torch.base.errors import TransferFailed
+from cairn.torch.offloading.copy_streams import Copy, ThreadLanes
+from cairn.torch.offloading.tiers import HostTier
 from cairn.torch.tracing import interpreter
 from cairn.torch.tracing.graph_program import LiveValues
-from cairn.torch.transfer.lanes import Copy, ThreadLanes
-from cairn.torch.transfer.tiers import HostTier
 from executor_support import group_of_one
 from torch import nn
 from torch.nn import functional as F

@@ -27,12 +27,12 @@ import torch
 from cairn.torch.base import budgets
 from cairn.torch.base._compat import StorageRef
 from cairn.torch.base.cgroups import memory_limits
-from cairn.torch.transfer import tiers
-from cairn.torch.transfer.host_copies import HostCopies
-from cairn.torch.transfer.lanes import StagedLanes, StreamLanes
-from cairn.torch.transfer.link import _Loaded, measure_link
-from cairn.torch.transfer.tiers import open_tier
-from cairn.torch.transfer.transfers import Layout, Parcel, Transfers, parcel_bytes
+from cairn.torch.offloading import tiers
+from cairn.torch.offloading.copy_streams import StagedLanes, StreamLanes
+from cairn.torch.offloading.host_copies import HostCopies
+from cairn.torch.offloading.link import _Loaded, measure_link
+from cairn.torch.offloading.tiers import open_tier
+from cairn.torch.offloading.transfers import Layout, Parcel, Transfers, parcel_bytes
 from executor_support import no_collector
 from torch import Tensor
 
@@ -65,7 +65,7 @@ def transfers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     lanes = {"streams": StreamLanes, "one stream": StreamLanes, "staged": StagedLanes}.get(request.param)
     if lanes is not None:
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.transfer.transfers.lanes_for", lanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", lanes)
     tier = open_tier(where("file" if request.param in ("file", "staged") else "host", tmp_path), 8 * MIB)
     made = Transfers(tier, "cpu", shared_link=request.param == "one stream")
     yield made
@@ -176,7 +176,7 @@ def test_only_what_the_tensors_span_is_moved() -> None:
 
 
 def test_several_chunks(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.torch.transfer.lanes.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("cairn.torch.offloading.copy_streams.CHUNK_BYTES", 1000)
     monkeypatch.setattr(tiers, "CHUNK_BYTES", 300)
     sent = [numbers(12345), numbers(777)]
     assert all(map(torch.equal, sent, again(transfers.offload("x", sent, 5))))
@@ -757,8 +757,8 @@ def test_dropped_parcels_are_not_copied(gate: Gate) -> None:
 
 PROGRAM = """
 import torch
-from cairn.torch.transfer.tiers import open_tier
-from cairn.torch.transfer.transfers import Transfers
+from cairn.torch.offloading.tiers import open_tier
+from cairn.torch.offloading.transfers import Transfers
 transfers = Transfers(open_tier({where!r}, 1 << 26), "cpu")
 parcels = [transfers.offload(i, [torch.ones(1 << 20)], i << 22) for i in range(16)]
 print("made")
@@ -827,8 +827,8 @@ def test_the_file_is_no_memory_of_the_process(tmp_path: Path) -> None:
     """64 MiB go out and come back, 4 MiB at a time, in a process that may have 24 MiB more than it has."""
     program = textwrap.dedent(f"""
         import ctypes, resource, torch
-        from cairn.torch.transfer.tiers import open_tier
-        from cairn.torch.transfer.transfers import Transfers
+        from cairn.torch.offloading.tiers import open_tier
+        from cairn.torch.offloading.transfers import Transfers
         ctypes.CDLL(None).mallopt(-3, 1 << 20)
         transfers = Transfers(open_tier("file:{tmp_path}/slab", 1 << 26), "cpu")
         transfers.offload("start the threads", [torch.ones(1)], 0).wait_out()
@@ -867,7 +867,7 @@ def test_the_link_is_measured(kind: str, cached: bool, tmp_path: Path) -> None:
 
 def test_slow_and_fast_copies_tell_rate_and_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {64 << 10: 0.5, 16 << 20: 4.5}
-    monkeypatch.setattr("cairn.torch.transfer.link._times", lambda _, count, __: (seconds[count], 2 * seconds[count]))
+    monkeypatch.setattr("cairn.torch.offloading.link._times", lambda _, count, __: (seconds[count], 2 * seconds[count]))
     link = measure_link(cached=False)
     rate = ((16 << 20) - (64 << 10)) / 4
     assert (link.to_host_bytes_per_s, link.to_device_bytes_per_s) == (int(rate), int(rate / 2))
@@ -875,9 +875,9 @@ def test_slow_and_fast_copies_tell_rate_and_latency(monkeypatch: pytest.MonkeyPa
 
 
 def test_copies_beside_a_computation_count_where_the_cache_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.torch.transfer.link._times", lambda _, count, __: (count / 1e9, count / 1e9))
+    monkeypatch.setattr("cairn.torch.offloading.link._times", lambda _, count, __: (count / 1e9, count / 1e9))
     loaded = _Loaded((64 << 10) / 1e9 + (255 << 16) / 5e8, (64 << 10) / 1e9 + (255 << 16) / 2.5e8, 0.25)
-    monkeypatch.setattr("cairn.torch.transfer.link._loaded", lambda _: loaded)
+    monkeypatch.setattr("cairn.torch.offloading.link._loaded", lambda _: loaded)
     beside = measure_link()
     assert beside.to_host_bytes_per_s == pytest.approx(5e8, rel=1e-6)
     assert beside.to_device_bytes_per_s == pytest.approx(2.5e8, rel=1e-6)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cairn.torch.base import _compat, witness
-from cairn.torch.base.witness import Witness
+from cairn.torch.base import _compat, dict_versions
+from cairn.torch.base.dict_versions import Witness
 from torch import nn
 
 pytestmark = pytest.mark.skipif(_compat.number_at() is None, reason="this interpreter gives dicts no numbers")
@@ -97,7 +97,7 @@ def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPa
         pass
 
     assert Witness.of([Text("some")], []) is None or sys.version_info >= (3, 11)
-    monkeypatch.setattr(witness, "_dict_at", lambda cls: witness._CLASS)
+    monkeypatch.setattr(dict_versions, "_dict_at", lambda cls: dict_versions._CLASS)
     assert Witness.of([Plain()], []) is None
 
 

@@ -24,12 +24,13 @@ CLEAN = {
     "python/cairn/__init__.py": "import ctypes\nfrom . import _library\n",
     "python/cairn/_library.py": "def plot():\n    import matplotlib.pyplot\n",
     "python/cairn/torch/__init__.py": "import torch\nfrom .. import _library\n",
-    "python/cairn/torch/base/tree.py": "import torch\nfrom ... import _budget\n",
-    "python/cairn/torch/saved/holders.py": (
-        "from typing import TYPE_CHECKING\nfrom ..base import tree\nfrom . import bits\n"
-        "if TYPE_CHECKING:\n    from ..execute.replay import Run\ndef f():\n    from ..plan import plan\n"
+    "python/cairn/torch/base/tree.py": "import torch\nfrom ... import _budget\nfrom . import stages\n",
+    "python/cairn/torch/selective/saved_tensors.py": (
+        "from typing import TYPE_CHECKING\nfrom ..base import tree\nfrom . import bit_masks\n"
+        "if TYPE_CHECKING:\n    from ..rerun_state.module_state import Record\n"
     ),
-    "python/cairn/torch/plan.py": "from .execute.replay import Run\n",
+    "python/cairn/torch/planning/plan.py": "from ..runtime.step_run import Run\n",
+    "python/cairn/torch/base/stages.py": "",
     "examples/python/first.py": "import cairn\nimport torch\n",
 }
 
@@ -58,10 +59,21 @@ PLANTED = [
     ("python/cairn/__init__.py", "import numpy\n", "imports numpy"),
     ("python/cairn/__init__.py", "import matplotlib\n", "imports matplotlib"),
     ("python/cairn/__init__.py", "def f():\n    from . import torch\n", "imports cairn.torch"),
-    ("python/cairn/torch/base/tree.py", "from ..context import state\n", "base/ does not build on"),
-    ("python/cairn/torch/context/state.py", "from ..schedule.program import Op\n", "context/ does not build on"),
-    ("python/cairn/torch/execute/replay.py", "from .. import plan\n", "execute/ does not build on"),
-    ("python/cairn/torch/tracing/tape.py", "import cairn.torch.plan\n", "tracing/ does not build on"),
+    ("python/cairn/torch/base/tree.py", "from ..rerun_state import module_state\n", "base/ does not build on"),
+    (
+        "python/cairn/torch/rerun_state/module_state.py",
+        "from ..schedule.program import Op\n",
+        "rerun_state/ does not build on",
+    ),
+    ("python/cairn/torch/runtime/executor.py", "from ..planning import plan\n", "runtime/ does not build on"),
+    ("python/cairn/torch/tracing/tape.py", "import cairn.torch.handle\n", "tracing/ does not build on"),
+    (
+        "python/cairn/torch/selective/recompute.py",
+        "if TYPE_CHECKING:\n    from ..runtime.step_run import Run\n",
+        "selective/ does not build on",
+    ),
+    ("python/cairn/torch/selective/recompute.py", "def f():\n    from .. import api\n", "selective/ does not build on"),
+    ("python/cairn/torch/base/stages.py", "from . import tree\n", "a circle of imports"),
     ("python/cairn/torch/more/new.py", "", "no such package"),
     ("demo/run.py", "from cairn._library import load\n", "private"),
     ("examples/python/first.py", "from cairn import _library\n", "private"),

@@ -17,6 +17,7 @@ except ImportError as error:
     raise ImportError("cairn.torch needs PyTorch 2.6 or later: pip install torch") from error
 
 from .._budget import Budget
+from .api import budget, checkpoint, report
 from .base.errors import (
     BudgetExceeded,
     InfeasibleBudget,
@@ -34,21 +35,21 @@ from .callbacks import trainer_callback
 from .compiled.compiled_model import CompiledReport
 from .compiled.compiled_plan import CompiledPlan
 from .compiling import compile
-from .front import budget, checkpoint, report
+from .evaluation.sweep import sweep
+from .evaluation.sweep_data import Measurement, Point, Sweep
+from .evaluation.verification import Verification, verify
 from .handle import Handle, apply, handle
-from .outside.head import linear_cross_entropy
-from .outside.loss import cross_entropy
-from .plan import Plan, plan
+from .head.head import linear_cross_entropy
+from .head.loss import cross_entropy
+from .offloading.link import Link, measure_link
+from .offloading.offload import Offload, offload
+from .planning.plan import Plan, plan
+from .planning.step_profile import Profile
 from .profiler import profile
-from .report import Report, explain
+from .reporting.report import Report, explain
 from .sequential import checkpoint_sequential
-from .step_profile import Profile
-from .sweep import Measurement, Point, Sweep, sweep
 from .trace import Traced, trace
 from .tracing.interpreter import Step
-from .transfer.link import Link, measure_link
-from .transfer.offload import Offload, offload
-from .verification import Verification, verify
 
 __all__ = [
     "Budget",

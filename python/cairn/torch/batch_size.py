@@ -17,17 +17,17 @@ from cairn import ProgressCallback, format_budget, format_bytes
 from torch import distributed, nn
 
 from .._budget import Budget
-from . import arguments
-from .arguments import ACCUMULATED
 from .base import budgets
+from .base.choices import ACCUMULATED
 from .base.errors import BudgetExceeded, InfeasibleBudget, Unsupported, is_out_of_memory
 from .base.progress import telling
-from .estimates import power_of_growth, scaled
-from .offloading import Destination, destination
-from .plan import Plan, Task
+from .planning import arguments
+from .planning.estimates import power_of_growth, scaled
+from .planning.offload_plans import Destination, destination
+from .planning.plan import Plan, Task
+from .planning.shapes import Growth
+from .planning.step_profile import Profile
 from .resizing import Resizing, Steps
-from .shapes import Growth
-from .step_profile import Profile
 
 PREDICTED = 5  # batches that are profiled because they are predicted; then also those halfway between the bounds
 PROFILED = 16  # batches that are profiled at most

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from .api import check_checkpoint, checkpoint
 from .base.errors import Unsupported
-from .context.untouched import Randomness
-from .front import check_checkpoint, checkpoint
 from .handle import Handle, handle
-from .measuring.optimizer import unwrapped
-from .report import Report
+from .profiling.optimizer import unwrapped
+from .reporting.report import Report
+from .rerun_state.preserve import Randomness
 from .trainer_step import PlannedLoss, has_own_loss, named_within, trainer_with
 
 

@@ -12,7 +12,6 @@ import torch
 from cairn import format_bytes, parse_duration
 from torch import nn
 
-from .arguments import check_budget, check_call, check_names, check_optimizer, positional
 from .base import _compat, budgets, clock, memory
 from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
 from .base.progress import telling
@@ -20,9 +19,10 @@ from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.request import CREATED, GRADIENTS, KERNELS, OPTIONS, Request
-from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .measuring.sample import Sample
-from .profileable import check_gradients, device_of
+from .planning.arguments import check_budget, check_call, check_names, check_optimizer, positional
+from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
+from .profiling.profileable import check_gradients, device_of
+from .profiling.sample import Sample
 
 ROUNDS = 3
 _LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from .arguments import check_call, check_plan
 from .base import memory
 from .base.errors import Unsupported
-from .base.takeover import Takeover
-from .context.sharded import refuse_tensor_parallel
-from .execute.executor import Executor
-from .execute.travel import Depot
-from .outside.replaced import Outside
-from .shape_plans import ShapePlan, ShapePlans, Source
+from .base.patched_forward import Takeover
+from .head.replacements import Outside
+from .planning.arguments import check_call, check_plan
+from .planning.shape_plans import ShapePlan, ShapePlans, Source
+from .reporting.report import Report, explain
+from .rerun_state.sharded import refuse_tensor_parallel
+from .runtime.executor import Executor
+from .runtime.step_transfers import Depot
 
 if TYPE_CHECKING:
-    from .plan import Plan
-    from .report import Report
+    from .planning.plan import Plan
 
 #: The model itself holds its handle, by what takes over its forward.
 _handles: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.WeakKeyDictionary()
@@ -70,13 +71,12 @@ class Handle:
 
     def report(self) -> Report:
         """What is planned, and what was measured of it; as `cairn.torch.report(model)`."""
-        from .front import report
-
         self.executor.look()
-        model = self._model()
-        if model is None or not self.is_applied:
+        if self._model() is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
-        return cast("Report", report(model))  # a handle is of a plan for the model itself
+        watch = self.shapes.watched_by
+        measured = None if watch is None else watch.measured(self.plan)
+        return dataclasses.replace(explain(self.plan, measured, self.plans), notes=tuple(self.executor.notes))
 
     def __enter__(self) -> Handle:
         return self

@@ -10,7 +10,6 @@ import torch
 from cairn import ProgressCallback
 from torch import nn
 
-from .arguments import check_call, check_optimizer, check_profile_options, positional
 from .base import memory
 from .base.blocks import Block, resolve
 from .base.budgets import free_bytes
@@ -27,28 +26,23 @@ from .base.stage_measure import (
 )
 from .base.stages import told
 from .base.tree import tensors_in
-from .context.parametrized import refuse_cache
-from .context.sharded import refuse_sharded_parts
-from .context.state import SMALL_BUFFER_BYTES
-from .context.switches import refuse_chosen_kernels
-from .context.untouched import Parameters
-from .fingerprint import fingerprint_of
 from .handle import refuse_planned_parts, set_aside
-from .measuring import discovery, measure, option_measure, rehearsal, timing
-from .measuring.cast_copies import CopyPass
-from .measuring.optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .measuring.owners import Owners
-from .measuring.sample import Sample
-from .outside.replaced import Outside, Replaced
-from .outside.replaced import find as find_outside
-from .profileable import (
-    check_differentiable,
-    check_gradients,
-    check_model,
-    check_named,
-    device_of,
-)
-from .step_profile import Profile
+from .head.replacements import Outside, Replaced
+from .head.replacements import find as find_outside
+from .planning.arguments import check_call, check_optimizer, check_profile_options, positional
+from .planning.fingerprint import fingerprint_of
+from .planning.step_profile import Profile
+from .profiling import discovery, measure, option_measure, timing, trial_recompute
+from .profiling.cast_copies import CopyPass
+from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
+from .profiling.parameter_users import Owners
+from .profiling.profileable import check_differentiable, check_gradients, check_model, check_named, device_of
+from .profiling.sample import Sample
+from .rerun_state.backend_flags import refuse_chosen_kernels
+from .rerun_state.module_state import SMALL_BUFFER_BYTES
+from .rerun_state.parametrized import refuse_cache
+from .rerun_state.preserve import Parameters
+from .rerun_state.sharded import refuse_sharded_parts
 
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
@@ -173,7 +167,7 @@ def _measure_all(
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
     sample.teller.begin("recomputing blocks after the forward")
-    measured.is_rehearsed = rehearsal.keep_what_differs(sample, measured.stages, device)
+    measured.is_rehearsed = trial_recompute.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
     sample.teller.begin("taking times", how.passes * len(measured.blocks))
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)

@@ -14,16 +14,16 @@ import torch
 from cairn import Progress
 from torch import nn
 
-from . import arguments
-from .arguments import ACCUMULATED
+from .base.choices import ACCUMULATED
 from .base.errors import is_out_of_memory
 from .base.progress import Teller
 from .base.tree import Tree
-from .plan import Plan
+from .evaluation.verification import verify
+from .planning import arguments
+from .planning.plan import Plan
+from .planning.shapes import sized
+from .planning.step_profile import Profile
 from .profiler import profile
-from .shapes import sized
-from .step_profile import Profile
-from .verification import verify
 
 
 class Resizing:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from .arguments import PLAN_OPTIONS, PROFILE_OPTIONS, check_names, solver_options, sorted_options
-from .context.frozen import frozen
-from .fingerprint import fingerprint_of
 from .handle import apply
-from .plan import Plan, plan
+from .planning.arguments import PLAN_OPTIONS, PROFILE_OPTIONS, check_names, solver_options, sorted_options
+from .planning.fingerprint import fingerprint_of
+from .planning.plan import Plan, plan
 from .profiler import profile
+from .rerun_state.snapshot import frozen
 
 _PLANS_KEPT = 8  # of each chain of functions, those that were used last
 _CHAINS_KEPT = 1024

@@ -10,14 +10,14 @@ import cairn
 import torch
 from torch import nn
 
-from .arguments import check_call, check_count, positional
 from .base import memory
 from .base.errors import PlanMismatch
-from .context.switches import Switches
-from .fingerprint import fingerprint_of
 from .handle import refuse_planned_parts, set_aside
-from .measuring.sample import Sample
-from .profileable import check_model, device_of
+from .planning.arguments import check_call, check_count, positional
+from .planning.fingerprint import fingerprint_of
+from .profiling.profileable import check_model, device_of
+from .profiling.sample import Sample
+from .rerun_state.backend_flags import Switches
 from .tracing import graph_costs, interpreter
 from .tracing.graph_program import Program
 from .tracing.interpreter import Step

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from .api import checkpoint
 from .base.blocks import StepModule
 from .base.errors import Unsupported
-from .context.attributes import left_as_found
-from .front import checkpoint
 from .handle import Handle, handle
+from .rerun_state.attributes import left_as_found
 
 _OF_TRANSFORMERS = "transformers.trainer"
 

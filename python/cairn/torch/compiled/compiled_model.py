@@ -15,8 +15,8 @@ from torch import nn
 from ..base import clock, memory
 from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed
-from ..context.untouched import Buffers, Randomness
-from ..measuring.sample import Sample, backward_of
+from ..profiling.sample import Sample, backward_of
+from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend
 from .compiled_plan import CompiledPlan
 

@@ -10,10 +10,10 @@ Values. a[l] is the output of stage l on its own, A[l] what its saving forward l
 Lasting stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
 input is still the copy that the model passed to it when its backward comes, needs nothing of the list: that copy is the
 one that the first forward of the stage before made, wherever the list reads another. If it keeps everything it is
-*native*: autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`parts.py`).
+*native*: autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`single_runs.py`).
 
 Transfers. A value has a copy on the device, one on the host, or both; a prefetch makes a new copy on the device. The
-list says in which order transfers start; for which of them an operation has to wait is in `itinerary.py`.
+list says in which order transfers start; for which of them an operation has to wait is in `transfer_plan.py`.
 
 Idle forwards. A schedule may run a stage forward again after its backward. Only that backward, and stages further on
 that are done as well, could read what comes of it, so it is left out: the step takes less than the simulator counted.

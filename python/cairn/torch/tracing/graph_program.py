@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..transfer.host_copies import HostCopies
+from ..offloading.host_copies import HostCopies
 
 # -- operands ------------------------------------------------------------------------------------------------
 

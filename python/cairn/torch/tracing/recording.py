@@ -9,10 +9,10 @@ import torch
 
 from ..base import _compat
 from ..base.errors import Unsupported
-from ..base.prints import fingerprint
+from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import unique_tensors_in
-from ..context.untouched import Buffers, Randomness
-from ..measuring.sample import Sample, backward_of
+from ..profiling.sample import Sample, backward_of
+from ..rerun_state.preserve import Buffers, Randomness
 from . import interpreter
 from .assembly import Results, assembled
 from .graph_program import Program

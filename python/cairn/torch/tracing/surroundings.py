@@ -11,7 +11,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.errors import PlanMismatch
 from ..base.tree import Slot, Tree, children
-from ..measuring.sample import Sample
+from ..profiling.sample import Sample
 from .graph_program import Outside
 from .records import Geometry
 

@@ -1,0 +1,156 @@
+"""The calls that most people need: one that does everything, and its relatives."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cairn import MemoryLimit, NoSchedule
+from torch import nn
+
+from .._budget import Budget
+from .base.errors import warn
+from .compiled.compiled_model import CompiledReport, known
+from .handle import Handle, apply_by_shape, handle, replacing, set_aside
+from .monitor.watch import Watch
+from .planning.arguments import (
+    APPLY_OPTIONS,
+    PLAN_OPTIONS,
+    PROFILE_OPTIONS,
+    check_apply_options,
+    check_budget,
+    check_call,
+    check_names,
+    check_plan_options,
+    check_profile_options,
+    check_watching,
+    host_budget_of,
+    solver_options,
+    sorted_options,
+)
+from .planning.plan import Plan, plan
+from .planning.shape_plans import Source
+from .planning.step_profile import Profile
+from .profiler import profile
+from .reporting.report import Report
+
+#: What is asked of a profile that training makes holds for those that it makes anew for other shapes.
+PROFILED_AGAIN_AS = ("loss_fn", "inside", "outside", "holds_output")
+
+
+def checkpoint(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Any = "auto",
+    check_steps: int = 2,
+    strict: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Makes a model train within a budget: profile, plan and apply in one call. Returns the same module.
+
+    args, kwargs: a sample of what the training loop calls the model with (a tensor may stand for a tuple of one).
+    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
+    check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
+        again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
+    options: loss_fn, optimizer, blocks, keep, passes, inside, outside, holds_output, progress as for `profile`;
+        host_budget, tier, link, solver, scope, gradients, allow, and those of solvers, as for `plan`;
+        preserve_rng_state, determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a
+        step whose inputs are larger than all that were planned for, a plan is made when it begins.
+
+    A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
+    of, and then leaves the model, and the old plan, alone.
+    """
+    _applied(model, args, kwargs, budget, check_steps, strict, options)
+    return model
+
+
+def _applied(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    budget: Any,
+    check_steps: int,
+    strict: bool,
+    options: Mapping[str, Any],
+) -> Handle:
+    check_call(model, kwargs, options.get("loss_fn"), args)
+    check_checkpoint(budget, {**options, "check_steps": check_steps, "strict": strict})
+    to_profile, to_plan, left = sorted_options(options)
+    measured = profile(model, args, kwargs, **to_profile)
+    made = plan(measured, budget, **to_plan)
+    left = {"on_shape_change": "replan", **left}
+    again_as: dict[str, Any] = {name: to_profile[name] for name in PROFILED_AGAIN_AS if name in to_profile}
+    again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
+
+    def again(*args: Any, **others: Any) -> Profile:
+        """Holds no optimizer: a training loop may make another one, and the state of the first goes with it."""
+        made = profile(*args, **{**others, **again_as})
+        return made.with_optimizer_of(measured)
+
+    asked = budget if isinstance(budget, Budget) else Budget()
+    limit = dataclasses.replace(asked, total=made.budget_bytes)
+    source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)
+    with replacing(model):
+        applied = apply_by_shape(model, made, source, **left)
+    shapes = weakref.ref(applied.shapes)
+
+    def plan_again(missed: Plan, by_bytes: int) -> None:
+        current = shapes()
+        try:
+            if current is not None:
+                current.correct(missed, by_bytes)
+        except (NoSchedule, MemoryLimit) as error:
+            warn(f"the plan stays as it is: {error}")
+
+    if check_steps > 0:
+        applied.shapes.watch(Watch(check_steps, strict, plan_again))
+    return applied
+
+
+def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
+    """Raises for a budget, or for options, that `checkpoint` does not take."""
+    known = [*PROFILE_OPTIONS, *PLAN_OPTIONS, *APPLY_OPTIONS, "budget", "check_steps", "strict", *solver_options()]
+    check_names(options, known, "checkpoint")
+    check_budget(budget)
+    to_profile, to_plan, left = sorted_options(options)
+    check_watching(options.get("check_steps", 2), options.get("strict", False))
+    check_profile_options(to_profile)
+    check_plan_options({**to_plan, "host_budget": host_budget_of(budget, to_plan.get("host_budget"))})
+    check_apply_options(left)
+
+
+def report(model: nn.Module) -> Report | CompiledReport:
+    """What is planned for a model that `compile` returned, or on which `checkpoint` or `apply` works, and what was
+    measured.
+    """
+    compiled = known(model)
+    if compiled is not None and compiled.report is not None:
+        return compiled.report
+    applied = handle(model)
+    if applied is None:
+        raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
+    return applied.report()
+
+
+@contextlib.contextmanager
+def budget(
+    model: nn.Module, total: Any, sample_args: Any = (), sample_kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Handle]:
+    """`checkpoint` for the body of a with statement; afterwards the model is as it was, with the plan that it had.
+
+    No steps are checked unless check_steps= says so.
+    """
+    check_call(model, sample_kwargs, options.get("loss_fn"), sample_args)
+    check_steps, strict = options.pop("check_steps", 0), options.pop("strict", False)
+    with set_aside(model):
+        applied = _applied(model, sample_args, sample_kwargs, total, check_steps, strict, options)
+        try:
+            yield applied
+        finally:
+            applied.remove()

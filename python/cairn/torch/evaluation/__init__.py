@@ -1,0 +1,1 @@
+"""Steps of one model run in several ways and compared: verification, sweeps, alternatives."""

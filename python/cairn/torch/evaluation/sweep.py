@@ -1,0 +1,265 @@
+"""`sweep`: the trade-off curve of a model, as predicted, and as measured beside what PyTorch offers for the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+from torch import nn
+
+from ..base import memory
+from ..base.choices import ACCUMULATED
+from ..base.errors import InfeasibleBudget
+from ..compiled.compiled_model import CompiledModel, curve, known
+from ..handle import Recalled, set_aside
+from ..planning.arguments import (
+    allowed,
+    check_budget,
+    check_call,
+    check_count,
+    host_budget_of,
+    positional,
+)
+from ..planning.offload_plans import destination
+from ..planning.plan import Plan, Task, check_request
+from ..planning.step_profile import Profile
+from ..profiling.sample import Sample
+from ..rerun_state.attributes import left_as_found
+from . import sweep_plot
+from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
+from .comparison import Comparison, Steps, Turn
+from .sweep_data import PLAIN, Measurement, Point, Sweep, Way
+
+PLANS_MEASURED = 5  # at most, of each curve
+POINTS_DRAWN = 32  # at least, of each curve in a picture, where nothing travels
+_UNLIMITED = 2**62
+
+
+def sweep(
+    profile: Profile | nn.Module,
+    budgets: int | Iterable[Any] = 10,
+    *,
+    plot: str | Path | None = None,
+    model: nn.Module | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    beside: Iterable[str] = ALTERNATIVES,
+    rounds: int = 3,
+    host_budget: Any = None,
+    tier: str = "host",
+    link: Any = None,
+    allow: Collection[str] | None = None,
+    solver: str = "auto",
+    scope: str = "step",
+    gradients: str = ACCUMULATED,
+    **options: Any,
+) -> Sweep:
+    """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
+
+    Many budgets take little more time than one: the solver's tables serve all of them. With a model, steps are run and
+    measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and what PyTorch offers.
+
+    budgets: a list of what `plan` takes as one ("6MiB", bytes, "80%", a cairn.Budget), or how many there shall be.
+    plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
+        beside it, and with all that is measured. Where the number of budgets is given, curves are drawn through more.
+    model, args, kwargs, loss_fn: what was profiled. It is left as it was; a plan at work on it is set aside meanwhile.
+    beside: of PyTorch, "every block" (each checkpointed; a transformers model does so by itself),
+        "checkpoint_sequential" (over the longest run of blocks that form a sequence, with every number of segments),
+        and "torch.compile" (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not
+        apply, is in `left_out`.
+    rounds: so many steps of each are timed, in turns.
+    The others are as for `plan`. Of a model that `compile` returned: the curve of its graph, `sweep(compiled, 10)`.
+    """
+    compiled = known(profile)
+    if compiled is not None:
+        return _compiled_curve(compiled, _wanted(budgets))
+    way = {"host_budget": host_budget, "tier": tier, "link": link}
+    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
+    check_request(profile, {**asked, **options})
+    assert isinstance(profile, Profile)
+    wanted = _wanted(budgets)
+    others = _checked(beside, rounds)
+    is_bare = isinstance(args, tuple) and not args and kwargs is None and loss_fn is None and others == ALTERNATIVES
+    if model is None and not is_bare:
+        raise TypeError("args, kwargs, loss_fn and beside are for steps that are measured: give model=, too")
+    if plot is not None:
+        sweep_plot.check(Path(plot))
+    profile = profile if "inside" in allowed(allow, host_budget) else profile.without_options()
+    to = destination(host_budget, tier, link, torch.device(profile.device))
+
+    def planned(profiled: Profile, wanted: int | Sequence[Any]) -> _Curve:
+        return _Curve.of(Task(profiled, scope, gradients, solver, options, to), wanted)
+
+    found = [planned(profile, wanted)]
+    if (plot is not None or model is not None) and any(stage.options for stage in profile.stages):
+        found.append(
+            dataclasses.replace(planned(profile.without_options(), found[0].budgets), is_whole=found[0].is_whole)
+        )
+    whole_blocks = found[1].points if len(found) > 1 else ()
+    made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
+    if model is not None:
+        check_call(model, kwargs, loss_fn, args)
+        arguments = positional(args)
+        sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
+        made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
+    if plot is not None:
+        sweep_plot.draw(made, {name: curve.drawn() for name, curve in zip(made.curves, found, strict=True)}, Path(plot))
+    return made
+
+
+def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
+    """Points of the graph of a compiled step; the reserve is left free in each."""
+    assert compiled.report is not None
+    plan = compiled.report.plans[-1]
+    return Sweep(plan.model_name, plan.device, "step", plan.gradients, tuple(
+        Point(budget, *found) for budget, found in curve(plan, wanted)
+    ))  # fmt: skip
+
+
+def _wanted(budgets: Any) -> int | list[Any]:
+    """The budgets, or how many there shall be. Raises TypeError or ValueError for what is neither."""
+    if hasattr(type(budgets), "__index__") and not isinstance(budgets, bool):  # an integer, one of NumPy's too
+        if budgets < 1:
+            raise ValueError(f"a sweep has at least one point, not {budgets}")
+        return operator.index(budgets)
+    if isinstance(budgets, (str, bytes)) or not isinstance(budgets, Iterable):
+        raise TypeError(f"sweep takes a list of budgets, or how many there shall be, not {budgets!r}")
+    wanted = list(budgets)
+    if not wanted:
+        raise ValueError("sweep takes a list of budgets, or how many there shall be; the list is empty")
+    for number, budget in enumerate(wanted):
+        check_budget(budget, f"budgets[{number}]")
+        if host_budget_of(budget, None) is not None:
+            raise ValueError(f"budgets[{number}]: the curve has one host_budget=, for all of its budgets")
+    return wanted
+
+
+def _checked(beside: Any, rounds: Any) -> tuple[str, ...]:
+    others = tuple(beside)
+    wrong = [beside] if isinstance(beside, str) else [name for name in others if name not in ALTERNATIVES]
+    if wrong:
+        raise ValueError(f"beside= takes a list of {', '.join(map(repr, ALTERNATIVES))}, not {wrong[0]!r}")
+    check_count("rounds", rounds, 1)
+    return others
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """Plans for several budgets."""
+
+    task: Task
+    budgets: Sequence[Any]
+    plans: Sequence[Plan | InfeasibleBudget]
+    is_whole: bool = False  # from the least budget to that of storing everything
+
+    @classmethod
+    def of(cls, task: Task, wanted: int | Sequence[Any]) -> _Curve:
+        """For budgets, or for so many of them."""
+        budgets = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
+        return cls(task, budgets, task.plans(budgets), isinstance(wanted, int) and wanted > 1)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return tuple(map(_point, self.plans))
+
+    def drawn(self) -> list[Point]:
+        """Those in a picture, so many that what lies between two of them hardly differs from a line."""
+        more = self.is_whole and self.task.to is None and len(self.budgets) < POINTS_DRAWN
+        plans = self.task.plans(self.task.even_budgets(POINTS_DRAWN)) if more else []
+        return sorted(map(_point, (*self.plans, *plans)), key=lambda point: point.budget_bytes)
+
+    def to_measure(self) -> list[Plan]:
+        """Plans that differ, spread evenly."""
+        by_schedule = {str(plan.ops): plan for plan in self.plans if isinstance(plan, Plan)}
+        plans = list(by_schedule.values())
+        count = min(PLANS_MEASURED, len(plans))
+        return [plans[i * (len(plans) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def _point(made: Plan | InfeasibleBudget) -> Point:
+    if isinstance(made, InfeasibleBudget):
+        return Point(made.budget_bytes or 0, None, None, None)
+    return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
+
+
+# -- measuring -----------------------------------------------------------------------------------------------
+
+
+def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside: Sequence[str], rounds: int) -> Sweep:
+    """The sweep with measurements."""
+    task = next(iter(curves.values())).task
+    roomy = task.plan(_UNLIMITED)
+    model = sample.model
+    roomy.check_fits(model, sample.args, sample.kwargs)
+    as_found = sample.untouched(memory.device_of(model))
+    with set_aside(model, *sample.others), as_found as parameters, left_as_found(model):
+        with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
+            sample.watch(parameters)
+        others, left_out = alternatives(sample, task.profile.refs, beside)
+        ways: list[tuple[Way, Turn]] = [(_plain(roomy), lambda: contextlib.nullcontext(model))]
+        ways += [(_other(other, roomy, task.chain), other.turn) for other in others]
+        for method, curve in curves.items():
+            ways += [(_planned(method, plan), _following(model, plan)) for plan in curve.to_measure()]
+        steps = _in_turns(Comparison(sample, roomy, parameters), ways, rounds)
+    measured = []
+    for way, found in steps:
+        if isinstance(found, str):
+            left_out[way.name] = found
+        else:
+            measured.append(Measurement(**dataclasses.asdict(way), **dataclasses.asdict(found)))
+    return dataclasses.replace(made, measured=tuple(measured), left_out=left_out, rounds=rounds)
+
+
+def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: int) -> list[tuple[Way, Steps | str]]:
+    """All in turns, but each that is compiled alone with plain steps: for what others change it would compile again."""
+    together = [(way, turn) for way, turn in ways if way.activation_memory_budget is None]
+    steps = comparison.measured([turn for _, turn in together], rounds)
+    found = [(way, its) for (way, _), its in zip(together, steps, strict=True)]
+    for way, turn in ways:
+        if way.activation_memory_budget is not None:
+            found.append((way, comparison.measured([ways[0][1], turn], rounds)[1]))
+    return found
+
+
+def _following(model: nn.Module, plan: Plan) -> Turn:
+    recalled = Recalled(model, plan)
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[nn.Module]:
+        with recalled.at_work():
+            yield model
+
+    return turn
+
+
+def _plain(plan: Plan) -> Way:
+    return Way(PLAIN, predicted_peak_bytes=_if_untouched(plan, plan.plain_peak_bytes), predicted_overhead=0.0)
+
+
+def _planned(method: str, plan: Plan) -> Way:
+    return Way(
+        method, budget_bytes=plan.budget_bytes, predicted_peak_bytes=plan.peak_bytes, predicted_overhead=plan.overhead
+    )
+
+
+def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
+    """One of PyTorch's; those that run whole blocks again can be predicted."""
+    found = None if other.reruns is None else predicted(chain, other.reruns)
+    peak = None if found is None else _if_untouched(plan, max(found[0], plan.optimizer_peak_bytes))
+    overhead = None if found is None or peak is None else found[1] / plan.plain_ns - 1
+    return Way(other.method, None, other.segments, other.share, peak, overhead)
+
+
+def _if_untouched(plan: Plan, peak_bytes: int) -> int | None:
+    """The peak, unless plans replace what lies outside blocks: PyTorch's own steps take more than the chain says."""
+    return None if any(plan.outside.get(what) for what in ("tied", "loss", "heads")) else peak_bytes

@@ -1,0 +1,290 @@
+"""`verify`: the sample's step run plain and planned from one state, and compared bit for bit; its peak measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, overload
+
+import torch
+from cairn import format_bytes
+from torch import nn
+
+from ..base import clock, memory
+from ..base.choices import ACCUMULATED
+from ..base.errors import VerificationFailed
+from ..compiled.compiled_model import CompiledReport, known, verified
+from ..handle import apply, refuse_planned_parts, set_aside
+from ..planning.arguments import check_call, check_plan, positional
+from ..planning.measured_step import Measured
+from ..planning.plan import Plan
+from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..profiling.sample import Sample, backward_of
+from ..profiling.step_setup import Beginning
+from ..rerun_state.module_state import same_bits
+from ..rerun_state.preserve import Parameters, Randomness
+from ..rerun_state.side_effects import said_by
+
+#: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
+UNSTEADY = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """What `verify` found. Peaks are of whole steps, in bytes; `accumulated` of a step onto existing gradients.
+
+    `differences`: the first of each kind. `unsteady`: what differed, but differs between two plain steps about as much:
+    some kernels on CUDA add up in no fixed order.
+    """
+
+    differences: tuple[str, ...]
+    compared: bool
+    created: Measured
+    accumulated: Measured
+    plain: Measured | None
+    plan: Plan
+    unsteady: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Bit for bit the plain result, within the budget."""
+        return not self.problems()
+
+    def __str__(self) -> str:
+        how = "the plain step's bits" if self.compared else "not compared with the plain step"
+        if self.unsteady:
+            how += f" but for what plain steps do not repeat themselves ({len(self.unsteady)}: {self.unsteady[0]}, ...)"
+        peaks = f"{format_bytes(self.created.peak_bytes)} ({format_bytes(self.accumulated.peak_bytes)} onto gradients)"
+        found = "; ".join(self.problems()) or f"{how}; peak {peaks} of {format_bytes(self.plan.budget_bytes)}"
+        return f"{'sound' if self.ok else 'NOT SOUND'}: {found}"
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words."""
+        found = list(self.differences)
+        runs = [("", self.created)]
+        if self.plan.gradients == ACCUMULATED:
+            runs.append((" onto existing gradients", self.accumulated))
+        for name, measured in runs:
+            if measured.peak_bytes > self.plan.budget_bytes:
+                found.append(
+                    f"the step{name} took {format_bytes(measured.peak_bytes)}, which is "
+                    f"{format_bytes(measured.peak_bytes - self.plan.budget_bytes)} over the budget"
+                )
+        return found
+
+
+@overload
+def verify(model: nn.Module, *, strict: bool = True) -> CompiledReport: ...
+@overload
+def verify(
+    model: nn.Module,
+    plan: Plan,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    compare: bool = True,
+    strict: bool = True,
+) -> Verification: ...
+def verify(
+    model: nn.Module,
+    plan: Plan | None = None,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None = None,
+    compare: bool = True,
+    strict: bool = True,
+) -> Verification | CompiledReport:
+    """Runs the sample step plain and planned, from the same state, and compares.
+
+    Loss, gradients, buffers, what modules have in attributes, and random state must be equal bit for bit, and the peak
+    within the budget. What differs between two plain steps about as much is not counted, but named
+    (`Verification.unsteady`). The model is left as it was. With compare=False only the planned step runs, for models
+    that do not fit plainly. A model that `compile` returned has its plan and sample with it: `verify(compiled)`.
+    Raises VerificationFailed unless strict is false.
+    """
+    compiled = known(model)
+    if compiled is not None and plan is None:
+        return verified(compiled, strict)
+    check_call(model, kwargs, loss_fn, args)
+    check_plan(plan)
+    assert plan is not None
+    arguments = positional(args)
+    sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
+    device = memory.device_of(model)
+    plan.check_fits(model, arguments, sample.kwargs)
+    with set_aside(model, *sample.others), sample.untouched(device) as parameters:
+        refuse_planned_parts(model)
+        runs = _Runs(sample, plan, device, parameters)
+        sample.watch(parameters)
+        with runs.meter:  # one meter for all: what is allocated under it must be released under it
+            plain = runs.step(existing=False, keeps=True) if compare else None
+            with apply(model, plan):
+                runs.step(existing=False)  # what is allocated once, at the first step
+                created = runs.step(existing=False, keeps=compare)
+                again = runs.step(existing=True)
+            differences = _differences(plain, created, plan) if plain is not None else {}
+            runs.release()
+            usual = runs.usual() if differences else {}
+        unsteady = tuple(name for name, found in differences.items() if found.is_as(usual.get(name)))
+        result = Verification(
+            tuple(_told(found.text for name, found in differences.items() if name not in unsteady)),
+            compare,
+            runs.measured(created),
+            runs.measured(again),
+            None if plain is None else runs.measured(plain),
+            plan,
+            unsteady,
+        )
+    if strict and not result.ok:
+        raise VerificationFailed("; ".join(result.problems()))
+    return result
+
+
+@dataclasses.dataclass
+class _Outcome:
+    """A step's results, copied if they are kept, and the marks around it."""
+
+    loss: torch.Tensor | None
+    grads: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    attributes: dict[str, Any]  # what they say
+    random: Randomness | None
+    resident_bytes: int
+    first: int
+    last: int
+    step_ns: int
+    existing: bool
+
+
+class _Runs:
+    """Steps from one state, under one meter."""
+
+    def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
+        self._sample, self._plan, self._device = sample, plan, device
+        self._beginning = Beginning(sample, device, parameters)
+        self._outcomes: list[_Outcome] = []
+        self.meter = memory.meter_for(device, taken=True)
+
+    def step(self, existing: bool, keeps: bool = False) -> _Outcome:
+        """One step, onto gradients that exist already or creating them; `keeps` its results."""
+        memory.give_back()
+        model, meter = self._sample.model, self.meter
+        self._beginning.restore(existing)
+        gradient_bytes, found = gradient_bytes_of(model), Found(self._plan, model)
+        clock.wait_for(self._device)
+        first = meter.mark()
+        began = clock.read()
+        output, loss = self._sample.forward()
+        backward_of(output, loss)
+        clock.wait_for(self._device)
+        took = clock.read() - began
+        last = meter.mark()
+        beside = found.beside(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
+        outcome = _Outcome(
+            None if loss is None else loss.detach().clone(),
+            {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
+            {name: b.clone() for name, b in model.named_buffers() if keeps},
+            said_by(model) if keeps else {},
+            Randomness(self._device),
+            resident_of(self._plan, gradient_bytes) + beside,
+            first,
+            last,
+            took,
+            existing,
+        )
+        del output, loss
+        self._beginning.leave()
+        self._outcomes.append(outcome)
+        return outcome
+
+    def usual(self) -> dict[str, _Difference]:
+        """What differs between two steps of the same kind."""
+        one, other = (self.step(existing=False, keeps=True) for _ in range(2))
+        found = _differences(one, other, self._plan)
+        self.release()
+        return found
+
+    def release(self) -> None:
+        """Lets go of the copies."""
+        for outcome in self._outcomes:
+            outcome.loss, outcome.random = None, None
+            outcome.grads.clear()
+            outcome.buffers.clear()
+            outcome.attributes.clear()
+
+    def measured(self, outcome: _Outcome) -> Measured:
+        """Once the meter was left."""
+        rise = self.meter.peak(outcome.first, outcome.last) - self.meter.level(outcome.first)
+        return Measured(outcome.resident_bytes + rise, outcome.step_ns, outcome.existing)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """A result that two steps do not share: what to say of it, and how far apart its numbers are at most."""
+
+    text: str
+    distance: float
+
+    def is_as(self, usual: _Difference | None) -> bool:
+        """Whether two plain steps differ about as much."""
+        return usual is not None and self.distance <= UNSTEADY * usual.distance
+
+
+def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _Difference]:
+    """What differs, by name."""
+    pairs = {"the loss": (plain.loss, planned.loss, "")}
+    for kind, one, other in (
+        ("the gradient of", plain.grads, planned.grads),
+        ("the buffer", plain.buffers, planned.buffers),
+    ):
+        names = list({**one, **other})
+        pairs.update((f"{kind} {name}", (one.get(name), other.get(name), _block_of(name, plan))) for name in names)
+    found = {
+        what: _Difference(f"{what}{block} differs from the plain step's", _distance(a, b))
+        for what, (a, b, block) in pairs.items()
+        if not _same(a, b)
+    }
+    for name in {**plain.attributes, **planned.attributes}:
+        if plain.attributes.get(name) != planned.attributes.get(name):
+            what = f"the attribute {name}"
+            text = f"{what}{_block_of(name, plan)} differs from the plain step's"
+            found[what] = _Difference(text, math.inf)
+    if plain.random is None or planned.random is None or plain.random.torch_differs(planned.random):
+        found["the random state"] = _Difference(
+            "the random state after the step differs from the plain step's", math.inf
+        )
+    return found
+
+
+def _told(texts: Iterable[str]) -> Iterator[str]:
+    """The first text of each kind: where one gradient differs, many do."""
+    kinds: set[str] = set()
+    for text in texts:
+        kind = text.split()[1]
+        if kind not in kinds:
+            kinds.add(kind)
+            yield text
+
+
+def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
+    if a is None or b is None or a.shape != b.shape or a.numel() == 0:
+        return math.inf
+    distance = float((a.to_dense().double() - b.to_dense().double()).abs().max())
+    return math.inf if math.isnan(distance) else distance
+
+
+def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    if a.layout is not torch.strided:  # gradients of sparse embeddings
+        a, b = a.to_dense(), b.to_dense()
+    return same_bits(a, b)
+
+
+def _block_of(parameter: str, plan: Plan) -> str:
+    """The block that a parameter belongs to, for messages."""
+    inside = [ref.name for ref in plan.stages if ref.is_block and parameter.startswith(ref.name + ".")]
+    return f" (block {max(inside, key=len)})" if inside else ""

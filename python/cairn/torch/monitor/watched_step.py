@@ -1,0 +1,202 @@
+"""One step of training under a meter: from the model's forward to the end of its last backward."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, clock, memory
+from ..base.choices import ACCUMULATED, CREATED
+from ..base.tree import tensors_in
+from ..planning.fingerprint import autocast_of
+from ..planning.measured_step import Measured
+from ..planning.plan import Plan
+from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..runtime.executor import COPIES_OF_ANOTHER
+
+MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
+MOST_NOTES = 3  # of what was not as planned, in a warning
+
+#: What backwards may do that no plan counts, and what to do about it.
+_DIFFERENTIABLE = (
+    "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave room for it by "
+    "Budget(reserve=)"
+)
+_REPEATED = (
+    "a forward had more than one backward (retain_graph=True), and a plan is for one. Add the losses up before the "
+    "backward, or leave room for it by Budget(reserve=)"
+)
+_CASTING = (
+    "the backward ran within the autocast region, which keeps its copies of parameters to its end. Let it end before "
+    "the backward, or leave room for them by Budget(reserve=)"
+)
+_ALL_IN_ONE = "Pass all in one call, or plan a module that calls the model as often"
+
+
+class WatchedStep:
+    """Measures from when it is made.
+
+    Forwards whose backwards are still to come belong to one step, for all that they keep is there at once. The meter
+    belongs to the thread in which the step was made, and so do all calls but `disturb` and `is_elsewhere`.
+    """
+
+    def __init__(self, module: nn.Module, plan: Plan, beside_bytes: int, sees_going: bool) -> None:
+        """beside_bytes: what is there when the step begins, beside what the plan counts from then on.
+
+        sees_going: the meter sees what was there before it go.
+        """
+        self.plan = plan
+        self._module = weakref.ref(module)
+        self._gradient_bytes = gradient_bytes_of(module)
+        self._found = Found(plan, module)
+        self._sees_going, self._beside = sees_going, 0  # what it found in attributes, less what its plan does not count
+        self._resident = resident_of(plan, self._gradient_bytes) + beside_bytes
+        self._outputs: list[_compat.StorageRef] = []  # of the latest forward
+        self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
+        self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
+        self._notes: Sequence[str] = ()  # what else was not as planned
+        self._forwards: list[weakref.ref[Any]] = []  # what lives as long as their graphs
+        self._together = 1  # so many of those graphs lived at once
+        self._seen: set[str] = set()  # what its backwards did that no plan counts
+        self._disturbed = False  # by a step of another thread
+        self._device = memory.device_of(module)
+        self._autocast = autocast_of(self._device)
+        self._thread = threading.current_thread()
+        self._meter: memory.Meter | None = memory.meter_for(self._device, interruptible=True, taken=True)
+        self._meter.__enter__()
+        self._first = self._meter.mark()
+        self._last: int | None = None  # mark of the latest backward's end
+        self._began = self._now()
+        self._took = 0
+
+    def _now(self) -> int:
+        clock.wait_for(self._device)
+        return clock.read()
+
+    # ---- what happens to it ----
+
+    def is_elsewhere(self) -> bool:
+        """Whether another thread that lives is measuring it."""
+        return self._meter is not None and self._thread is not threading.current_thread() and self._thread.is_alive()
+
+    def disturb(self) -> None:
+        """Another thread runs a step meanwhile: it does not count."""
+        self._disturbed = True
+
+    def joins(self) -> bool:
+        """Takes in a forward that begins, if backwards of the step are to come; whether it did."""
+        if self._meter is None or self._last is not None or self._disturbed or not self._meter.is_here():
+            return False
+        waiting = sum(graph() is not None for graph in self._forwards)
+        self._together = max(self._together, waiting + 1)
+        return waiting > 0 and len(self._forwards) < MOST_FORWARDS
+
+    def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
+        """A forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else is not
+        as planned.
+        """
+        if self._meter is None or self._thread is not threading.current_thread():
+            return
+        self._missing, self._notes = missing, notes
+        outputs = list(tensors_in(output))
+        self._outputs = list(map(_compat.StorageRef, filter(memory.has_storage, outputs)))
+        backwards: set[int] = set()
+
+        def backward_begins(grad: torch.Tensor) -> None:
+            if _compat.backward_id() in backwards:  # another one of the outputs was the first
+                return
+            if torch.is_grad_enabled():
+                self._seen.add(_DIFFERENTIABLE)
+            if torch.is_autocast_enabled(grad.device.type) and torch.is_autocast_cache_enabled():
+                self._seen.add(_CASTING)
+            if backwards:
+                self._seen.add(_REPEATED)
+            backwards.add(_compat.backward_id())
+            _compat.at_end_of_backward(self._backward_ended)
+
+        for root in outputs:
+            if root.requires_grad:
+                root.register_hook(backward_begins)
+        self._forwards.append(weakref.ref(backward_begins))
+
+    def _backward_ended(self) -> None:
+        if self._meter is None:
+            return
+        if not self._meter.is_here():
+            self._disturbed = True
+            return
+        self._last = self._meter.mark()
+        self._took = self._now() - self._began
+        bytes_of = {ref.key: ref.nbytes for ref in self._outputs}
+        there = {ref.key for ref in self._outputs if ref.alive()}
+        self._held = sum(bytes_of[key] for key in there)
+        self._dropped = sum(bytes_of.values()) - self._held
+        module = self._module()
+        if module is not None:
+            found = self._found.beside(module, self._sees_going)
+            self._beside = found - uncounted_bytes(self.plan, module, self._gradient_bytes)
+
+    def end(self) -> Measured | None:
+        """Ends the measurement, never within a backward, which runs in a state of its own. What the step took; None
+        where it has not come to its end, or cannot be judged, and when asked again.
+        """
+        meter, self._meter = self._meter, None
+        if meter is None:
+            return None
+        meter.__exit__(None, None, None)
+        memory.give_back()
+        if self._last is None or meter.was_interrupted or self._disturbed:
+            return None
+        rise = meter.peak(self._first, self._last) - meter.level(self._first)
+        peak = self._resident + self._beside + rise
+        return Measured(peak, self._took, self._gradient_bytes > 0, self._dropped)
+
+    # ---- what it has found ----
+
+    def held_bytes(self, module: nn.Module) -> int:
+        """What the caller still has of its output."""
+        own = memory.storages((*module.parameters(), *module.buffers()))
+        held = {ref.key: ref.nbytes for ref in self._outputs if ref.alive() and ref.key not in own}
+        return sum(held.values())
+
+    def supposed_cause(self, gradients_existed: bool) -> str:
+        """Why a step like this may have taken more than its plan, and what to do."""
+        plan, module = self.plan, self._module()
+        if module is not None and (change := plan.change_of(module)):
+            return f"{change}. Profile and plan again"
+        if self._missing:
+            return (
+                f"planned blocks did not run ({', '.join(self._missing)}), and others may have, in their places. "
+                "Profile and plan again"
+            )
+        if self._autocast != (planned := plan.fingerprint["autocast"]):
+            made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
+            return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
+        if self._together > 1:
+            return f"the model ran {self._together} times before the backward, and a plan is for once. {_ALL_IN_ONE}"
+        for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):
+            if seen in self._seen:
+                return seen
+        if gradients_existed and plan.gradients == CREATED:
+            return (
+                "gradients existed when it began, and the plan is for steps that create them. Plan with "
+                f"gradients='{ACCUMULATED}'"
+            )
+        if self._held > plan.reserve_bytes and not plan.holds_output:
+            return (
+                "the loop still had the model's output during the backward, and the plan is for one that keeps the "
+                "loss alone. Plan without holds_output=False"
+            )
+        if COPIES_OF_ANOTHER in self._notes:
+            return f"{COPIES_OF_ANOTHER}. {_ALL_IN_ONE}"
+        if self._notes:
+            return f"{'; '.join(list(dict.fromkeys(self._notes))[:MOST_NOTES])}. Profile and plan again"
+        return (
+            "is something held that the profile did not see, such as what another model has saved? Plan again, with "
+            "Budget(reserve=) or a new profile"
+        )

@@ -1,0 +1,363 @@
+"""Sending values to the slower memory and fetching them back, while something else is computed.
+
+    transfers = Transfers(open_tier("host", 1 << 30), "cpu")
+    parcel = transfers.offload("name", tensors, offset=0)  # begins to copy their storages out
+    parcel.wait_out()                                       # it is out: the tensors may be freed now
+    parcel.prefetch()                                       # allocates, and begins to copy in
+    tensors = parcel.tensors()                              # the same values, in new storages
+    parcel.discard()                                        # its place in the slab is free
+
+A parcel moves each storage behind its tensors once, and of it the bytes that the tensors span. What comes back has the
+sizes, strides and types of the tensors that went out, shares storages where they did, and lies as they did within 64
+bytes (512 on CUDA), so that the same kernels do the same to it. Where the parcels lie in the slab is the caller's to
+say.
+
+A copy that fails is raised in the thread that waits for it, or for a later one; all later copies of the step are
+cancelled. `begin_step` makes everything sound again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from cairn import format_bytes
+
+from ..base import _compat, memory
+from ..base.errors import Unsupported
+from ..base.layouts import Look
+from .copy_streams import IN, OUT, Copy, Piece, lanes_for
+from .tiers import Tier
+
+#: Bytes: what kernels look at, and no more than the allocator gives. On CUDA, cuBLAS looks at 256 to choose a kernel.
+ALIGNMENT = {"cpu": 64, "cuda": 512}
+_LARGEST_ITEM = 16
+
+
+# -- what a parcel consists of -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Storage:
+    """The bytes of a storage that some tensors span, and how far behind a multiple of ALIGNMENT they lie."""
+
+    storage: torch.UntypedStorage
+    device: torch.device
+    first: int = 0
+    end: int = 0
+
+    def include(self, first: int, end: int) -> None:
+        """Some more bytes, not none."""
+        if self.first < self.end:
+            first, end = min(self.first, first), max(self.end, end)
+        self.first, self.end = first, end
+
+    @property
+    def lead(self) -> int:
+        base = self.storage.data_ptr()
+        return ((base if base % _LARGEST_ITEM == 0 else 0) + self.first) % ALIGNMENT[self.device.type]
+
+    def bytes(self) -> torch.Tensor:
+        """Those bytes, as a tensor that keeps the storage alive."""
+        alias = torch.empty(0, dtype=torch.uint8, device=self.device)
+        return alias.set_(self.storage, self.first, (self.end - self.first,), (1,))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Room:
+    """What one storage needs when it comes back."""
+
+    count: int
+    lead: int
+
+
+class Layout:
+    """What tensors consist of: the bytes to move, and how to see the tensors in them again."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.storages: list[_Storage] = []
+        index: dict[int, int] = {}
+        self.owners: list[int] = []  # which storage each tensor has
+        for tensor in tensors:
+            require_movable(tensor)
+            key = index.setdefault(_compat.storage_id(tensor), len(self.storages))
+            if key == len(self.storages):
+                self.storages.append(_Storage(tensor.untyped_storage(), tensor.device))
+            if tensor.numel() > 0:
+                self.storages[key].include(*_span(tensor))
+            self.owners.append(key)
+        self.looks = [
+            Look.of(tensor, self.storages[owner].first) for tensor, owner in zip(tensors, self.owners, strict=True)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to move, which is what they take in the slab."""
+        return sum(each.end - each.first for each in self.storages)
+
+
+def parcel_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that a parcel of these tensors takes in the slab: of each storage, once, what they span of it."""
+    return Layout(list(tensors)).nbytes
+
+
+def is_movable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is plain bytes that can be moved to or from a device that transfers know."""
+    return memory.can_travel(tensor) and tensor.device.type in ("cpu", "cuda")
+
+
+def require_movable(tensor: torch.Tensor) -> None:
+    """Raises Unsupported, naming the tensor, if it cannot be moved."""
+    if not is_movable(tensor):
+        raise Unsupported(
+            f"a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device} cannot be offloaded: only plain "
+            "dense tensors can"
+        )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage from the first to the last of a tensor's elements, of which there are some."""
+    item = tensor.element_size()
+    first = int(tensor.storage_offset()) * item
+    last = sum(int(size - 1) * int(stride) for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return first, first + (last + 1) * item
+
+
+# -- parcels -------------------------------------------------------------------------------------------------
+
+
+class _Place:
+    """A part of the slab that is taken for as long as this object lives."""
+
+    __slots__ = ("__weakref__", "span", "what")
+
+    def __init__(self, span: range, what: Any) -> None:
+        self.span, self.what = span, what
+
+
+class Parcel:
+    """Tensors on their way out, in the slab, or on their way back; see the top of this file.
+
+    A parcel that is dropped gives up its place as after `discard`.
+    """
+
+    def __init__(self, transfers: Transfers, key: Any, tensors: Sequence[torch.Tensor], place: _Place, layout: Layout):
+        self.key, self.bytes = key, layout.nbytes
+        self._transfers, self._lanes = transfers, transfers._lanes
+        self._step = transfers._step
+        self._place: _Place | None = place
+        self._looks = list(zip(layout.looks, layout.owners, strict=True))
+        self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
+        self._device = transfers.device
+        self._versions = [_compat.VersionWitness(tensor) for tensor in tensors]
+        self._to_send = _pieces(place, [each.bytes() for each in layout.storages])
+        self._out: Copy | None = None
+        self._in: Copy | None = None
+        self._arriving: list[torch.Tensor] = []
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the copy out has begun, or is over."""
+        return self._out is not None
+
+    def send(self) -> None:
+        """Begins to copy out; `Transfers.offload` has done so."""
+        if self._out is None and self._place is not None:
+            pieces, self._to_send = self._to_send, []
+            self._out = self._transfers._submit(OUT, self.key, pieces, self._place.span)
+
+    def wait_out(self) -> None:
+        """Returns when the copy out has been made, and lets go of the tensors: they are freed with their other owners.
+
+        For a CUDA device it is the current stream that waits. Raises TransferFailed if the copy was not made.
+        """
+        self._require_current()
+        assert self._out is not None, "not sent"
+        self._lanes.wait(self._out)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the tensors that went out have not been changed in place since: else the copy may be of either."""
+        return not any(witness.has_changed() for witness in self._versions)
+
+    def prefetch(self) -> None:
+        """Allocates the memory that the tensors come back to, and begins to copy."""
+        self._require_current()
+        if self._in is not None:
+            return
+        if self._place is None:
+            raise ValueError(f"{self.key} is no longer in the slower memory: it was discarded")
+        self._arriving = [self._allocate(room) for room in self._rooms]
+        targets = [
+            whole[room.lead : room.lead + room.count] for whole, room in zip(self._arriving, self._rooms, strict=True)
+        ]
+        pieces = _pieces(self._place, targets)
+        assert self._out is not None, "not sent"
+        self._in = self._transfers._submit(IN, self.key, pieces, self._place.span, (self._out,))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors again, when they have come back; they belong to the caller, and another `prefetch` makes others.
+
+        Raises TransferFailed if a copy was not made, and RuntimeError if the tensors that went out were changed since.
+        """
+        self.prefetch()
+        assert self._in is not None
+        coming, self._in = self._in, None
+        wholes, self._arriving = self._arriving, []
+        self._lanes.wait(coming)
+        if not self.is_intact:
+            raise RuntimeError(f"a tensor of {self.key} was modified by an inplace operation after it was offloaded")
+        return [look.seen(wholes[owner], self._rooms[owner].lead) for look, owner in self._looks]
+
+    def discard(self) -> None:
+        """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
+        self._place, self._to_send = None, []
+        if self._in is None and self._out is not None:
+            self._lanes.drop(self._out)
+
+    def __del__(self) -> None:
+        for copy in (getattr(self, "_out", None), getattr(self, "_in", None)):
+            if copy is not None:
+                self._lanes.drop(copy)
+
+    def _allocate(self, room: _Room) -> torch.Tensor:
+        return torch.empty(room.lead + room.count, dtype=torch.uint8, device=self._device)
+
+    def _require_current(self) -> None:
+        if self._step != self._transfers._step:
+            raise Unsupported(f"{self.key} was offloaded in a step that is over")
+
+
+def _pieces(place: _Place, parts: Sequence[torch.Tensor]) -> list[Piece]:
+    """Where in the slab the parts of a parcel go: one behind the other."""
+    pieces, offset = [], place.span.start
+    for part in parts:
+        pieces.append((offset, part))
+        offset += part.numel()
+    return pieces
+
+
+# -- transfers -----------------------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Copies between a device and a tier, beside the computation.
+
+    Attributes:
+        tier: the slower memory, which belongs to the transfers and is closed with them.
+        device: the device.
+    """
+
+    def __init__(self, tier: Tier, device: torch.device | str, shared_link: bool = False) -> None:
+        self.tier, self.device = tier, torch.empty(0, device=device).device  # with its number
+        self._lanes = lanes_for(tier, self.device, shared_link)
+        self._places: list[weakref.ref[_Place]] = []
+        self._lock = threading.RLock()
+        self._step = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a copy of this step failed, so that no others are made until the next one."""
+        return self._lanes.has_failed
+
+    @property
+    def trace(self) -> list[tuple[str, Any]]:
+        """The copies of this step in the order in which they started: ("offload" or "prefetch", key)."""
+        return self._lanes.trace
+
+    def offload(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
+        """Begins to copy tensors to this place in the slab.
+
+        They must not be written from here on until they are out. What was discarded may still be on its way out of
+        the same place: the copy begins after that.
+
+        Raises ValueError if the place is not free, or not in the slab.
+        """
+        parcel = self.packed(parcel_key, tensors, offset)
+        parcel.send()
+        return parcel
+
+    def packed(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
+        """As `offload`, but the copy begins when the parcel is sent; until then the tensors may be written."""
+        self._lanes.require_usable()
+        listed = list(tensors)
+        layout = Layout(listed)
+        for tensor in listed:
+            if tensor.device != self.device:
+                raise ValueError(f"{parcel_key} has a tensor on {tensor.device}; these transfers are for {self.device}")
+        with self._lock:
+            place = self._take(range(offset, offset + layout.nbytes), parcel_key)
+            return Parcel(self, parcel_key, listed, place, layout)
+
+    def offload_anywhere(self, parcel_key: Any, tensors: Iterable[torch.Tensor]) -> Parcel:
+        """As `offload`, to the first free place; the tier grows if it has none."""
+        listed = list(tensors)
+        count = parcel_bytes(listed)
+        offset = self.free_place(count)
+        self.tier.grow(offset + count)
+        return self.offload(parcel_key, listed, offset)
+
+    def free_place(self, count: int) -> int:
+        """The first byte of the first place for so many bytes, which may end behind the slab's end."""
+        end = 0
+        for span in self.taken():
+            if span.start - end >= count:
+                return end
+            end = span.stop
+        return end
+
+    def taken(self) -> list[range]:
+        """The parts of the slab where parcels are, ascending."""
+        with self._lock:
+            return sorted((place.span for place in self._live()), key=lambda span: span.start)
+
+    def begin_step(self) -> None:
+        """Starts over: cancels what is under way, forgets failures and the trace; earlier parcels are worth nothing."""
+        self._lanes.restart()
+        with self._lock:
+            self._step += 1
+            self._places = []
+
+    def release(self) -> None:
+        """To be called when a step failed, once its parcels were dropped: gives back what copies hold on the device."""
+        self._lanes.release()
+
+    def close(self) -> None:
+        """Ends the threads and gives the slower memory back. May be called again."""
+        self._lanes.close()
+        self.tier.close()
+
+    def _take(self, span: range, key: Any) -> _Place:
+        if span.start < 0 or span.stop > self.tier.capacity_bytes:
+            raise ValueError(
+                f"{key} would lie at bytes {span.start} to {span.stop} of the slower memory, which has "
+                f"{self.tier.capacity_bytes} ({format_bytes(self.tier.capacity_bytes)})"
+            )
+        live = self._live()
+        for other in live:
+            if _overlap(span, other.span):
+                raise ValueError(
+                    f"{key} would lie at bytes {span.start} to {span.stop} of the slower memory, where "
+                    f"{other.what} is (bytes {other.span.start} to {other.span.stop})"
+                )
+        place = _Place(span, key)
+        self._places = [weakref.ref(each) for each in (*live, place)]
+        return place
+
+    def _live(self) -> list[_Place]:
+        return [place for reference in self._places if (place := reference()) is not None]
+
+    def _submit(self, kind: str, key: Any, pieces: list[Piece], span: range, after: tuple[Copy, ...] = ()) -> Copy:
+        if kind == OUT:  # not before those that still use the place
+            after = tuple(copy for copy in self._lanes.unfinished() if _overlap(span, copy.span))
+        copy = Copy(kind, key, pieces, span, after)
+        self._lanes.submit(copy)
+        return copy
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)

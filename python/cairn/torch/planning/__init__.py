@@ -1,0 +1,1 @@
+"""Decisions: the chain problem of a profile, plans that solve it, plans by shape, estimates."""

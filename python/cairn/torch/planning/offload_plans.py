@@ -1,0 +1,322 @@
+"""Schedules in which values travel: asks the joint planner for what the executor can carry out.
+
+The problem is the step's chain, with all options of its stages, and the machine that the link is: a block may be kept
+as a whole or in part, be run again, and what it saved or returned may travel. What cannot travel is kept out of the
+answer:
+
+* What lies outside of blocks belongs to autograd alone. It is there from its forward to its backward, which for what
+  comes before the first block is nearly the whole step. The planner is told that it is there all the time.
+* The output of a block may be held by what runs behind it, outside of blocks. It stays, all the time, and what else the
+  block saved may travel.
+* Blocks that save what is not plain bytes of their own (sparse tensors, views of something larger, outputs that others
+  read) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
+  they stay instead, and the planner is asked again for so much less memory as that takes.
+
+What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list is
+put into that order first (`executed.py`), if the simulator accepts that; else what waiting takes is left free.
+
+The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
+host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cairn
+import torch
+
+from ..base import budgets
+from ..base.stages import StageRef
+from ..offloading.link import Link, measure_link
+from ..schedule.dependent_counts import all_let_go
+from ..schedule.executed import as_performed, excess_bytes, in_order_of_process
+from ..schedule.peak_parts import Replay
+from ..schedule.program import ON_VALUES, OUTPUT, SAVED, Value
+from ..schedule.transfer_plan import Itinerary, has_transfers, itinerary_of, traffic_of
+from .step_profile import Profile
+
+Op = Sequence[Any]
+Made = tuple[str, int, int]  # a value, and the option that its stage was run with (0 for an output)
+
+TRIES = 6  # at asking again
+UNWRITTEN = 8  # a file of at most this part of the free memory is written behind the process's back, and stays cached
+
+
+# -- where to ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Destination:
+    """Slower memory that values may travel to, and the way there; `slowdown` is that of a `Link`."""
+
+    tier: str
+    machine: cairn.Machine
+    slowdown: float = 0.0
+
+
+def destination(host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
+    """From what a user gives; None if nothing may travel.
+
+    host_budget: bytes or a size, "auto" for most of what is free, None for no offloading. link: None to measure it, a
+    `Link`, a cairn.Machine, or one rate for both ways such as "8GB/s".
+    """
+    if host_budget is None:
+        return None
+    if host_budget == "auto":
+        size = _free_bytes(tier)
+    else:
+        size = 0 if host_budget == 0 else budgets.size_bytes(host_budget, "host_budget")
+    if link is None:
+        is_cached = tier == "host" or size <= budgets.free_bytes(torch.device("cpu")) // UNWRITTEN
+        link = _measured_link(device, tier, is_cached)
+    elif isinstance(link, str):
+        link = cairn.Machine(size, link, link, shared_link=device.type == "cpu")  # type: ignore[arg-type]
+    machine = link.machine(size) if isinstance(link, Link) else dataclasses.replace(link, host_bytes=size)
+    return Destination(tier, machine, link.slowdown if isinstance(link, Link) else 0.0)
+
+
+def _free_bytes(tier: str) -> int:
+    if tier == "host":
+        free = budgets.free_bytes(torch.device("cpu"))
+    else:
+        path = Path(tier.removeprefix("file:")).expanduser()
+        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+    return int(free * (1 - budgets.AUTO_RESERVE))
+
+
+@functools.lru_cache(maxsize=8)
+def _measured_link(device: torch.device, tier: str, is_cached: bool) -> Link:
+    return measure_link(device, tier, cached=is_cached)
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Journey:
+    """A schedule with transfers that the simulator has accepted."""
+
+    problem: Mapping[str, Any]
+    schedule: cairn.Schedule
+    itinerary: Itinerary
+    makespan_ns: int
+    step_ns: int  # the same, and what copies take from computations
+    lower_bound_ns: int | None
+    solver: str
+
+
+class Offloading:
+    """Schedules with transfers of one profile; see the top of this file."""
+
+    def __init__(
+        self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
+    ) -> None:
+        self._machine, self._slowdown, self._solver, self._options = to.machine, to.slowdown, solver, options
+        self.problem = {**problem_of(profile, scope, gradients), "machine": dataclasses.asdict(to.machine)}
+        self._chain = cairn.Chain.from_json(json.dumps(self.problem))
+        always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
+        self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
+        self._staying, self._refs = _staying(profile), profile.refs
+
+    @functools.cached_property
+    def _smallest(self) -> tuple[int, list[Op]] | None:
+        """The least budget that a schedule is known for, and that schedule."""
+        least = cairn.limits(self._asked, solver=self._solver, **self._options).least_bytes
+        solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
+        if solution is None or solution.schedule is None:
+            return None
+        ops = self._executable(solution.schedule)
+        if ops is None:
+            return None
+        size = _peak_bytes(self.problem, ops)
+        fits = itinerary_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
+        return (size + self._excess(ops), ops) if fits else None
+
+    @property
+    def least_bytes(self) -> int | None:
+        """The least budget that a schedule with transfers is known for."""
+        return None if self._smallest is None else self._smallest[0]
+
+    def solve(self, budget: int) -> Journey | None:
+        """The best schedule found with transfers; None if there is none, or the best has none."""
+        found = self._search(budget)
+        if found is None and self._smallest is not None and self._smallest[0] <= budget:
+            ops = self._smallest[1]
+            return self._judged(budget, ops, "joint-chain")
+        return found
+
+    def _search(self, budget: int) -> Journey | None:
+        asked, host = budget, self._machine.host_bytes
+        for _ in range(TRIES):
+            if asked <= 0 or host <= 0:
+                return None
+            machine = dataclasses.replace(self._machine, host_bytes=host)
+            solution = cairn.solve(self._asked, asked, solver=self._solver, machine=machine, **self._options)
+            if solution.schedule is None:
+                return None
+            ops = self._executable(solution.schedule)
+            if ops is None:
+                return None
+            room = budget - self._excess(ops)
+            missing = _peak_bytes(self.problem, ops) - room
+            excess = itinerary_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
+            if missing <= 0 and excess <= 0:
+                return self._judged(budget, ops, solution.solver)
+            asked, host = asked - max(0, missing), host - max(0, excess)
+        return None
+
+    def _executable(self, schedule: cairn.Schedule) -> list[Op] | None:
+        """The list without what cannot travel, as a process performs it; None if nothing travels then, or the list does
+        not hold without it.
+        """
+        listed = without_transfers_of(self._staying, schedule.ops)
+        ways = (in_order_of_process(listed, self._refs), listed) if has_transfers(listed) else ()
+        return next((ops for ops in ways if self._makespan(None, ops) is not None), None)
+
+    def _excess(self, ops: Sequence[Op]) -> int:
+        return excess_bytes(self.problem, ops, as_performed(ops, self._refs))
+
+    def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
+        room = budget - self._excess(ops)
+        makespan = self._makespan(room, ops)
+        if makespan is None:
+            return None
+        ops = self._tidied(room, ops, makespan)
+        schedule = cairn.Schedule.from_ops(self._chain, ops)
+        itinerary = performed_itinerary(self.problem, ops, self._refs, budget)
+        replay = cairn.simulate(self._chain, schedule, room)
+        makespan = replay.makespan_ns or makespan
+        step = makespan + self._taken_ns(itinerary, replay.stall_ns or 0)
+        bound = cairn.bound(self._chain, budget).lower_bound_ns
+        return Journey(self.problem, schedule, itinerary, makespan, step, bound, solver)
+
+    def _taken_ns(self, itinerary: Itinerary, stall_ns: int) -> int:
+        """By how much longer computations take for the copies that are made while they run."""
+        beside = max(0, traffic_of(self.problem, itinerary.ops).busy_ns - stall_ns)
+        return int(beside * self._slowdown / (1 + self._slowdown))
+
+    def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
+        """By the simulator; None if it does not accept the list."""
+        return cairn.simulate(self._chain, cairn.Schedule.from_ops(self._chain, ops), budget).makespan_ns
+
+    def _tidied(self, budget: int, ops: Sequence[Op], makespan: int) -> list[Op]:
+        """The list without transfers that make it no faster, which searches leave behind."""
+        kept = list(ops)
+        for position in reversed(range(len(kept))):
+            without = _without_transfer(kept, position)
+            if without is None:
+                continue
+            found = self._makespan(budget, without)
+            if found is not None and found <= makespan:
+                kept = without
+        return kept
+
+
+def performed_itinerary(
+    problem: Mapping[str, Any], ops: Sequence[Op], stages: Sequence[StageRef], budget: int
+) -> Itinerary:
+    """That of a list of which the simulator has accepted what performing it takes within the budget."""
+    return itinerary_of(problem, ops, budget - excess_bytes(problem, ops, as_performed(ops, stages)))
+
+
+def held_outputs(profile: Profile) -> dict[int, int]:
+    """Bytes of the outputs that stay, by stage."""
+    return {n: stage.output_bytes for n, stage in enumerate(profile.stages, 1) if stage.output_is_held}
+
+
+def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
+    """The step as a cairn-chain, held outputs there all the time."""
+    problem = profile.chain(scope, gradients, all_let_go(profile.stages), travels=True)
+    for number, size in held_outputs(profile).items():
+        stage = problem["stages"][number - 1]
+        problem["fixed_bytes"] += size
+        stage["output_bytes"] = 0
+        stage["forward_only_workspace_bytes"] += size  # a later run makes another one
+        for option in stage["options"]:
+            option["saved_bytes"] -= size
+            option["forward_workspace_bytes"] += size
+    return problem
+
+
+def _as_fixed(problem: Mapping[str, Any], stages: Sequence[int]) -> dict[str, Any]:
+    """The problem in which what these stages save is there all the time."""
+    changed = copy.deepcopy(dict(problem))
+    for number in stages:
+        stage = changed["stages"][number - 1]
+        [option] = stage["options"]
+        changed["fixed_bytes"] += option["saved_bytes"]
+        option["saved_bytes"] = stage["output_bytes"] = 0
+    return changed
+
+
+def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
+    """The list without a prefetch, or without a copy on the host that nothing fetches; None if there is neither."""
+    if position >= len(ops) or ops[position][0] not in ("offload", "prefetch"):
+        return None
+    name, *value = ops[position]
+    end = next((i for i in range(position + 1, len(ops)) if list(ops[i]) == ["discard", *value]), len(ops))
+    if name == "offload":
+        if any(list(op) == ["prefetch", *value] for op in ops[position:end]):
+            return None
+        return [op for i, op in enumerate(ops) if i not in (position, end)]
+    dropped = next((i for i in range(position + 1, end) if list(ops[i]) == ["drop", *value]), -1)
+    return [op for i, op in enumerate(ops) if i not in (position, dropped)]
+
+
+def _staying(profile: Profile) -> frozenset[Made]:
+    """What the executor cannot send away."""
+    found: set[Made] = set()
+    for number, stage in enumerate(profile.stages, 1):
+        is_block = stage.kind == "block"
+        saving = [0, *(option for option, _ in stage.opened())]
+        found.update((SAVED, number, option) for option in saving if not (is_block and stage.saved_travels(option)))
+        if not (is_block and stage.output_travels):
+            found.add((OUTPUT, number, 0))
+    return frozenset(found)
+
+
+def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op]:
+    """The list in which these values stay on the device instead of travelling."""
+    kept: list[Op] = []
+    options: dict[int, int] = {}  # by stage: that of its latest run
+    on_host: dict[Value, bool] = {}  # whether the copy stays on the device instead
+    for position, op in enumerate(ops):
+        if op[0] not in ON_VALUES:
+            if op[0] == "forward_save":
+                options[op[1]] = op[2] if len(op) > 2 else 0
+            kept.append(op)
+            continue
+        value = (op[1], op[2])
+        if op[0] == "offload":
+            on_host[value] = (*value, options.get(op[2], 0) if op[1] == SAVED else 0) in staying
+        stays = on_host.get(value, False)
+        if op[0] == "discard":
+            del on_host[value]
+        if not stays or (op[0] == "drop" and not _comes_back(ops[position + 1 :], value)):
+            kept.append(op)
+    return kept
+
+
+def _comes_back(ops: Sequence[Op], value: Value) -> bool:
+    """Whether the next copy on the device is one from the host."""
+    forwards = ("forward_save",) if value[0] == SAVED else ("forward_keep", "forward_drop")
+    for op in ops:
+        if op[0] in forwards and op[1] == value[1]:
+            return False
+        if op[0] == "prefetch" and (op[1], op[2]) == value:
+            return True
+    return False
+
+
+def _peak_bytes(problem: Mapping[str, Any], ops: Sequence[Op]) -> int:
+    """The most memory if copies took no time."""
+    replay = Replay(problem)
+    return max(map(replay.most_during, ops), default=0)

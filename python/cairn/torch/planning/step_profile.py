@@ -1,0 +1,286 @@
+"""A training step as data, and the chain problem that it gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cairn import format_bytes, format_ns
+
+from ..base.choices import ACCUMULATED, CREATED
+from ..base.stage_measure import OPTIMIZER_STATE, STATE, OptionMeasure, StageMeasure
+from ..base.stages import BLOCK, StageRef, shown
+from ..head.replacements import Outside
+from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering
+
+PROFILE_VERSION = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """One training step, measured. Sizes in bytes, times in nanoseconds.
+
+    `resident` names what is there during the whole step: parameters, buffers, optimizer state, input and so on.
+    `gradient_bytes` are those of all parameters; a step either creates them or adds to ones that exist.
+    """
+
+    model_name: str
+    device: str
+    stages: tuple[StageMeasure, ...]
+    resident: Mapping[str, int]
+    input_bytes: int
+    input_grad_bytes: int
+    gradient_bytes: int
+    optimizer_step_bytes: int
+    fingerprint: Mapping[str, Any]
+    present_bytes: int = 0  # what of all this was on the device when it was profiled
+    miss_bytes: int = 0  # by how much a measured step passed its predicted peak
+    excess: float = 0.0  # share by which the device's allocator took more than tensors asked it for
+    notes: tuple[str, ...] = ()
+    outside: Outside = Outside()  # what is replaced outside blocks
+    holds_output: bool = True  # whether the training loop has the model's output during the backward
+
+    def __repr__(self) -> str:
+        blocks = [stage for stage in self.stages if stage.kind == BLOCK]
+        saved, resident = sum(stage.saved_bytes for stage in blocks), self.resident_bytes()
+        step_ns = sum(stage.forward_ns + stage.backward_ns for stage in self.stages)
+        return (
+            f"<Profile of {self.model_name} on {self.device}: {len(blocks)} block{'s' * (len(blocks) != 1)}, "
+            f"{format_bytes(saved)} saved, {format_bytes(resident)} resident, {format_ns(step_ns)} a step>"
+        )
+
+    @property
+    def refs(self) -> tuple[StageRef, ...]:
+        """What each stage is in the model."""
+        return tuple(StageRef(stage.kind, stage.name, stage.call) for stage in self.stages)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the caller keeps until the step ends: the model's output, the loss."""
+        return sum(stage.held_bytes for stage in self.stages)
+
+    @property
+    def held_by_name(self) -> dict[str, int]:
+        """The same by stage."""
+        return {shown(stage.name, stage.call): stage.held_bytes for stage in self.stages if stage.held_bytes}
+
+    def resident_by_name(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, int]:
+        """What is resident from the step's beginning to its end, the input apart."""
+        if scope == "activations":
+            return {name: size for name, size in self.resident.items() if name not in STATE}
+        if gradients == CREATED:
+            return dict(self.resident)
+        return {**self.resident, "gradients of parameters": self.gradient_bytes}
+
+    def resident_bytes(self, scope: str = "step", gradients: str = ACCUMULATED) -> int:
+        """The same in total."""
+        return sum(self.resident_by_name(scope, gradients).values())
+
+    def chain(
+        self,
+        scope: str = "step",
+        gradients: str = ACCUMULATED,
+        counted: Counted = AS_PLAIN,
+        *,
+        travels: bool = False,
+    ) -> dict[str, Any]:
+        """The step as a cairn-chain.
+
+        `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
+        optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
+        `counted` is what it supposes of the schedule. Where something `travels`, copies may be on their way while the
+        last stage's forward runs, which then counts as it is.
+        """
+        created = gradients == CREATED and scope == "step"
+        stages = []
+        lingering = Lingering(self.stages, counted.let_go)
+        before = self.input_grad_bytes  # the gradient that the stage's backward returns
+        for number, stage in enumerate(_held_apart(self.stages, counted), 1):
+            stages.append(_chain_stage(stage, before, created))
+            lingering.count(number, stage, stages[-1], counted)
+            before = stage.arriving_bytes(created)
+        if len(self.stages) > 1:
+            _join_loss(stages[-1], stages[-2]["grad_bytes"], travels)
+        return {
+            "format": "cairn-chain",
+            "version": 1,
+            "name": self.model_name,
+            "provenance": dict(self.fingerprint),
+            "fixed_bytes": self.resident_bytes(scope, gradients),
+            "input_bytes": self.input_bytes,
+            "input_grad_bytes": self.input_grad_bytes,
+            "stages": stages,
+        }
+
+    def corrected(self, miss_bytes: int) -> Profile:
+        """The profile after a step took so much more than predicted: plans leave that much more free."""
+        return dataclasses.replace(self, miss_bytes=max(self.miss_bytes, miss_bytes))
+
+    def with_optimizer_of(self, other: Profile) -> Profile:
+        """The profile as if it had been made with the optimizer of another one of the same model."""
+        state = {name: size for name, size in other.resident.items() if name == OPTIMIZER_STATE}
+        resident = {**self.resident, **state}
+        return dataclasses.replace(self, resident=resident, optimizer_step_bytes=other.optimizer_step_bytes)
+
+    def without_options(self) -> Profile:
+        """The profile of blocks that are kept or run again as wholes."""
+        stages = tuple(dataclasses.replace(stage, options=[], digest="") for stage in self.stages)
+        return dataclasses.replace(self, stages=stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain data; `from_json` reads it back."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["stages"] = [dataclasses.asdict(stage) for stage in self.stages]
+        data["outside"] = self.outside.to_json()
+        data["resident"], data["fingerprint"] = dict(self.resident), dict(self.fingerprint)
+        return {"format": "cairn-torch-profile", "version": PROFILE_VERSION, **data, "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Reads what `to_json` wrote."""
+        if data.get("format") != "cairn-torch-profile" or data.get("version") != PROFILE_VERSION:
+            raise ValueError(f"this is not a cairn-torch-profile of version {PROFILE_VERSION}")
+        fields = {key: value for key, value in data.items() if key not in ("format", "version")}
+        fields["stages"] = tuple(StageMeasure.from_json(stage) for stage in fields["stages"])
+        outside = Outside.from_json(fields.get("outside", {}))
+        return cls(**{**fields, "notes": tuple(fields["notes"]), "outside": outside})
+
+
+# -- as a chain ----------------------------------------------------------------------------------------------
+
+
+def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[StageMeasure]:
+    """The stages as is supposed: what is resident is counted once, outputs that are made again twice, and those that
+    are apart with what runs behind, too.
+    """
+    numbered = enumerate(map(_with_what_runs_beside, stages), 1)
+    changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
+    changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]
+    for number in counted.again:
+        stage = changed[number - 1]
+        stage.output_bytes += stage.pinned_bytes
+        stage.options = [
+            dataclasses.replace(option, saved_bytes=max(option.saved_bytes, stage.output_bytes))
+            for option in stage.options
+        ]
+    for number in counted.apart:
+        stage, behind = changed[number - 1 : number + 1]
+        stage.output_bytes -= stage.also_held_bytes
+        behind.saved_bytes += stage.also_held_bytes
+        behind.forward_rise_bytes += stage.also_held_bytes
+    return changed
+
+
+def _with_what_runs_beside(stage: StageMeasure) -> StageMeasure:
+    """The stage, and each of its options, with the rises of what runs beside it and is no stage."""
+
+    def higher(measured: StageMeasure | OptionMeasure) -> dict[str, int]:
+        adding = measured.accumulated_backward_rise_bytes
+        return {
+            "forward_rise_bytes": max(measured.forward_rise_bytes, stage.between_forward_rise_bytes),
+            "backward_rise_bytes": max(measured.backward_rise_bytes, stage.between_backward_rise_bytes),
+            "accumulated_backward_rise_bytes": max(adding, stage.accumulated_between_backward_rise_bytes),
+        }
+
+    only_bytes = max(stage.forward_only_rise_bytes, stage.between_forward_rise_bytes)
+    options = [dataclasses.replace(option, **higher(option)) for option in stage.options]  # type: ignore[arg-type]
+    return dataclasses.replace(stage, **higher(stage), forward_only_rise_bytes=only_bytes, options=options)  # type: ignore[arg-type]
+
+
+def _once(stage: StageMeasure) -> StageMeasure:
+    """The stage without what it saves that is resident anyway; of its output, that does not go in its backward."""
+
+    def without(measured: Any) -> dict[str, Any]:
+        return {
+            "saved_bytes": measured.saved_bytes - stage.resident_saved_bytes,
+            "backward_rise_bytes": measured.backward_rise_bytes + stage.pinned_saved_bytes,
+            "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + stage.pinned_saved_bytes,
+        }
+
+    if not stage.resident_saved_bytes:
+        return stage
+    options = [dataclasses.replace(option, **without(option)) for option in stage.options]
+    return dataclasses.replace(stage, **without(stage), options=options)
+
+
+def _made_once(stage: StageMeasure) -> StageMeasure:
+    """The stage whose only forward makes what of its output is resident, and so counted before it is there."""
+    if not stage.pinned_bytes:
+        return stage
+    rise_bytes = stage.forward_rise_bytes - stage.pinned_bytes
+    only_bytes = stage.forward_only_rise_bytes - stage.pinned_bytes
+    options = [
+        dataclasses.replace(option, forward_rise_bytes=option.forward_rise_bytes - stage.pinned_bytes)
+        for option in stage.options
+    ]
+    return dataclasses.replace(
+        stage, forward_rise_bytes=rise_bytes, forward_only_rise_bytes=only_bytes, options=options
+    )
+
+
+def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
+    """A stage's workspaces are what its measured peaks have beyond the results that the chain itself counts.
+
+    What running a block again costs beside the run, `again_ns`, comes on top of each forward that no backward follows:
+    each forward has it, and the backward takes it back. A run that saves nothing takes no longer than one that saves.
+    A block that is always kept never has it.
+    """
+    again_ns = 0 if stage.keep_reason else stage.again_ns
+    saved = max(stage.saved_bytes, stage.output_bytes)
+    least_ns = min([stage.forward_ns, *(option.forward_ns for option in stage.options)])
+    weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
+    rise = stage.backward_rise_bytes if created else stage.accumulated_backward_rise_bytes
+    return {
+        "name": shown(stage.name, stage.call),
+        "output_bytes": stage.output_bytes,
+        "grad_bytes": stage.arriving_bytes(created),
+        "weight_grad_bytes": weight_grad,
+        "no_recompute": bool(stage.keep_reason),
+        "forward_only_ns": min(stage.forward_only_ns, least_ns) + again_ns,
+        "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
+        "options": [
+            {
+                "name": "keep",
+                "saved_bytes": saved,
+                **_times(stage, again_ns),
+                "forward_workspace_bytes": stage.forward_rise_bytes - saved,
+                "backward_workspace_bytes": rise - grad_before - weight_grad,
+            },
+            *(
+                _chain_option(number, option, grad_before + weight_grad, created, again_ns)
+                for number, option in stage.opened()
+            ),
+        ],
+    }
+
+
+def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
+    """Counts what the last stage's forward takes in its backward, where that takes less; or in both.
+
+    No block can run between the two: when a plan is asked again, gradients have arrived at the last block. So a plan
+    must not let blocks leave room for the loss and run again before its backward.
+    """
+    handed = last["grad_bytes"] + grad_before + last["weight_grad_bytes"]
+    for option in last["options"]:
+        least = option["forward_workspace_bytes"] - handed
+        option["backward_workspace_bytes"] = max(option["backward_workspace_bytes"], least)
+        if not in_both:
+            option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
+
+
+def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:
+    shifted = min(again_ns, measured.backward_ns)
+    return {"forward_ns": measured.forward_ns + shifted, "backward_ns": measured.backward_ns - shifted}
+
+
+def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool, again_ns: int) -> dict[str, Any]:
+    """An option that keeps a part; `handed` are the gradients that the backward leaves."""
+    rise = option.backward_rise_bytes if created else option.accumulated_backward_rise_bytes
+    return {
+        "name": f"part {number}",
+        "saved_bytes": option.saved_bytes,
+        **_times(option, again_ns),
+        "forward_workspace_bytes": option.forward_rise_bytes - option.saved_bytes,
+        "backward_workspace_bytes": rise - handed,
+    }

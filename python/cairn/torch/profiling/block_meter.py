@@ -1,0 +1,384 @@
+"""Measures one run of one block alone: saving everything and then backward, and once more saving nothing.
+
+The run that saves nothing comes last and gives the result that the model goes on with: what a block hands to the rest
+of the model in other ways than by returning it (a loss of its own, left in an attribute) then has a graph that lives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, memory
+from ..base.blocks import Block
+from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, saving_nothing
+from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, TAKES_OUT, StageMeasure
+from ..base.tensor_fingerprints import fingerprint
+from ..base.tree import tensors_in
+from ..rerun_state.attributes import Attributes
+from ..rerun_state.preserve import Buffers, Randomness
+from ..rerun_state.side_effects import Lasting
+from . import isolated_block
+from .captured_inputs import places_of, refuse
+from .side_outputs import Arrivals, Beside, collecting_apart
+from .untracked_tensors import hidden_storages
+
+
+class Created:
+    """The gradients that parameters get, as they come.
+
+    Some are parts of one tensor: those of what was concatenated. Where gradients exist already, it goes when the last
+    of its parts was added to one. A part that no parameter has got may be waiting for another gradient, so as long as
+    there is one, the tensor is taken to stay.
+    """
+
+    def __init__(self, meter: memory.Meter) -> None:
+        self._meter = meter
+        self._parts: dict[int, int] = {}  # by storage: bytes of the parts that have come
+        self.gone: list[tuple[int, int]] = []  # mark and bytes of what goes where gradients exist
+
+    def note(self, gradient: torch.Tensor) -> None:
+        """A parameter has got its gradient."""
+        size, key = memory.storage_bytes(gradient), _compat.storage_key(gradient)
+        parts = self._parts[key] = self._parts.get(key, 0) + gradient.numel() * gradient.element_size()
+        if not key or parts >= size:
+            self.gone.append((self._meter.mark(), size))
+
+    def take_since(self, count: int) -> list[tuple[int, int]]:
+        """Takes out what has gone after so many; the gradients are let go of."""
+        taken = self.gone[count:]
+        del self.gone[count:]
+        self._parts.clear()
+        return taken
+
+
+class BlockMeter:
+    """See the top of this file. Readings are taken by `read`, once the meter was left."""
+
+    def __init__(
+        self,
+        meter: memory.Meter,
+        stage: StageMeasure,
+        block: Block,
+        device: torch.device,
+        arriving: Layouts = (),
+        static: Collection[int] = (),
+    ) -> None:
+        self._meter, self._stage, self._block, self._device = meter, stage, block, device
+        self._static = static  # storages that are there during the whole step
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.leaving: list[Layout | None] = []  # how those of the inputs lie
+        self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
+        self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
+        self.added: set[int] = set()  # those of them that it saves, and that stay beside those of runs again
+        self.kept_bytes = 0  # large gradients that hooks have kept
+        self.saved: frozenset[int] = frozenset()  # storages that autograd saves
+        self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
+        self._hides_input = False  # or an output: one of these is
+        #: by a run that saves: what stays beside that of runs again, and whether it saves that
+        self._added: list[tuple[_compat.StorageRef, bool]] = []
+        self._marks: dict[str, int] = {}
+        self._gone: list[tuple[int, int]] = []
+        self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
+        self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
+        self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
+        self._handed_bytes = 0
+        self._visible_bytes = 0  # of what a run that saves has left where it can be found
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        arguments: isolated_block.Arguments,
+        hooks: isolated_block.Hooks,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+    ) -> Any:
+        """Runs the block both ways; returns its output with a bridge for history.
+
+        `waiting` are parameters that have a gradient already when the block's backward begins, `created` is where the
+        gradients are noted that parameters get.
+        """
+        replay = Rewinding(self._block, self._device)
+        versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
+        attributes = Attributes(self._block.parts(), with_large=True)  # what was there is released by no run that saves
+        lasting = Lasting(self._block.parts())
+        with collecting_apart():
+            prints = self.run_saving(function, arguments, waiting, created)
+            if prints is None:
+                attributes.restore()
+                replay.rewind()
+                self._stage.captured = captured_by(self._block, function, arguments, self._device)
+                prints = self.run_saving(function, arguments, waiting, created)
+        if prints is None:
+            refuse(self._block.name, arguments.captured, self._block.parts())
+        replay.note_first_run(self._stage)
+        change = lasting.change()
+        if change is not None:
+            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
+        if arguments.writes_captured or any(t._version != version for t, version in versions):
+            self._stage.keep_reason = CHANGES_INPUT
+        if self._hides_input:
+            self._stage.keep_reason = self._stage.keep_reason or HIDES_INPUT
+        if attributes.have_history():
+            replay.rewind()
+            if self._count_again(function, arguments) != self._stage.saved_count:
+                self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
+        if attributes.lack(arguments.captured):
+            self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
+            attributes.restore()
+        attributes.detach()
+        del attributes, lasting  # so that the run below releases what it replaces, as in a step
+        replay.rewind()
+        output = self._run_plainly(function, arguments, hooks)
+        if prints != [fingerprint(t) for t in tensors_in(output)]:
+            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is run again"
+        replay.finish()
+        return output
+
+    def saved_outputs(self, output: Any) -> set[int]:
+        """The storages of the output that autograd saves."""
+        tensors = enumerate(tensors_in(output))
+        return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
+
+    # saving everything
+
+    def run_saving(
+        self,
+        function: Callable[..., Any],
+        arguments: isolated_block.Arguments,
+        waiting: Sequence[nn.Parameter],
+        created: Created,
+        saving: Callable[[], isolated_block.Saved] | None = None,
+    ) -> list[int] | None:
+        """Forward and backward; returns fingerprints of the output, or None if the block reads values with a history
+        that it is not passed, and has no backward alone. `saving` makes the hooks that save, if not all is saved.
+        """
+        torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
+        self._mark("base")
+        saved = isolated_block.SavedTensors(self._device) if saving is None else saving()
+        beside = Beside(self._block.parts())
+        with saved.recording():
+            leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
+            args, kwargs = arguments.source(
+                isolated_block.Hooks(arrived=self._noting(arguments.differentiable, leaving))
+            )
+            saved.given(args, kwargs)
+            result = arguments.run(function, args, kwargs)
+        del args, kwargs
+        self._mark("forward")
+        if arguments.reach_back([*isolated_block.differentiable(result), *beside.tensors(result)]):
+            return None
+        torch.clear_autocast_cache()
+        self._mark("saved")
+        self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
+        self._stage.saved_count = saved.count
+        tensors = list(tensors_in(result))
+        self.hidden = hidden_storages(tensors).difference(self._static)
+        self.saved = frozenset(saved.storages)
+        held = self.saved | self.hidden
+        self._saved_outputs = {
+            i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in held
+        }
+        self._note_travelling(saved, arguments, tensors)
+        prints = [fingerprint(t) for t in tensors]
+        made, self.arriving = beside.root(result, self.arriving)
+        del saved
+        handed = [*self.arriving, *layouts_of(waiting)]
+        self._handed_bytes = bytes_of(handed)
+        hooks = isolated_block.Hooks(begun=lambda: self._mark("begun"))
+        root = isolated_block.sink([*made, *waiting], hooks, handed) if made else None
+        del result, made, tensors
+        first, backward = len(created.gone), Beside(self._block.parts())
+        if root is not None:
+            with isolated_block.as_in_backward(self._device):
+                root.backward()
+        del root
+        self._mark("end")
+        leaving.clear()
+        self._gone = created.take_since(first)
+        self.kept_bytes = sum(ref.nbytes for ref in backward.storages(self._static).values())
+        self._take_weight_grads()
+        self._mark("after")
+        there = {*self._static, *memory.storages(arguments.tensors)}
+        self._visible_bytes = sum(ref.nbytes for ref in beside.storages(there).values())
+        return prints
+
+    def _take_weight_grads(self) -> None:
+        """Notes the gradients that parameters got, each storage once, and lets go of them."""
+        counted: set[int] = set()
+        for parameter in parameters_of(self._block):
+            if parameter.grad is not None:
+                key, size = _compat.storage_key(parameter.grad), memory.storage_bytes(parameter.grad)
+                self.weight_grads.append((parameter, 0 if key in counted else size))
+                counted |= {key} - {0}
+                parameter.grad = None
+
+    def _note_travelling(
+        self, saved: isolated_block.Saved, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """What the executor can send away of what the block saved, its output included, and of the output alone."""
+        given = memory.storages(arguments.tensors)
+        returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
+        sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
+        self._hides_input = not self.hidden.isdisjoint({*given, *returned})
+        plain = all(t.device == self._device and memory.can_travel(t) for t in outputs)
+        plain = plain and not any(key in self._static for key in returned)
+        plain = plain and self.hidden.isdisjoint({*given, *sizes})
+        self._stage.output_travels = plain and bool(returned)
+        if plain and not saved.stays:
+            self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)
+
+    def _mark(self, name: str) -> None:
+        self._marks[name] = self._meter.mark()
+
+    def _noting(
+        self, inputs: Sequence[torch.Tensor], leaving: list[torch.Tensor | None]
+    ) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            leaving.extend(grads)
+            self.leaving = layouts_of_all(grads)
+            for tensor, grad in zip(inputs, grads, strict=True):
+                if grad is not None and memory.has_storage(tensor):
+                    found = self.grads.setdefault(_compat.storage_id(tensor), {})
+                    found[_compat.storage_key(grad) or id(grad)] = memory.storage_bytes(grad)
+
+        return arrived
+
+    def grad_bytes(self, inputs: Iterable[int]) -> int:
+        """Of the gradients of inputs, each storage once."""
+        found = {key: size for name in inputs for key, size in self.grads.get(name, {}).items()}
+        return sum(found.values())
+
+    # saving nothing
+
+    def _count_again(self, function: Callable[..., Any], arguments: isolated_block.Arguments) -> int:
+        """How many tensors are saved by a run that finds what the run before has left, with its history."""
+        attributes, count = Attributes(self._block.parts()), itertools.count()
+
+        def counting(tensor: torch.Tensor) -> Layout:
+            next(count)
+            return Layout(tensor)
+
+        hooks = _compat.saved_tensors_hooks(counting, Layout.tensor)
+        with collecting_apart(), hooks:
+            args, kwargs = arguments.source(isolated_block.Hooks())
+            arguments.run(function, args, kwargs)
+        attributes.restore()
+        return next(count)
+
+    def _run_plainly(
+        self, function: Callable[..., Any], arguments: isolated_block.Arguments, hooks: isolated_block.Hooks
+    ) -> Any:
+        self._mark("plain base")
+        there = [ref.storage() for ref, _ in self._added]
+        with saving_nothing():
+            args, kwargs = arguments.source(isolated_block.Hooks())
+            beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
+            result = arguments.run(function, args, kwargs)
+        self.beside = Arrivals(beside.tensors(result))
+        passed = memory.storages((*arguments.tensors, *tensors_in(result)))
+        self.left = beside.storages({*passed, *self._static})
+        added = beside.added()
+        keeps = [saves for _, saves in self._added] if len(added) == len(self._added) else [True] * len(added)
+        self.added = {ref.key for ref, is_kept in zip(added, keeps, strict=True) if is_kept}
+        del args, kwargs
+        self._mark("plain end")
+        del there
+        torch.clear_autocast_cache()
+        output = isolated_block.bridge(result, arguments.differentiable, hooks, self.leaving)
+        lent.hand_back(self._block.name, result, output)
+        self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
+        return output
+
+    # readings
+
+    def read(self) -> None:
+        """Fills the stage; its output's bytes must be known."""
+        self.read_saving()
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["plain base"])
+        stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
+        left = sum(ref.nbytes for ref in self.left.values())
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
+        if hidden > SLACK_BYTES:
+            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+            stage.travel_bytes = 0
+
+    def read_saving(self) -> None:
+        """Fills in what the run shows that saves."""
+        stage, meter, at = self._stage, self._meter, self._marks
+        base = meter.level(at["base"])
+        stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
+        stage.forward_rise_bytes = meter.peak(at["base"], at["forward"]) - base
+        leftover = meter.level(at["after"]) - base - self._visible_bytes
+        stage.leftover_bytes = leftover if leftover > SLACK_BYTES else 0
+        if "begun" in at:
+            full = base + stage.saved_bytes + self._handed_bytes
+            stage.backward_rise_bytes = meter.peak(at["begun"], at["end"]) - full
+            accumulated = peak_without(meter, at["begun"], at["end"], self._gone)
+            stage.accumulated_backward_rise_bytes = accumulated - full
+
+
+def captured_by(
+    block: Block, function: Callable[..., Any], arguments: isolated_block.Arguments, device: torch.device
+) -> list[str]:
+    """Makes what a block reads with a history, and is not passed, inputs among its arguments; where each was found."""
+    state, attributes = Rewinding(block, device), Attributes(block.parts(), with_large=True)
+    with collecting_apart():
+        arguments.capture(function)
+    places = places_of(arguments.captured, block.parts())
+    attributes.restore()
+    state.rewind()
+    return places
+
+
+def parameters_of(block: Block) -> list[nn.Parameter]:
+    """The parameters of a block's modules, each once."""
+    return list({id(p): p for module in block.modules for p in module.parameters()}.values())
+
+
+def peak_without(meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]]) -> int:
+    """The peak if so many bytes were released at each of these marks."""
+    peaks, start, gone = [], first, 0
+    for mark, size in going:
+        peaks.append(meter.peak(start, mark) - gone)
+        start, gone = mark, gone + size
+    return max([*peaks, meter.peak(start, last) - gone])
+
+
+# -- running twice -------------------------------------------------------------------------------------------
+
+
+class Rewinding:
+    """Sees to it that a second run of a block repeats the first, and notes what keeps it from that."""
+
+    def __init__(self, block: Block, device: torch.device) -> None:
+        self._device = device
+        self._before = Randomness(device)
+        self._buffers = [Buffers(module) for module in block.modules]
+        self._borrowed = [Buffers(module) for module in block.borrowed]
+
+    def note_first_run(self, stage: StageMeasure) -> None:
+        self._after = Randomness(self._device)
+        stage.random = self._before.torch_differs(self._after)
+        stage.writes_buffers = [name for buffers in self._buffers for name in buffers.written()]
+        foreign = self._before.foreign_differs(self._after)
+        if foreign:
+            stage.keep_reason = f"draws from {' and '.join(foreign)}, which is not replayed"
+        written = [name for buffers in self._borrowed for name in buffers.changed()]
+        if written:
+            stage.keep_reason = (
+                f"writes buffers of modules that are no part of it ({', '.join(dict.fromkeys(written))})"
+            )
+
+    def rewind(self) -> None:
+        self._before.restore_torch()
+        for buffers in (*self._buffers, *self._borrowed):
+            buffers.restore()
+
+    def finish(self) -> None:
+        self._after.restore_torch()

@@ -1,0 +1,146 @@
+"""Values with a history that a block reads and is not passed: captured inputs.
+
+Keys and values shared across layers, a hypernetwork's weights in an attribute, skips in a list, cached weights. A block
+that runs alone must be cut off from their history, or its backward would run on into the rest of the step. So they are
+found, by a run in which every function tells what it is given, and then are inputs as arguments are: in a run alone,
+functions get fresh graph inputs in their places, and the block's gradients end there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ..base import _compat
+from ..base.errors import Unsupported
+from ..base.tree import Tree, tensors_inside
+from ..rerun_state.globals_and_closures import values_read
+from ..rerun_state.hook_closures import is_own_object, reached
+from ..rerun_state.module_state import OF_EVERY_MODULE
+from ..rerun_state.parametrized import cached_weights
+
+
+def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
+    """Whether a backward from these runs on into functions that ran before a mark, leaves of the graph aside."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in seen or _compat.is_end_of_graph(node):
+            continue
+        if not _compat.ran_since(node, since):
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False
+
+
+class _Given(TorchFunctionMode):
+    """Sees what functions are given, those of `torch.autograd.Function` as well."""
+
+    def __enter__(self) -> Any:
+        self._entered = _compat.functions_given(self.given)
+        self._entered.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._entered.__exit__(*exc)
+
+    def given(self, arguments: Any) -> Any:
+        """What a function is to be given: its arguments are (args, kwargs)."""
+        raise NotImplementedError
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.given((args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Finding(_Given):
+    """Notes the tensors with a history from before a mark that functions are given, in order, each once."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self._since = since
+        self._found: dict[int, torch.Tensor] = {}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return list(self._found.values())
+
+    def given(self, value: Any) -> Any:
+        """Notes those in a value."""
+        for tensor in Tree.of(value).leaves:
+            if tensor.grad_fn is not None and not _compat.is_made_since(tensor, self._since):
+                self._found.setdefault(id(tensor), tensor)
+        return value
+
+
+class Replacing(_Given):
+    """Gives functions other tensors in the places of some."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._others = {id(tensor): other for tensor, other in zip(tensors, others, strict=True)}
+        self._alive = list(tensors)  # so that no other gets the identity of one
+        self._versions = _compat.versions(others)
+
+    def given(self, value: Any) -> Any:
+        """A value with the others in their places."""
+        tree = Tree.of(value)
+        if not any(id(leaf) in self._others for leaf in tree.leaves):
+            return value
+        return tree.build([self._others.get(id(leaf), leaf) for leaf in tree.leaves])
+
+    def wrote(self) -> bool:
+        """Whether one was written in place."""
+        return _compat.versions(self._others.values()) != self._versions
+
+
+def places_of(tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> list[str]:
+    """Where code of modules finds each tensor that they are not passed, in words."""
+    named = {id(tensor): where for tensor, where in _named(modules)}
+    return [named.get(id(tensor), "a variable of its code") for tensor in tensors]
+
+
+def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
+    """The tensors that code of modules may find, with the places."""
+    read = values_read(modules, _may_hold)()
+    found: list[tuple[str, Any]] = [(name, value) for name, value in read]
+    found += [(f"'{name}', which it has at hand,", value) for _, name, value in reached(modules)]
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if name not in OF_EVERY_MODULE:
+                found.append((f"the attribute '{name}' of {type(module).__name__}", value))
+    for where, value in found:
+        inside = itertools.islice(_tensors_of(value), _MANY)
+        yield from ((tensor, where) for tensor in inside)
+    yield from ((weight, "a weight in parametrize.cached()") for weight in cached_weights(modules).values())
+
+
+_MANY = 1000
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, dict, list, tuple)) or is_own_object(value)
+
+
+def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, nn.Module):
+        return (t for name, held in vars(value).items() if name not in OF_EVERY_MODULE for t in _tensors_of(held))
+    return (tensor for _, tensor in tensors_inside(value))
+
+
+def refuse(name: str, tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> None:
+    """Raises Unsupported: the block of this name reads values with a history in a way that cannot be cut."""
+    places = places_of(tensors, modules)
+    places += [where for tensor, where in _named(modules) if tensor.grad_fn is not None]  # written in place since
+    raise Unsupported(
+        f"'{name}' reads a value with gradients that it is not passed ({', '.join(dict.fromkeys(places))}), and writes "
+        "it in place, or hands it to compiled code: pass it to the block as an argument, and return what is made of it"
+    )

@@ -1,0 +1,89 @@
+"""Which parameters autocast copies in a training step, and which of the copies autograd saves.
+
+Autocast casts a parameter once within the outermost region. Its cache holds the copy until the region ends, whoever
+else uses it; the graphs of those who save it hold it until their backwards. A later run of a block has a region of its
+own, and makes its copies again. So where a copy is counted depends on the schedule
+(`dependent_counts.py`); here is found who makes which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..base import _compat, memory
+from ..base.blocks import Block, intercepted
+from ..base.layouts import Layout
+from .sample import Sample
+
+
+@dataclasses.dataclass
+class Copies:
+    """Those of one stage, by name of the parameter: bytes of all that are in autocast's cache when it has run, were it
+    the first of its region; and for each tensor that autograd saves of which parameter it is the copy, or "".
+    """
+
+    made: dict[str, int] = dataclasses.field(default_factory=dict)
+    saved: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """Of the copies that go with the cache."""
+        return sum(size for name, size in self.made.items() if name not in self.saved)
+
+
+class _Casts(_compat.DispatchMode):
+    """Notes what becomes a copy of a parameter."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        super().__init__()
+        self._names = names
+        self.made: dict[int, tuple[str, _compat.StorageRef]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default and id(args[0]) in self._names and memory.has_storage(result):
+            ref = _compat.StorageRef(result)
+            self.made[ref.key] = self._names[id(args[0])], ref
+        return result
+
+
+class CopyPass:
+    """One forward that saves nothing, at the end of each stage of which autocast's cache is emptied."""
+
+    def __init__(self, sample: Sample, blocks: Sequence[Block]) -> None:
+        self._sample, self._blocks = sample, blocks
+        self._casts = _Casts({id(p): name for name, p in sample.model.named_parameters()})
+        self._saved: list[str] = []
+        self._found: list[Copies] = []
+
+    def run(self) -> list[Copies]:
+        """Of what runs before the first block, of that block, of what runs behind it, and so on."""
+        torch.clear_autocast_cache()
+        hooks = _compat.saved_tensors_hooks(self._pack, Layout.tensor)
+        with hooks, self._casts, intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
+            left = self._sample.forward()
+            self._end_stage()
+        del left
+        return self._found
+
+    def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._end_stage()
+        result = function(*args, **kwargs)
+        self._end_stage()
+        return result
+
+    def _pack(self, tensor: torch.Tensor) -> Layout:
+        known = self._casts.made.get(_compat.storage_id(tensor)) if memory.has_storage(tensor) else None
+        self._saved.append("" if known is None else known[0])
+        return Layout(tensor)
+
+    def _end_stage(self) -> None:
+        there = [(name, ref) for name, ref in self._casts.made.values() if ref.alive()]
+        torch.clear_autocast_cache()
+        made = {name: ref.nbytes for name, ref in there if not ref.alive()}
+        self._found.append(Copies(made, [name if name in made else "" for name in self._saved]))
+        self._casts.made, self._saved = {}, []

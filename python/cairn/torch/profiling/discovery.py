@@ -1,0 +1,574 @@
+"""Which pieces of a model become stages: what the sample step really calls, in the order in which it calls it.
+
+The model runs once on the sample while nothing is saved for a backward. Every module call is recorded with the
+storages that it read and returned, so that layers which are skipped, shared or called twice are seen as they are.
+Then blocks are chosen: what the user names; gradient-checkpointing layers of Hugging Face; children of `Sequential`
+and `ModuleList`, or modules of which these have little; the model's own children as they were called; the whole model.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, memory
+from ..base.blocks import Block, root_of, takes_gradients
+from ..base.errors import Unsupported
+from ..base.tree import tensors_in
+from ..rerun_state.preserve import Parameters
+from ..rerun_state.sharded import whole_units
+from .sample import LOSS_DIFFERENTIATES
+
+
+@dataclasses.dataclass
+class Call:
+    """One observed call of a module."""
+
+    name: str
+    module: nn.Module
+    depth: int
+    reads: frozenset[int]  # storages of the tensors in its arguments
+    takes_gradients: bool = True  # it has a backward
+    returns: frozenset[int] = frozenset()
+    saves: set[int] = dataclasses.field(default_factory=set)  # storages that autograd saves while it runs
+    wrote_input: bool = False
+    wrote_parameters: bool = False  # of the model, while it ran
+    has_hooks: bool = False  # saved-tensor hooks of the model's own are in force around it
+    is_reentrant: bool = False  # it runs in a torch.utils.checkpoint with use_reentrant=True
+    is_transformed: bool = False  # it runs within a transform of torch.func
+    has_computed_weights: bool = False  # torch.func.functional_call has put tensors with a graph in their places
+    has_result: bool = False  # it has ended, and returned something
+    output_requires_grad: bool = False
+
+
+@dataclasses.dataclass
+class Trace:
+    """All module calls of one forward, in order of their beginning."""
+
+    calls: list[Call]
+    storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
+    casts: bool  # autocast was on in some call
+    compiled: list[frozenset[int]]  # for each call of a compiled function, the identities of the modules around it
+    saved: list[tuple[int, frozenset[int]]]  # each storage that autograd saves, and the modules around, likewise
+
+    def calls_of(self, module: nn.Module) -> list[Call]:
+        return [call for call in self.calls if call.module is module]
+
+    def runs_of(self, modules: Sequence[nn.Module]) -> list[list[Call]]:
+        """The calls of modules that run one right after another, each time that they take gradients; none, if they do
+        not always run so.
+        """
+        return [run for run in _runs_of(self, modules) if any(call.takes_gradients for call in run)]
+
+    def call_order(self, blocks: Iterable[Block]) -> list[Block]:
+        """The blocks as they run with gradients, one that runs several times as often."""
+        first = {id(run[0]): block for block in blocks for run in self.runs_of(block.modules)}
+        return [first[id(call)] for call in self.calls if id(call) in first]
+
+    def saved_bytes(self, modules: Sequence[nn.Module]) -> int:
+        """Of all that autograd saves while these run, parameters left out."""
+        calls = [call for module in modules for call in self.calls_of(module)]
+        return self._sum(set().union(*(call.saves for call in calls)), modules)
+
+    def freed_bytes(self, modules: Sequence[nn.Module]) -> int:
+        """Of what autograd saves, what running these again can bring back: what they made, and nothing else saves."""
+        calls = [call for module in modules for call in self.calls_of(module)]
+        own = {id(module) for module in modules}
+        read, made = set[int]().union(*(call.reads for call in calls)), set[int]().union(*(c.returns for c in calls))
+        within = {key for key, around in self.saved if around & own and (key in made or key not in read)}
+        beside = {key for key, around in self.saved if not around & own}
+        return self._sum(within - beside, modules)
+
+    def _sum(self, keys: Set[int], modules: Sequence[nn.Module]) -> int:
+        """Bytes of these storages, parameters of the modules left out."""
+        own = {_compat.storage_id(p) for module in modules for p in module.parameters() if memory.has_storage(p)}
+        return sum(self._bytes.get(key, 0) for key in keys - own)
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, int]:
+        return {ref.key: ref.nbytes for ref in self.storages}
+
+    def run_by(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
+        """The modules that these run, beside themselves and their parts."""
+        callers, own = set(map(id, modules)), {id(part) for module in modules for part in module.modules()}
+        found: list[nn.Module] = []
+        depth: int | None = None  # of the caller that runs
+        for call in self.calls:
+            if depth is not None and call.depth <= depth:
+                depth = None
+            if depth is not None and id(call.module) not in own:
+                found.append(call.module)
+            elif depth is None and id(call.module) in callers:
+                depth = call.depth
+        return list(dict.fromkeys(found))
+
+    def runs_compiled(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether one of them runs what torch.compile has made."""
+        own = set(map(id, modules))
+        return any(around & own for around in self.compiled)
+
+    def runs_compiled_outside(self, blocks: Iterable[Block]) -> bool:
+        """Whether the model does so itself."""
+        own = {id(module) for block in blocks for module in block.modules}
+        return any(not around & own for around in self.compiled)
+
+
+def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> Trace:
+    """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched."""
+    recorder = _Recorder()
+    handles = []
+    for name, module in _seen(model):
+        handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
+    try:
+        watching = parameters.watching(recorder.note_written)
+        with (
+            torch.autograd.graph.saved_tensors_hooks(*recorder.hooks),
+            watching,
+            _compat.compiled_calls_told(recorder.note_compiled),
+        ):
+            run()
+    except RuntimeError as error:
+        if "don't yet support saved tensor hooks" in str(error):
+            recorder.refuse_transform(error)
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+        recorder.hooks = None, None  # they hold the recorder, and with it the model, in a cycle
+    return Trace(recorder.calls, recorder.storages, recorder.casts, recorder.compiled, recorder.saved)
+
+
+def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules whose calls can be observed: none inside a compiled one, which is called as a whole."""
+    hidden = {id(part) for module in model.modules() for part in _compat.parts_compiled_with(module)}
+    return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.storages: list[_compat.StorageRef] = []
+        self.casts = False
+        self.compiled: list[frozenset[int]] = []
+        self.saved: list[tuple[int, frozenset[int]]] = []
+        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.note_saved, self.refuse_backward)
+        self._known: set[int] = set()
+        self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
+
+    def enter(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if torch.compiler.is_compiling():
+                return  # in the body of a higher-order operator, which is traced
+            is_transformed = _compat.transforms_are_active()
+            inputs = [] if is_transformed else [t for t in tensors_in((args, kwargs)) if memory.has_storage(t)]
+            call = Call(name, module, len(self._open), self._keys(inputs), is_transformed=is_transformed)
+            call.takes_gradients = takes_gradients((args, kwargs), module.parameters())
+            call.has_computed_weights = not all(p.is_leaf for p in module.parameters())
+            self.casts |= any(map(torch.is_autocast_enabled, {t.device.type for t in inputs}))
+            call.has_hooks = _compat.saved_tensor_hooks_are_active(self.hooks[0])
+            call.is_reentrant = _compat.is_in_reentrant_checkpoint()
+            self.calls.append(call)
+            versions = [(t, t._version) for t in inputs if not t.is_inference()]
+            self._open.append((call, versions, _parameter_storages(module)))
+
+        return hook
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._open:
+            return
+        call, versions, storages = self._open.pop()
+        call.has_result = output is not None
+        if any(a != b and a and b for a, b in zip(_parameter_storages(module), storages, strict=False)):
+            call.wrote_parameters = True
+            self.note_written()
+        outputs = [] if call.is_transformed else [t for t in tensors_in(output) if memory.has_storage(t)]
+        call.returns = self._keys(outputs)
+        call.wrote_input = any(t._version != version for t, version in versions)
+        call.output_requires_grad = any(t.requires_grad for t in outputs)
+
+    def note_compiled(self) -> None:
+        """A function that torch.compile has made is called."""
+        self.compiled.append(self._around())
+
+    def _around(self) -> frozenset[int]:
+        """The modules that run."""
+        return frozenset(id(call.module) for call, _, _ in self._open)
+
+    def note_written(self) -> None:
+        """A parameter is written."""
+        for call, _, _ in self._open:
+            call.wrote_parameters = True
+
+    def note_saved(self, tensor: torch.Tensor) -> None:
+        """Called with each tensor that autograd would save."""
+        if _compat.transforms_are_active():
+            self.refuse_transform()
+        if memory.has_storage(tensor):
+            saved = self._keys([tensor])
+            self.saved += [(key, self._around()) for key in saved]
+            for call, _, _ in self._open:
+                call.saves |= saved
+
+    def refuse_backward(self, packed: Any) -> torch.Tensor:
+        """Called when autograd wants a saved tensor, although the forward has not ended."""
+        raise Unsupported(
+            f"{self._where()} takes gradients (autograd.grad or backward) inside the model's forward, so the step is "
+            "no forward with a backward behind it; plan the parts of the model that do not, each by itself"
+            if self._open
+            else LOSS_DIFFERENTIATES
+        )
+
+    def refuse_transform(self, error: RuntimeError | None = None) -> None:
+        """Called where what a transform saves for the backward cannot be had."""
+        raise Unsupported(
+            f"{self._where()} differentiates by torch.func (grad, vjp, jvp, ...) inside the model's forward, which "
+            "saves tensors where no plan can reach them; plan the parts of the model that do not, each by itself"
+        ) from error
+
+    def _where(self) -> str:
+        """The innermost module that runs, or that an error has ended."""
+        running = (f"'{call.name}'" for call in reversed(self.calls) if call.name and not call.has_result)
+        return next(running, "the model")
+
+    def _keys(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+        refs = [_compat.StorageRef(t) for t in tensors]
+        for ref in refs:
+            if ref.key not in self._known:
+                self._known.add(ref.key)
+                self.storages.append(ref)
+        return frozenset(ref.key for ref in refs)
+
+
+def _parameter_storages(module: nn.Module) -> list[int]:
+    return [_compat.storage_key(p) for p in module._parameters.values() if p is not None]
+
+
+def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
+    """Modules of a list that did not run, although others of the same list did."""
+    called = {id(call.module) for call in observed.calls}
+    found = []
+    for name, part in model.named_modules():
+        if isinstance(part, nn.ModuleList) and any(id(child) in called for child in part):
+            found += [f"{name}.{key}" for key, child in part.named_children() if id(child) not in called]
+    return found
+
+
+def skipping_parts(model: nn.Module, observed: Trace) -> list[str]:
+    """Modules that ran without a part that others of their class ran: a residual branch that was dropped, say."""
+    called = {id(call.module) for call in observed.calls}
+    ran = [(name, module) for name, module in model.named_modules() if id(module) in called]
+    parts: collections.defaultdict[type, set[str]] = collections.defaultdict(set)
+    for _, module in ran:
+        parts[type(module)].update(key for key, child in module.named_children() if id(child) in called)
+
+    def lacks_one(module: nn.Module) -> bool:
+        return any(key in parts[type(module)] and id(child) not in called for key, child in module.named_children())
+
+    return [name for name, module in ran if lacks_one(module)]
+
+
+# -- choosing ------------------------------------------------------------------------------------------------
+
+
+def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
+    """The blocks of a model, in the order of their first calls. `wanted` is described at `cairn.torch.profile`."""
+    modules = _automatic(model, observed) if wanted == "auto" else named_by_user(model, wanted)
+    if not modules:
+        raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
+    return _in_call_order(model, observed, whole_units(model, modules, named=wanted != "auto"))
+
+
+def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:
+    """The whole model as a block, where parts of it are worth more than the blocks that were found; else nothing.
+
+    It is, where the model does more itself than they do. But not where its layers are written to be run again, or some
+    were skipped, which a whole would not know; nor where something in it is compiled, and so cannot be opened, or twice
+    what it saves, all at once, takes more than there is.
+    """
+    whole = root_of(model)
+    modules = [module for block in blocks for module in block.modules]
+    by_hand = not _hugging_face_layers(model, observed) and not skipped_layers(model, observed)
+    fits = 2 * observed.saved_bytes([whole]) <= room_bytes
+    if fits and by_hand and not observed.compiled and _is_mostly_beside(whole, modules, observed):
+        return _in_call_order(model, observed, [whole])
+    return []
+
+
+def named_by_user(model: nn.Module, wanted: Any, option: str = "blocks") -> list[nn.Module]:
+    """The modules that name patterns, classes, modules, or lists of these, stand for.
+
+    In a pattern, `*` stays within one part of a name. A container given by itself stands for its children.
+    """
+    if isinstance(wanted, (nn.ModuleList, nn.Sequential)):
+        return list(wanted)
+    if isinstance(wanted, str):
+        found = [m for name, m in model.named_modules() if _matches(name, wanted)]
+    elif isinstance(wanted, type):
+        found = [m for m in model.modules() if isinstance(m, wanted)]
+    elif isinstance(wanted, nn.Module):
+        found = [wanted]
+    elif isinstance(wanted, Iterable):
+        items = [[item] if isinstance(item, nn.Sequential) else named_by_user(model, item, option) for item in wanted]
+        found = [module for item in items for module in item]
+    else:
+        raise TypeError(
+            f"{option} must be a name pattern, a module class, modules or a list of these, not {type(wanted).__name__}"
+        )
+    return [part for m in found for part in (m if isinstance(m, nn.ModuleList) else [m])]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """The model itself has no name, and only a pattern without any stands for it."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return bool(name) == bool(pattern) and len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+
+
+def _automatic(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    for strategy in (_hugging_face_layers, _container_children, _top_level_calls):
+        modules = _outermost(strategy(model, observed))
+        if modules:
+            return modules
+    return [root_of(model)]
+
+
+def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    layers = sys.modules.get("transformers.modeling_layers")
+    layer_class = getattr(layers, "GradientCheckpointingLayer", None)
+    if layer_class is None:
+        return []
+    called = {id(call.module) for call in observed.calls}
+    return [
+        module
+        for module in model.modules()
+        if id(module) in called and isinstance(_compat.compiled_inside(module) or module, layer_class)
+    ]
+
+
+def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    """Children of the outermost containers; a child that is little else than a container is opened as well."""
+    found = list(_in_containers(model, {id(call.module) for call in observed.calls}, observed))
+    return found if sum(len(observed.calls_of(module)) for module in found) > 1 else []
+
+
+def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
+    if _compat.compiled_inside(module) is not None:
+        return
+    if _is_container(module) or _repeats_its_child(module, observed):
+        yield from _opened(module, called, observed)
+        return
+    found = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
+    whole = {id(child) for child, parts in found if parts and _is_mostly_beside(child, parts, observed)}
+    for child, parts in found:
+        if parts and id(child) not in whole:
+            yield from parts
+        elif whole and id(child) in called:
+            yield child  # as those beside it, which have such a container in them
+
+
+HALF = 0.52  # and the little that normalizations save beside what they are given
+
+
+def _is_mostly_beside(module: nn.Module, found: Sequence[nn.Module], observed: Trace) -> bool:
+    """Whether a module can be a block, and running these parts of it again brings back less than half of what running
+    it does: a residual block with a container of no more than a projection, say, or layers with functions between them.
+    """
+    return observed.freed_bytes(found) < HALF * observed.freed_bytes([module]) and _can_be_stage(
+        observed, Block("", (module,))
+    )
+
+
+def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
+    for child in container.children():
+        inner = child if _is_container(child) else _all_but(child, observed)
+        if inner is not None and len([part for part in inner.children() if id(part) in called]) > 1:
+            yield from _opened(inner, called, observed)
+        elif id(child) in called:
+            yield child
+
+
+def _repeats_its_child(module: nn.Module, observed: Trace) -> bool:
+    """Whether a list of one child runs it several times, as models that share one layer's parameters do."""
+    return isinstance(module, nn.ModuleList) and len(module) == 1 and len(observed.calls_of(module[0])) > 1
+
+
+def _is_container(module: nn.Module) -> bool:
+    """A list of several children; a Sequential with a forward of its own may do more than call them in order."""
+    if isinstance(module, nn.Sequential):
+        return len(module) > 1 and _is_plain(module)
+    return isinstance(module, nn.ModuleList) and len(module) > 1
+
+
+def _is_plain(container: nn.Sequential) -> bool:
+    return type(container).forward is nn.Sequential.forward and "forward" not in vars(container)
+
+
+ALL_BUT = 0.9  # of a module's parameters
+
+
+def _all_but(module: nn.Module, observed: Trace) -> nn.Module | None:
+    """The container that a module is little else than: it has nearly all of the parameters, and what its last child
+    returns is what the module returns.
+    """
+    if _compat.compiled_inside(module) is not None:
+        return None
+    total = sum(p.numel() for p in module.parameters())
+    for part in module.modules():
+        if part is not module and _is_container(part):
+            share = sum(p.numel() for p in part.parameters())
+            last = observed.calls_of(list(part.children())[-1])
+            calls = list(zip(observed.calls_of(module), last, strict=False))
+            hands_on = bool(calls) and all(outer.returns & inner.returns for outer, inner in calls)
+            return part if total and share >= ALL_BUT * total and hands_on else None
+    return None
+
+
+def _top_level_calls(model: nn.Module, observed: Trace) -> list[nn.Module]:
+    """The calls at the first depth at which there are several."""
+    for depth in range(1, max((call.depth for call in observed.calls), default=0) + 1):
+        modules = [call.module for call in observed.calls if call.depth == depth and call.output_requires_grad]
+        if len(modules) > 1:
+            return modules
+    return []
+
+
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Leaves out modules that lie inside another of the list."""
+    chosen = {id(m) for m in modules}
+    inner = {id(part) for m in modules for part in m.modules() if part is not m}
+    return [m for m in dict.fromkeys(modules) if id(m) in chosen - inner]
+
+
+def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Module]) -> list[Block]:
+    outermost = {id(m): m for m in _outermost(modules)}
+    merged = _merged_children(model, observed, outermost)
+    blocks: list[Block] = []
+    seen = {id(module) for block in merged.values() for module in block.modules[1:]}
+    for call in observed.calls:
+        if id(call.module) not in outermost or id(call.module) in seen:
+            continue
+        block = merged.get(id(call.module)) or Block(call.name, (call.module,))
+        borrowed, compiled = tuple(observed.run_by(block.modules)), observed.runs_compiled(block.modules)
+        block = dataclasses.replace(block, borrowed=borrowed, is_compiled=compiled)
+        seen.update(id(m) for m in block.modules)
+        _refuse_checkpoints(observed, block)
+        _refuse_functional(observed, block)
+        if _can_be_stage(observed, block):
+            _refuse_hooks(observed, block)
+            blocks.append(block)
+    return blocks
+
+
+def _refuse_checkpoints(observed: Trace, block: Block) -> None:
+    """Where one with use_reentrant=True is around a block, the forward records no graph for it."""
+    first = block.modules[0]
+    if any(call.is_reentrant for call in observed.calls_of(first)) and any(p.requires_grad for p in first.parameters()):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within torch.utils.checkpoint with use_reentrant=True: take it "
+            "out, and the budget decides which blocks are run again; or name the modules around it with blocks="
+        )
+
+
+def _refuse_functional(observed: Trace, block: Block) -> None:
+    """What runs again is not transformed; and a backward of weights that are computed runs on, out of the block."""
+    calls = [call for run in observed.runs_of(block.modules) for call in run]
+    if any(call.is_transformed for call in calls):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within a transform of torch.func (vmap, ...): name the modules "
+            "around it with blocks="
+        )
+    if any(call.has_computed_weights for call in calls):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' with weights that it has computed (torch.func.functional_call): "
+            "plan the module that functional_call is given, by itself, or name the modules around it with blocks="
+        )
+
+
+def _refuse_hooks(observed: Trace, block: Block) -> None:
+    """Of saved-tensor hooks only the innermost are called."""
+    if any(run[0].has_hooks for run in observed.runs_of(block.modules)):
+        raise Unsupported(
+            f"the model's forward calls '{block.name}' within saved-tensor hooks of its own (torch.utils.checkpoint, "
+            "save_on_cpu, ...): take them out, and the budget decides which blocks are run again; or name the modules "
+            "around them with blocks="
+        )
+
+
+def _can_be_stage(observed: Trace, block: Block) -> bool:
+    """Not without a backward, and not where a caller's tensor is changed in place or only looked at differently."""
+    runs = observed.runs_of(block.modules)
+    return bool(runs) and all(
+        end.output_requires_grad and not begin.wrote_input and not (end.returns and end.returns <= begin.reads)
+        for begin, end in ((calls[0], calls[-1]) for calls in runs)
+    )
+
+
+def _merged_children(model: nn.Module, observed: Trace, chosen: dict[int, nn.Module]) -> dict[int, Block]:
+    """Children of a Sequential that belong to their predecessor, merged with it; by id of the first module.
+
+    A child may stand in several such groups, as an activation does that all layers share. A block is known by its first
+    module, so that one stands in no other.
+    """
+    groups: list[Block] = []
+    for prefix, container in model.named_modules():
+        if not (isinstance(container, nn.Sequential) and _is_plain(container)):
+            continue
+        for start, group in _runs(observed, list(container), chosen):
+            if len(group) > 1:
+                name = f"{prefix}.{start}" if prefix else str(start)
+                groups.append(Block(f"{name}-{start + len(group) - 1}", tuple(group), container, start))
+    members = collections.Counter(id(module) for block in groups for module in block.modules)
+    return {id(block.modules[0]): block for block in groups if members[id(block.modules[0])] == 1}
+
+
+def _runs(
+    observed: Trace, children: Sequence[nn.Module], chosen: dict[int, nn.Module]
+) -> Iterator[tuple[int, list[nn.Module]]]:
+    start, group = 0, [children[0]] if children else []
+    for position, child in enumerate(children[1:], 1):
+        if id(child) in chosen and id(group[-1]) in chosen and _belongs_to(observed, group, child):
+            group.append(child)
+        else:
+            yield start, group
+            start, group = position, [child]
+    if group:
+        yield start, group
+
+
+def _runs_of(observed: Trace, modules: Sequence[nn.Module]) -> list[list[Call]]:
+    """The calls of modules that run one right after another, each time that the first one does; none, if they do not
+    always.
+    """
+    found = []
+    for number, first in enumerate(observed.calls):
+        if first.module is modules[0]:
+            beside = (call for call in observed.calls[number + 1 :] if call.depth <= first.depth)
+            following = list(itertools.islice(beside, len(modules) - 1))
+            if [call.module for call in following] != list(modules[1:]):
+                return []
+            found.append([first, *following])
+    return found
+
+
+def _belongs_to(observed: Trace, group: Sequence[nn.Module], module: nn.Module) -> bool:
+    """Whether a child works on its predecessor's output, or is all that keeps that output from being let go.
+
+    The first cannot be run apart from it. In the second case neither saves what lies between them, and a stage that
+    ended there would count it as saved; but two modules with parts of their own are worth more apart.
+    """
+    calls = [(first, second) for *_, first, second in _runs_of(observed, [*group, module])]
+    if not calls or module in group:
+        return False
+    if any(call.wrote_input or call.returns & call.reads for _, call in calls):
+        return True
+    is_small = not all(any(part.children()) for part in (group[-1], module))
+    return is_small and all(not first.returns & (first.saves | second.saves) for first, second in calls)

@@ -1,0 +1,200 @@
+"""One training step on sample data: how its forward and backward are run, and where its loss is."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import memory
+from ..base.errors import Unsupported
+from ..base.layouts import saving_nothing
+from ..base.progress import Teller
+from ..base.tree import Tree, tensors_in
+from ..head.replacements import Outside, Replaced
+from ..rerun_state.attributes import left_as_found
+from ..rerun_state.external_modules import Leaves, outsiders
+from ..rerun_state.hook_closures import brought_by
+from ..rerun_state.kv_caches import own_caches
+from ..rerun_state.preserve import Parameters, Randomness, untouched
+from ..rerun_state.step_attributes import StepAttributes
+from . import isolated_block
+
+LOSS_DIFFERENTIATES = (
+    "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
+    "for it. For derivatives in a loss (create_graph=True: physics-informed losses, gradient penalties), leave them "
+    "out of loss_fn= and plan for the rest of the loss: steps that take them under that plan are exact, and what a "
+    "single derivative saves is recomputed once more. What autograd saves for the derivatives themselves is kept, "
+    "whatever is planned: leave room for it by Budget(reserve=), or accumulate gradients over smaller batches"
+)
+
+
+class Sample:
+    """One training step on sample data: forward and loss.
+
+    Every forward begins with the random state that there was first, so that layers which are skipped at random are the
+    same ones each time; and with the same numbers in attributes, such as counts of steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        loss_fn: Callable[[Any], torch.Tensor] | None,
+        holds_output: bool = True,
+    ) -> None:
+        self.model, self.loss_fn, self.holds_output = model, loss_fn, holds_output
+        self._call = Tree.of((args, kwargs))
+        # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
+        self._tensors = [t.detach().requires_grad_() if t.requires_grad else t for t in self._call.leaves]
+        self.has_no_loss = False
+        self.teller = Teller()  # of the pass that runs it
+        #: modules that are no part of the model and that the step uses
+        self.others = outsiders(model, loss_fn, self._call.opaque)
+        self._leaves = Leaves(model, self._tensors)
+        self.attributes = StepAttributes([*model.modules(), *self.others])
+        self.replaced = Replaced(model, Outside())
+        self._random: Randomness | None = None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What a forward is called with: its own lists, dicts and caches each time, for a model may take things out of
+        them, or add to them.
+        """
+        return self._built()[0]
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The same of what is passed by name."""
+        return self._built()[1]
+
+    def _built(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return own_caches(*self._call.build(self._tensors))
+
+    def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
+        """Runs the forward; its `results`. `returned` is called when the model has returned."""
+        output = self.output()
+        returned()
+        return self.results(output)
+
+    def results(self, output: Any) -> tuple[Any, torch.Tensor | None]:
+        """What the loop has while the backward runs, and the loss; None where that is computed elsewhere."""
+        loss = self.loss(output)
+        self.has_no_loss = loss is None
+        if loss is None and not self.holds_output:
+            raise ValueError(
+                "holds_output=False is for loops that keep the loss alone, and the model's output has no loss: give "
+                "loss_fn=, too"
+            )
+        self._leaves.note(tensors_in((output, loss)))
+        return (output if self.holds_output else loss), loss
+
+    def output(self) -> Any:
+        """The model's output."""
+        self.attributes.look()
+        self.attributes.forget_losses()
+        self.attributes.restore_numbers()
+        self.random.restore()
+        with self.replaced.during_forward():
+            args, kwargs = self._built()
+            return self.model(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def untouched(self, device: torch.device) -> Iterator[Parameters]:
+        """`untouched` of the model, and of all else that its step and its loss use."""
+        with untouched(self.model, device, self.attributes, self.others) as parameters:
+            try:
+                yield parameters
+            finally:
+                self._leaves.restore()
+
+    @contextlib.contextmanager
+    def stateless(self) -> Iterator[None]:
+        """A context after which what every forward leaves anew in attributes is as it was."""
+        try:
+            yield
+        finally:
+            self.attributes.restore_states()
+
+    def watch(self, parameters: Parameters) -> None:
+        """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
+        with left_as_found(self.model), saving_nothing(), parameters.watching():
+            self.output()
+
+    @property
+    def random(self) -> Randomness:
+        """The random state with which a forward begins."""
+        if self._random is None:
+            self._random = self._random_now()
+        return self._random
+
+    def begin_with(self, state: Randomness) -> None:
+        """Makes it the random state with which a forward begins."""
+        self._random = state
+
+    def begin_with_seed(self, seed: int) -> None:
+        """The same, by a seed of every generator."""
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        self._random = self._random_now()
+
+    def draws(self) -> bool:
+        """Whether the forward that ran last has drawn random numbers."""
+        now = self._random_now()
+        return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
+
+    def _random_now(self) -> Randomness:
+        return Randomness(memory.device_of(self.model))
+
+    def loss(self, output: Any) -> torch.Tensor | None:
+        if self.loss_fn is not None:
+            return self._checked(output, self._made_loss(output, self.loss_fn))
+        if isinstance(output, torch.Tensor):
+            return output if output.numel() == 1 else None
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        return loss if isinstance(loss, torch.Tensor) else None
+
+    @staticmethod
+    def _made_loss(output: Any, loss_fn: Callable[[Any], Any]) -> Any:
+        try:
+            return loss_fn(output)
+        except RuntimeError as error:
+            if "have been used in the graph" in str(error):  # by the caller's own tensors, of which copies are run
+                raise Unsupported(LOSS_DIFFERENTIATES) from error
+            raise
+
+    def _checked(self, output: Any, loss: Any) -> torch.Tensor:
+        """What loss_fn made, if a backward can begin with it."""
+        if not isinstance(loss, torch.Tensor):
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned a {type(loss).__name__}"
+            )
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss_fn must return the loss, a tensor of one number; it returned one of {list(loss.shape)}"
+            )
+        if torch.is_grad_enabled() and not loss.requires_grad and any(t.requires_grad for t in tensors_in(output)):
+            raise ValueError("loss_fn returned a tensor without gradients: is there a detach() or no_grad() in it?")
+        return loss
+
+    def static_tensors(self) -> list[torch.Tensor]:
+        """What the caller brings: the arguments, and what the loss function has at hand."""
+        return list(tensors_in((self.args, self.kwargs, list(brought_by(self.loss_fn)))))
+
+
+def backward_of(output: Any, loss: torch.Tensor | None) -> None:
+    """Runs the backward from the loss, or from gradients of the output's size where there is none."""
+    roots = isolated_block.differentiable(output) if loss is None else [loss]
+    with isolated_block.as_in_backward(roots[0].device):
+        if loss is not None:
+            loss.backward()
+        else:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

@@ -1,0 +1,1 @@
+"""What plans do, block by block, for people and as data."""

@@ -1,0 +1,69 @@
+"""Attributes of modules, and hooks on them, as a block's first run left them, for its recomputation.
+
+A model may set an attribute of its blocks, or register hooks on their parts, for the time of its forward. Of blocks
+that turn out to need it while they are profiled, this is noted in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ..base.patched_forward import TAKEN
+from .module_state import OF_EVERY_MODULE, is_light
+
+_HIDDEN = OF_EVERY_MODULE | TAKEN
+_HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks" in name)
+_ABSENT = object()  # in place of what an attribute stands for that is not there
+
+
+class Standing:
+    """What takes next to no memory of the attributes of modules, and all hooks around their forwards."""
+
+    __slots__ = ("_hooks", "_names")
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._names: list[tuple[dict[str, Any], dict[str, Any], frozenset[str]]] = []
+        self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        for module in modules:
+            own = vars(module)
+            found = {name: value for name, value in own.items() if name not in _HIDDEN and is_light(value)}
+            self._names.append((own, found, frozenset(own)))
+            self._hooks += [(own[name], dict(own[name])) for name in _HOOKS]
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """The body finds these attributes and hooks; what it finds otherwise comes back after it."""
+        with contextlib.ExitStack() as undo:
+            for own, found, names in self._names:
+                for name in [name for name in own if name not in names and name not in _HIDDEN]:
+                    _put(own, name, _ABSENT, undo)
+                for name, value in found.items():
+                    if own.get(name, _ABSENT) is not value:
+                        _put(own, name, value, undo)
+            for registry, there in self._hooks:
+                if list(registry.items()) != list(there.items()):
+                    undo.callback(_refill, registry, dict(registry))
+                    _refill(registry, there)
+            yield
+
+
+def _put(own: dict[str, Any], name: str, value: Any, undo: contextlib.ExitStack) -> None:
+    before = own.get(name, _ABSENT)
+    undo.callback(_set, own, name, before)
+    _set(own, name, value)
+
+
+def _set(own: dict[str, Any], name: str, value: Any) -> None:
+    if value is _ABSENT:
+        own.pop(name, None)
+    else:
+        own[name] = value
+
+
+def _refill(registry: dict[int, Any], items: dict[int, Any]) -> None:
+    registry.clear()
+    registry.update(items)

@@ -1,0 +1,205 @@
+"""What a recorded run of a block depends on beside its arguments: constants, and what it is made of.
+
+A recording holds numbers that the block's code found in attributes, globals and closures, and the operations that its
+parts, functions and hooks ran. It is followed only where all of these are as they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as all_modules
+
+from ..base import _compat
+from ..base.dict_versions import Witness
+from ..base.patched_forward import names_but_handlers
+from .globals_and_closures import Elsewhere, names_of
+from .guards import Noted, call, is_comparable, is_noted, is_referred_to, items_of
+from .hook_closures import has_attributes, is_of_library
+from .module_state import OF_EVERY_MODULE, attributes_of, children_of
+from .snapshot import OBJECT_DEPTH
+
+
+class Constants:
+    """The attributes of modules, and of plain objects among them, that a forward may read, their classes, parts and
+    hooks; and what of constants and functions it finds elsewhere.
+
+    Parts and plain objects are referred to weakly, so that a model is freed as ever.
+
+    Attributes:
+        flags: the modules' training flags.
+        numbers: of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
+    """
+
+    __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects",
+                 "_parts", "_witness", "_witness_of_all", "flags", "numbers")  # fmt: skip
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        objects = _plain_objects(modules)
+        attributes = list(map(attributes_of, modules))
+        self.flags = [module.training for module in modules]
+        self.numbers: list[int] | None = None
+        self._kinds = list(map(type, [*modules, *objects]))
+        self._gone: list[weakref.ref[Any]] = []
+        self._parts = [weakref.ref(module, self._gone.append) for module in modules]
+        self._objects = [weakref.ref(value, self._gone.append) for value in objects]
+        self._witness: Witness | None = None  # of what lies in modules and objects
+        self._witness_of_all: Witness | None = None  # and elsewhere, where scripts change something in every step
+        self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
+        self._elsewhere = Elsewhere(modules, objects)
+        owned = [*map(dict.copy, attributes), *names_of(objects)]  # for another thread may put handlers into parts
+        names = list(map(names_but_handlers, owned))
+        self._counts = list(map(len, names))
+        noted = [[name for name in each if _is_noted(name, own[name])] for own, each in zip(owned, names, strict=True)]
+        self._noted = Noted(owned, noted, self._is_exact)
+        self._deep = [[*self._parts, *self._objects][index] for index in self._noted.deep_in]
+
+    def _is_exact(self, index: int, name: Any) -> bool:
+        """Numbers that no code names can be read, but hardly be asked for their types."""
+        is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
+        return is_opaque or name in self._elsewhere.read
+
+    def hold(
+        self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None = None
+    ) -> bool:
+        """Whether a forward would find the same again.
+
+        children: the identities of the parts that are registered in the modules, if they are known.
+        """
+        try:
+            owned = self._owned(modules, attributes)
+            numbers = _numbers_of(owned, attributes)
+            if numbers is None or numbers != self.numbers:
+                if not self._names_hold(owned, attributes, children):
+                    return False
+                self.numbers = numbers
+            return self._noted.fillings_hold(owned) and self._elsewhere.hold()
+        except _CHANGED:
+            return False
+
+    def watch(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
+        """To be called when they hold: `still_hold` tells from now on, at little cost; False where it cannot."""
+        if self._witness is None or not self._witness.holds():
+            objects = list(map(call, self._objects))
+            dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
+            dicts += self._noted.flat_dicts([*attributes, *names_of(objects)])
+            self._witness = Witness.of([*modules, *objects], dicts)
+            others = self._elsewhere.dicts_of_constants()
+            self._witness_of_all = None if others is None else Witness.of([*modules, *objects], [*dicts, *others])
+        return self._witness is not None
+
+    def still_hold(self) -> bool:
+        """Whether they surely hold since `watch`; rarely asked in vain."""
+        if self._gone or self._witness is None:
+            return False
+        try:
+            if self._witness_of_all is not None and self._witness_of_all.holds():
+                is_same = self._elsewhere.definitions_hold()
+            else:
+                is_same = self._witness.holds() and self._elsewhere.hold()
+            return is_same and (not self._deep or self._noted.deep_ones_hold(self._deep_namespaces()))
+        except _CHANGED:
+            return False
+
+    def _deep_namespaces(self) -> dict[int, dict[str, Any]]:
+        return dict(zip(self._noted.deep_in, names_of(map(call, self._deep)), strict=True))
+
+    def _owned(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The dicts of modules and plain objects, all of the classes that they were of."""
+        objects = list(map(call, self._objects))
+        if self._gone or list(map(type, itertools.chain(modules, objects))) != self._kinds:
+            raise LookupError
+        return [*attributes, *names_of(objects)]
+
+    def _names_hold(
+        self, owned: Sequence[dict[str, Any]], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None
+    ) -> bool:
+        """Of what cannot have changed while torch tells that nothing did in the dicts."""
+        owned = [*map(dict.copy, attributes), *owned[len(attributes) :]]
+        return (
+            list(map(_count, owned)) == self._counts
+            and _hooks_of(attributes) == self._hooks
+            and (children_of(attributes) if children is None else children) == self._children
+            and self._noted.names_hold(owned)
+        )
+
+    def difference(self, modules: Sequence[nn.Module]) -> str:
+        """Where they do not hold: what is another than it was, for people."""
+        try:
+            return self._difference(modules) or "a function, an object or a part"
+        except (AttributeError, IndexError, TypeError, ValueError):
+            return "an object or a part, which is gone,"
+
+    def _difference(self, modules: Sequence[nn.Module]) -> str | None:
+        objects, attributes = list(map(call, self._objects)), list(map(attributes_of, modules))
+        kinds = [kind.__name__ for kind in self._kinds]
+        for owner, kind in zip([*modules, *objects], self._kinds, strict=False):
+            if type(owner) is not kind:
+                return f"the class of a {kind.__name__}, now {type(owner).__name__},"
+        if len(modules) != len(self.flags) or children_of(attributes) != self._children:
+            return "a part"
+        owned = [*attributes, *names_of(objects)]
+        place = self._noted.difference(owned)
+        if place is not None:
+            return f"the attribute '{place[1]}' of {kinds[place[0]]}"
+        if _hooks_of(attributes) != self._hooks:
+            return "a hook"
+        counts = zip(kinds, owned, self._counts, strict=True)
+        changed = [f"the number of attributes of {kind}" for kind, now, before in counts if _count(now) != before]
+        return changed[0] if changed else self._elsewhere.difference()
+
+
+def _count(names: dict[str, Any]) -> int:
+    return len(names_but_handlers(names))
+
+
+def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """The numbers of the hooks that run in the modules' calls, where there are any; torch gives none of them twice."""
+    registries = itertools.chain(map(_pre_hooks, modules), map(_forward_hooks, modules), _HOOKS_OF_ALL)
+    return list(map(tuple, filter(None, registries)))
+
+
+def _numbers_of(owned: Sequence[dict[str, Any]], modules: Sequence[dict[str, Any]]) -> list[int] | None:
+    """By which torch tells whether something was put into these dicts, or into those of the modules' members and hooks;
+    None where it does not. Most of these are empty, and have no number: no two dicts have the same.
+    """
+    registries = itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, modules))
+    return _compat.contents([*owned, *filter(None, registries)])
+
+
+#: One is gone, or has become a tensor or an array.
+_CHANGED = AttributeError, LookupError, RuntimeError, TypeError, ValueError
+_pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
+_registries_of = operator.itemgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
+_HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forward_hooks
+
+
+def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
+    """The plain objects that modules refer to, also by containers, and those that these refer to; and modules that are
+    no parts.
+    """
+    known, found = set(map(id, modules)), []
+    owners: Sequence[Any] = modules
+    for _ in range(OBJECT_DEPTH):
+        owners = list({id(item): item for owner in owners for item in _objects_of(owner)}.values())
+        owners = [item for item in owners if id(item) not in known]
+        known.update(map(id, owners))
+        found += owners
+    return found
+
+
+def _objects_of(owner: Any) -> Iterator[Any]:
+    for name, value in list(vars(owner).items()):
+        if name not in OF_EVERY_MODULE:
+            for item in items_of(value):
+                if isinstance(item, nn.Module) or (has_attributes(item) and is_referred_to(item)):
+                    yield item
+
+
+def _is_noted(name: str, value: Any) -> bool:
+    return is_comparable(value) if name in OF_EVERY_MODULE else is_noted(value)

@@ -1,0 +1,138 @@
+"""What a step uses and its model does not have: modules of its loss, a teacher in a list, what is passed along.
+
+Steps that measure write to these as they do to the model: statistics of a BatchNorm, the centre of a loss, gradients of
+a learned temperature. So they are looked for, and put back with the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .hook_closures import (
+    CALLABLES,
+    CONTAINERS,
+    at_hand,
+    is_of_library,
+    is_own_object,
+    names_in,
+    own_names,
+)
+from .module_state import OF_EVERY_MODULE
+
+_DEPTH = 5  # so many containers, functions and objects may lie around a module
+_MANY = 1000  # items of a container that are looked at
+_MOST = 100_000  # and of all that there is
+
+
+def outsiders(model: nn.Module, loss_fn: Callable[..., Any] | None, passed: Iterable[Any]) -> list[nn.Module]:
+    """The modules that are no part of a model, and that it, its loss or what is passed to it has at hand."""
+    search = _Search(model)
+    for module in list(model.modules()):
+        search.look_behind(module)
+    for value in (loss_fn, *passed):
+        search.look_into(value, _DEPTH)
+    return search.found
+
+
+class _Search:
+    """Modules by the way they are found."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found: list[nn.Module] = []
+        self._seen = set(map(id, model.modules()))
+        self._room = _MOST
+
+    def look_behind(self, module: nn.Module) -> None:
+        """What a module has at hand that is not registered: in attributes, and as globals that its methods name."""
+        for name, value in list(vars(module).items()):
+            if name not in OF_EVERY_MODULE and name != "forward":
+                self.look_into(value, _DEPTH)
+        for kind in type(module).__mro__:
+            if id(kind) not in self._seen and not is_of_library(kind.__module__):
+                self._seen.add(id(kind))
+                for method in [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]:
+                    self._look_at_globals(method)
+
+    def look_into(self, value: Any, depth: int) -> None:
+        """Finds modules in what may be a container, a function or an object."""
+        self._room -= 1
+        is_atom = isinstance(value, (torch.Tensor, str, bytes, int, float))
+        if depth == 0 or is_atom or id(value) in self._seen or self._room < 0:
+            return
+        if isinstance(value, nn.Module):
+            self._add(value)
+            return
+        inner = list(itertools.islice(_inside(value), _MANY))
+        if inner:
+            self._seen.add(id(value))
+        for each in inner:
+            self.look_into(each, depth - 1)
+        if isinstance(value, types.FunctionType):
+            self._look_at_globals(value)
+
+    def _look_at_globals(self, function: types.FunctionType) -> None:
+        if not is_of_library(function.__module__):
+            for name in sorted(names_in(function.__code__) & function.__globals__.keys()):
+                if isinstance(function.__globals__[name], nn.Module):
+                    self._add(function.__globals__[name])
+
+    def _add(self, module: nn.Module) -> None:
+        new = [part for part in module.modules() if id(part) not in self._seen]
+        self._seen.update(map(id, new))
+        self.found += new
+        for part in new:
+            self.look_behind(part)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """What lies in a container, behind a function or in an object of the user's own."""
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (*CONTAINERS, tuple)):
+        yield from value
+    elif isinstance(value, CALLABLES):
+        yield from (inner for _, inner in at_hand(value))
+    elif is_own_object(value):
+        yield from own_names(value).values()
+
+
+class Leaves:
+    """The leaves of graphs that are no parameters of a model, and the gradients that they had."""
+
+    def __init__(self, model: nn.Module, own: Iterable[torch.Tensor]) -> None:
+        self._known = set(map(id, (*model.parameters(), *own)))
+        self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def note(self, roots: Iterable[torch.Tensor]) -> None:
+        """Finds those of a graph whose backward is still to come, and takes their gradients away until `restore`."""
+        for leaf in _leaves_of(roots):
+            if id(leaf) not in self._known:
+                self._known.add(id(leaf))
+                self._found.append((leaf, leaf.grad))
+                leaf.grad = None
+
+    def restore(self) -> None:
+        """Gives all of them the gradients that they had."""
+        for leaf, grad in self._found:
+            leaf.grad = grad
+            self._known.discard(id(leaf))
+        self._found.clear()
+
+
+def _leaves_of(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        nodes += new

@@ -1,0 +1,323 @@
+"""What names stand for, noted, to tell whether they still stand for the same.
+
+What a recorded run found under a name is compared in the way that is cheapest for its kind: numbers, texts, functions,
+classes, and lists and dicts of such by their values, numbers by their types and signs as well; functions that refer to
+variables around them, methods, parts and plain objects by identity; and other containers, partial functions and objects
+with slots by what they say (`snapshot.py`). Tensors are not compared, nor containers that hold any: a recording tells
+those that a run finds from those that it makes.
+
+What a name stands for cannot have changed while nothing changed in its dict, which torch can tell; then only what is in
+lists, dicts and objects is looked at.
+
+Nothing that may refer to the model is kept alive for this. The identity of what is gone may be given to another, so it
+is noted when something goes.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import itertools
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat
+from ..base.tree import fields_in_slots
+from .hook_closures import has_attributes
+from .snapshot import frozen, is_array
+
+#: Calls a function, without a function of Python in between where there is one for it.
+call: Callable[..., Any] = getattr(operator, "call", lambda function, *arguments: function(*arguments))
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+_WRAPPERS = (staticmethod, classmethod, property, functools.partial)
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
+_ITEMS_COMPARED = 100
+_NESTED = 8  # so deep do containers lie in others that are compared; what holds itself is not
+
+Place = tuple[int, Any]  # a namespace, and a name or an index in it
+
+
+class Noted:
+    """The values of names in each of several namespaces: dicts, or lists of which the names are indices.
+
+    exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
+
+    Attributes:
+        deep_in: the namespaces in which `deep_ones_hold` looks.
+    """
+
+    __slots__ = ("_are_dicts", "_contents", "_deep", "_exact", "_flat", "_frozen", "_gone", "_ids", "_numbers",
+                 "_places", "_referred", "_references", "_values", "deep_in")  # fmt: skip
+
+    def __init__(
+        self,
+        namespaces: Sequence[Any],
+        names: Sequence[Iterable[Any]],
+        exact: Callable[[int, Any], bool] = lambda index, name: True,
+    ) -> None:
+        found = [(i, name, namespaces[i][name]) for i, each in enumerate(names) for name in each]
+        comparable = [(i, name, isinstance(value, (list, dict))) for i, name, value in found if is_comparable(value)]
+        self._places = _Places((i, name) for i, name, is_filled in comparable if not is_filled)
+        self._values = tuple(self._places.values(namespaces))
+        self._exact = getter(_inexact(self._places, self._values, exact))
+        self._numbers = self._exact(self._values)
+        filled = [(i, name) for i, name, is_filled in comparable if is_filled]
+        flat = [(i, name) for i, name in filled if _is_flat(namespaces[i][name])]
+        self._flat = _Fillings(namespaces, flat, exact)
+        self._deep = _Fillings(namespaces, [place for place in filled if place not in flat], exact)
+        self._referred = _Places((i, name) for i, name, value in found if is_referred_to(value))
+        self._gone: list[weakref.ref[Any]] = []
+        self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
+        self._ids = list(map(id, self._referred.values(namespaces)))
+        self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
+        self.deep_in = sorted({i for i, _ in self._deep.places.names} | {i for i, _, _ in self._frozen})
+        self._are_dicts = all(isinstance(namespace, dict) for namespace in namespaces)
+        self._contents: list[int] | None = None  # of the namespaces, when all was compared last
+
+    def hold(self, namespaces: Sequence[Any]) -> bool:
+        """Whether all names stand for what they did.
+
+        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
+        """
+        contents = _compat.contents(namespaces) if self._are_dicts else None
+        if contents is None or contents != self._contents:
+            if not self.names_hold(namespaces):
+                return False
+            self._contents = contents
+        return self.fillings_hold(namespaces)
+
+    def fillings_hold(self, namespaces: Sequence[Any]) -> bool:
+        """Of what can change while a name stands for it: lists, dicts, what objects say."""
+        return self._flat.hold(namespaces) and (not self.deep_in or self.deep_ones_hold(namespaces))
+
+    def flat_dicts(self, namespaces: Sequence[Any]) -> list[dict[Any, Any]]:
+        """Those of them that change only by being put something into."""
+        return list(self._flat.places.values(namespaces))
+
+    def deep_ones_hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
+        """Whether the others hold."""
+        return self._deep.hold(namespaces) and all(frozen(namespaces[i][name]) == was for i, name, was in self._frozen)
+
+    def names_hold(self, namespaces: Sequence[Any]) -> bool:
+        """Of what stays as it is while a name stands for it."""
+        values = tuple(self._places.values(namespaces))
+        return (
+            not self._gone
+            and values == self._values
+            and (all(map(operator.is_, self._exact(values), self._numbers)) or self._are_same_numbers(values))
+            and list(map(id, self._referred.values(namespaces))) == self._ids
+        )
+
+    def _are_same_numbers(self, values: tuple[Any, ...]) -> bool:
+        now = self._exact(values)
+        if not all(map(_is_same, now, self._numbers)):
+            return False
+        self._numbers = now  # the next run mostly finds the same objects
+        return True
+
+    def difference(self, namespaces: Sequence[Any]) -> Place | None:
+        """Where something else is found than it was."""
+        compared = zip(self._places.names, self._values, strict=True), self._flat.items(), self._deep.items()
+        for place, before in itertools.chain(*compared):
+            if not _is_same(value_at(namespaces, place), before):
+                return place
+        for place, number in zip(self._referred.names, self._ids, strict=True):
+            if id(value_at(namespaces, place)) != number:
+                return place
+        for index, name, before in self._frozen:
+            if frozen(value_at(namespaces, (index, name))) != before:
+                return index, name
+        return None
+
+
+class _Fillings:
+    """Lists and dicts under some names, as they were."""
+
+    __slots__ = ("_copies", "_inexact", "_texts", "places")
+
+    def __init__(self, namespaces: Sequence[Any], places: Iterable[Place], exact: Callable[[int, Any], bool]) -> None:
+        self.places = _Places(places)
+        self._copies = list(map(_copied, self.places.values(namespaces)))
+        self._inexact = _inexact(self.places, self._copies, exact)
+        self._texts = [repr(self._copies[i]) for i in self._inexact]
+
+    def hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
+        if not self._copies:
+            return True
+        found = list(self.places.values(namespaces))
+        return found == self._copies and [repr(found[i]) for i in self._inexact] == self._texts
+
+    def items(self) -> Iterator[tuple[Place, Any]]:
+        """The names, with what was there."""
+        return zip(self.places.names, self._copies, strict=True)
+
+
+class _Places:
+    """Where values are, in the order in which `values` gives them."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        names: dict[int, list[Any]] = {}
+        for index, name in places:
+            names.setdefault(index, []).append(name)
+        doubled = {i: each if len(each) > 1 else each * 2 for i, each in names.items()}  # of one, it would be no tuple
+        self.names = [(i, name) for i, each in doubled.items() for name in each]
+        self._getters = [operator.itemgetter(*each) for each in doubled.values()]
+        self._indices = list(doubled)
+
+    def values(self, namespaces: Sequence[Any] | dict[int, Any]) -> Iterator[Any]:
+        """What is there now."""
+        found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
+        return itertools.chain.from_iterable(found)
+
+
+def _inexact(places: _Places, values: Sequence[Any], exact: Callable[[int, Any], bool]) -> list[int]:
+    """Of which values the types and signs of numbers count as well."""
+    return [i for i, (at, name) in enumerate(places.names) if exact(at, name) and _is_inexact(values[i])]
+
+
+def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the items at these indices, as a tuple."""
+    if len(indices) == 1:
+        indices = [*indices, *indices]
+    return operator.itemgetter(*indices) if indices else lambda _: ()
+
+
+def value_at(namespaces: Sequence[Any], place: Place) -> Any:
+    """What is there; if nothing is, what is found nowhere."""
+    try:
+        return namespaces[place[0]][place[1]]
+    except (IndexError, KeyError):
+        return _Nothing
+
+
+class _Nothing:
+    """Is nowhere."""
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    if value is before:
+        return True
+    try:
+        return type(value) is type(before) and bool(value == before) and repr(value) == repr(before)
+    except (RuntimeError, TypeError, ValueError):  # it has become a tensor or an array
+        return False
+
+
+# -- kinds of values -------------------------------------------------------------------------------------------
+
+
+def is_noted(value: Any, depth: int = _NESTED) -> bool:
+    """Whether it is compared at all."""
+    return is_comparable(value, depth) or is_referred_to(value) or _is_frozen(value, depth)
+
+
+def is_comparable(value: Any, depth: int = _NESTED) -> bool:
+    """Whether it is compared by its value: constants, functions and classes, and what is filled with them."""
+    return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable, depth)
+
+
+def is_constant(value: Any, depth: int = _NESTED) -> bool:
+    """A number, a name and the like, or what is filled with them."""
+    return _is_atom(value) or _is_filled(value, is_constant, depth)
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether it is a dict of what does not change."""
+    return isinstance(value, dict) and all(map(_is_atom, value.values()))
+
+
+def _is_atom(value: Any) -> bool:
+    return isinstance(value, _ATOMS) or (isinstance(value, tuple) and all(isinstance(item, _ATOMS) for item in value))
+
+
+def _is_inexact(value: Any) -> bool:
+    """Whether it may be equal to something of another type or sign."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_inexact, value))
+    if isinstance(value, dict):
+        return any(map(_is_inexact, itertools.chain(value, value.values())))
+    return isinstance(value, (bool, int, float, complex))
+
+
+def _lasts(value: Any) -> bool:
+    """A function, a class or a module of Python that refers to no variables around it, and so not to the model."""
+    if isinstance(value, types.ModuleType):
+        return True
+    if isinstance(value, property):
+        return all(map(_lasts, filter(None, (value.fget, value.fset, value.fdel))))
+    if isinstance(value, (staticmethod, classmethod)):
+        return _lasts(value.__func__)
+    if not isinstance(value, _FUNCTIONS) or "<locals>" in value.__qualname__:
+        return False
+    return isinstance(getattr(value, "__self__", None), (type(None), types.ModuleType, type))
+
+
+def _is_filled(value: Any, is_such: Callable[[Any, int], bool], depth: int) -> bool:
+    """Whether it is a list or a dict of such, and no vocabulary, which would take long to compare."""
+    return isinstance(value, (list, dict)) and _is_full_of(value, is_such, depth)
+
+
+def _is_full_of(container: Any, is_such: Callable[[Any, int], bool], depth: int) -> bool:
+    return depth > 0 and _is_small(container) and all(is_such(item, depth - 1) for item in items_of(container))
+
+
+def _is_small(value: Any) -> bool:
+    """What is empty may be filled by runs, with whatever they make."""
+    return 0 < len(value) <= _ITEMS_COMPARED
+
+
+def _copied(value: Any) -> Any:
+    """With lists and dicts of its own, also where their classes refuse changes."""
+    if isinstance(value, dict):
+        made = _copy_of(value)
+        dict.update(made, {key: _copied(item) for key, item in value.items()})
+        return made
+    if isinstance(value, list):
+        items = _copy_of(value)
+        list.__setitem__(items, slice(None), map(_copied, value))
+        return items
+    return value
+
+
+def _copy_of(value: Any) -> Any:
+    """Another list or dict of the same items; of the same class, if that can be."""
+    try:
+        return copy.copy(value)
+    except Exception:  # its class refuses, by an error of its own
+        return list(value) if isinstance(value, list) else dict(value)
+
+
+def items_of(value: Any) -> Iterator[Any]:
+    """What is in a small container; of something else, itself."""
+    if not isinstance(value, _CONTAINERS):
+        return iter((value,))
+    if not _is_small(value):
+        return iter(())
+    return itertools.chain(value, value.values()) if isinstance(value, dict) else iter(value)
+
+
+def is_referred_to(value: Any) -> bool:
+    """Whether it is compared by its identity."""
+    if is_comparable(value) or isinstance(value, _WRAPPERS):
+        return False
+    if isinstance(value, (types.FunctionType, types.MethodType, type, nn.Module)):
+        return True
+    return has_attributes(value) and type(value).__weakrefoffset__ != 0
+
+
+def _is_frozen(value: Any, depth: int = _NESTED) -> bool:
+    """Whether it is compared by what it says."""
+    if is_comparable(value, depth) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
+        return False
+    if isinstance(value, _CONTAINERS):
+        return _is_full_of(value, is_noted, depth)
+    return isinstance(value, (*_WRAPPERS, types.SimpleNamespace)) or any(fields_in_slots(value)) or is_array(value)

@@ -1,0 +1,209 @@
+"""What a step remembers of the runs of its blocks: where their arguments are found again, and what they returned."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ..base import _compat
+from ..base.errors import Unsupported
+from ..base.layouts import Look
+from ..base.tree import Tree, tensors_inside, unique_tensors_in
+from ..rerun_state.attributes import Attributes
+from ..rerun_state.attributes_and_hooks import Standing
+from ..rerun_state.context_variables import Variables
+from ..rerun_state.module_state import Record
+from ..rerun_state.parametrized import FoundWeights
+from ..rerun_state.rng_and_autocast import Modes, RandomState
+from ..schedule.program import Op
+from ..selective.recompute import Rebuild
+from ..selective.saved_tensors import Box, Lease, Packed, Step, View, geometry
+from ..selective.submodule_calls import Calls
+from .recompute_check import Marks
+
+
+class Outputs:
+    """The tensors that a block returned, for the stage that reads them: storages without history. `passed`: which of
+    them lie in what the block was passed.
+    """
+
+    __slots__ = ("_versions", "passed", "tensors")
+
+    def __init__(self, value: Any, wanted: frozenset[int] | None = None, passed: frozenset[int] = frozenset()) -> None:
+        self.passed = passed
+        tensors = {i: t for i, t in enumerate(unique_tensors_in(value)) if wanted is None or i in wanted}
+        self.tensors = {i: t.detach() for i, t in tensors.items()}
+        self._versions = {i: _compat.version(t) for i, t in tensors.items()}
+
+    @classmethod
+    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int], beside: Outputs) -> Outputs:
+        """Outputs that come back beside others that have stayed; some were written before they went."""
+        made = cls((), passed=beside.passed)
+        versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
+        made.tensors, made._versions = {**tensors, **beside.tensors}, {**versions, **beside._versions}
+        return made
+
+    def only(self, indices: Container[int]) -> Outputs:
+        """Some of them."""
+        made = type(self)((), passed=self.passed)
+        made.tensors = {i: t for i, t in self.tensors.items() if i in indices}
+        made._versions = {i: self._versions[i] for i in made.tensors}
+        return made
+
+    def keep_only(self, wanted: frozenset[int]) -> None:
+        """Lets go of what the next stage does not read."""
+        self.tensors = {i: t for i, t in self.tensors.items() if i in wanted}
+
+    def in_storage_of(self, tensor: torch.Tensor) -> int:
+        """The first of the tensors that lies in a tensor's storage; -1: none does."""
+        key = _compat.storage_key(tensor)
+        return next((i for i, t in self.tensors.items() if key and _compat.storage_key(t) == key), -1)
+
+    def is_intact(self, index: int) -> bool:
+        """Whether a tensor was not written since."""
+        return _compat.version(self.tensors[index]) == self._versions[index]
+
+
+@dataclass
+class Returned:
+    """A tensor that a block returned to the model."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    requires_grad: bool
+
+
+@dataclass(slots=True)
+class Argument:
+    """A tensor among a block's arguments: kept here, or found among the outputs of the stage before."""
+
+    requires_grad: bool
+    tensor: torch.Tensor | None = None
+    version: int = 0
+    output: int = -1
+    view: View | None = None  # how it looks at that output's storage, if differently
+
+    @classmethod
+    def kept(cls, leaf: torch.Tensor) -> Argument:
+        """Kept here."""
+        return cls(leaf.requires_grad, leaf if leaf.is_leaf else leaf.detach(), _compat.version(leaf))
+
+    @classmethod
+    def found(cls, leaf: torch.Tensor, returned: Sequence[Returned], outputs: Outputs | None) -> Argument:
+        """Among what the stage before returned and has kept, or kept here."""
+        for index, old in enumerate(returned):
+            if old.tensor() is leaf and _compat.version(leaf) == old.version:
+                return cls(leaf.requires_grad, output=index)
+        index = outputs.in_storage_of(leaf) if outputs is not None else -1
+        if outputs is not None and 0 <= index < len(returned):
+            detached = leaf.requires_grad != returned[index].requires_grad
+            if not detached and _is_view_of(leaf, outputs, index):
+                return cls(leaf.requires_grad, output=index, view=geometry(leaf))
+        return cls.kept(leaf)
+
+
+@dataclass(slots=True)
+class BlockRun:
+    """What is remembered of a block's first run for its later ones."""
+
+    forward: Callable[..., Any]
+    tree: Tree
+    arguments: list[Argument]
+    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed
+    modes: Modes
+    random_state: RandomState | None
+    variables: Variables
+    found: Record | None = None
+    first: Packed | None = None
+    box: Box | None = None  # of an opened block
+    calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
+    weights: FoundWeights | None = None  # in `parametrize.cached()`, where that was in force
+    samples: list[Any] | None = None  # of what it returned; None: not compared
+    marks: Marks | None = None  # the same on an accelerator, and of what it saved
+    standing: Standing | None = None  # attributes and hooks that it left, where others change them after it
+    contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them
+    copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
+
+    def argument_name(self, index: int) -> str:
+        """How a person would name a tensor argument."""
+        where = self.tree.path(index)  # in (args, kwargs)
+        if where.startswith("1["):
+            return where[1:].replace("[", "", 1).replace("]", "", 1)
+        return f"args{where[1:]}"
+
+    def refuse_written(self, name: str, versions: Sequence[int]) -> None:
+        """Raises if the run of the block of this name wrote its arguments; these versions they had before."""
+        now = _compat.versions(self.tree.leaves)
+        for index, version in enumerate(versions if now != versions else ()):
+            if now[index] != version:
+                raise Unsupported(
+                    f"'{name}' modifies its argument {self.argument_name(index)} in place, so it cannot be run again "
+                    "from it; keep this block, or merge it with the one before"
+                )
+        for value in self.tree.opaque:
+            found = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
+            before = [(id(tensor), version) for _, tensor, version in self.hidden]
+            if not set(found) <= set(before):
+                raise Unsupported(
+                    f"'{name}' puts tensors into an object that it is passed ({type(value).__name__}), and would do so "
+                    "again when it is run again; keep this block"
+                )
+
+
+def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
+    """The tensors inside objects that the block of this name is passed, with their versions."""
+    found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
+    for what, tensor, _ in found:
+        if tensor.requires_grad:
+            cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in what else ""
+            raise Unsupported(
+                f"'{name}' is passed an object that holds a tensor with gradients, {what}: it cannot be run again from "
+                f"that; keep this block, or pass the tensor itself{cache}"
+            )
+    return found
+
+
+class RecomputingStep(Step, Protocol):
+    """The step of a run that looks after itself: how it finds its arguments, and is recomputed."""
+
+    def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
+        """A tensor argument of a block, as it is in memory now."""
+
+    def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+        """A tensor, or a view of one."""
+
+    def in_backward(self) -> int:
+        """Looks, once in a backward, under which switches it runs; a number for that backward."""
+
+    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
+        """A saved tensor, under the switches of the forward; None if it cannot be recomputed alone."""
+
+    def again(self, op: Op, block: BlockRun) -> Any:
+        """Recomputes a block, which fills its holders; its output."""
+
+    def new_marks(self) -> Marks | None:
+        """For what a first run computes, where that is compared on the device."""
+
+    def note_returned(self, block: BlockRun, output: Any) -> None:
+        """Notes after a first run what it returned, for its recomputation to be compared with."""
+
+    def note_again(self, stage: int) -> None:
+        """Notes that a tensor could not be recomputed alone."""
+
+    def refuse_other_values(self, stage: int) -> None:
+        """Raises where a recomputed block computed something else, unless that was to be accepted."""
+
+
+def _is_view_of(leaf: torch.Tensor, outputs: Outputs, index: int) -> bool:
+    output = outputs.tensors[index]
+    return (
+        leaf.dtype == output.dtype
+        and leaf.is_conj() == output.is_conj()
+        and leaf.is_neg() == output.is_neg()
+        and outputs.is_intact(index)
+        and _compat.version(leaf) == _compat.version(output)
+    )

@@ -1,0 +1,437 @@
+"""Carries out a schedule on a model: takes over the forward of the model and of its blocks, and begins a `Run` a step.
+
+Every call of the model with gradients on is a step of its own, so several forwards before a backward, and gradient
+accumulation, need nothing special. Calls without gradients, in evaluation mode, or inside a block are passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..base import _compat
+from ..base.blocks import Block, checkpointing_switch, resolve, takes_gradients
+from ..base.choices import DETERMINISM_CHECKS
+from ..base.errors import PlanMismatch, Unsupported, warn
+from ..base.patched_forward import Handler, Takeover
+from ..base.stages import StageRef
+from ..head.replacements import Outside, Replaced
+from ..rerun_state.backend_flags import refuse_chosen_kernels
+from ..rerun_state.kv_caches import note_caches, refuse_noted_caches, with_own_caches
+from ..rerun_state.module_state import BlockState
+from ..rerun_state.rng_and_autocast import with_generator
+from ..rerun_state.sharded import is_any, refuse_sharded_parts
+from ..schedule.program import Program, compile_program
+from ..schedule.transfer_plan import Itinerary, has_transfers
+from ..selective.block_runs import Inside, OpenedBlock
+from ..selective.submodule_hooks import Handlers
+from .recompute_check import checks_for
+from .step_run import Run, Settings, Site, Trace
+from .step_transfers import Depot, Travel
+
+COPIES_OF_ANOTHER = (
+    "another step, whose backward has not ended, has copies in the slower memory: this one keeps its own"
+)
+
+_NOTHING = contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A schedule made ready for a model's blocks."""
+
+    settings: Settings
+    sites: dict[int, Site]
+    stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
+    itinerary: Itinerary | None = None  # of a schedule with transfers
+
+
+class Guide(Protocol):
+    """Accompanies the steps of an executor."""
+
+    def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+        """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
+
+    def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
+        """The step's forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else
+        is not as planned, in the backward, too.
+        """
+
+
+class _Thread(threading.local):
+    """What one thread carries out."""
+
+    run: Run | None = None
+    stage_of: Mapping[tuple[str, int], int] = types.MappingProxyType({})
+
+
+class Executor:
+    """Replays the operations of a chain schedule on every training step of a model.
+
+    stages, ops: what each stage of the chain is in the model, and the schedule's list. The schedule must have been
+        verified: sizes and budgets are not looked at here.
+    preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
+        block saves in its runs, but for the seeds of kernels.
+    guide: says which schedule a step follows; the given one, where there is none.
+    in_eval: carries out the schedule in evaluation mode, too.
+    inside: by stage, what its options other than keeping everything keep.
+    itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
+    outside: what is replaced outside blocks.
+    brought_back: blocks of which attributes and hooks are brought back that others have changed after their first runs.
+    kept: blocks that must not be recomputed, whatever runs of them come.
+    forward_returned: called with each step once the model's forward has returned.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[StageRef],
+        ops: Sequence[Sequence[Any]],
+        *,
+        preserve_rng_state: bool = True,
+        determinism_check: str = "default",
+        guide: Guide | None = None,
+        in_eval: bool = False,
+        inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
+        depot: Depot | None = None,
+        outside: Outside | None = None,
+        forward_returned: Callable[[Run], None] | None = None,
+        kept: Collection[str] = (),
+        brought_back: Iterable[str] = (),
+    ) -> None:
+        if determinism_check not in DETERMINISM_CHECKS:
+            raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
+        self._model = weakref.ref(model)
+        self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
+        self._states: dict[str, BlockState] = {}
+        self._kept, self._brought_back = frozenset(kept), frozenset(brought_back)
+        self._part_handlers = Handlers()
+        self._names: set[str] = set()
+        self.depot = depot
+        self.first = self.prepare(stages, ops, inside, itinerary)
+        self._names = {name for name, _ in self.first.stage_of}
+        self._guide, self._in_eval = guide, in_eval
+        self._forward_returned = forward_returned
+        self._replaced = Replaced(model, outside or Outside())
+        self._thread = _Thread()
+        self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
+        self._trace = Trace()
+        self._has_warned = self._has_warned_of_blocks = False
+        devices = self.first.settings.devices if preserve_rng_state else ()
+        self._checks = checks_for(next(iter(devices), None), determinism_check)
+
+    def prepare(
+        self,
+        stages: Sequence[StageRef],
+        ops: Sequence[Sequence[Any]],
+        inside: Mapping[int, Inside] | None = None,
+        itinerary: Itinerary | None = None,
+    ) -> Prepared:
+        """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
+        inside = inside or {}
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the executor's model is gone")
+        if itinerary is None and has_transfers(ops):
+            raise Unsupported("a schedule with transfers needs an itinerary, which says when they take place")
+        waits = itinerary.waits if itinerary is not None else ()
+        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()}, waits)
+        stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
+        if self._names and self._names != {name for name, _ in stage_of}:
+            raise PlanMismatch("the schedule has other blocks than the one that is carried out")
+        devices = sorted({t.device for t in (*model.parameters(), *model.buffers())}, key=str)
+        settings = Settings(
+            program,
+            self._preserve_rng_state,
+            self._determinism_check,
+            tuple(d for d in devices if with_generator(d)),
+            tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
+            functools.partial(_resident_storages, self._model),
+        )
+        sites = _sites(model, program, self._states, inside, self._part_handlers, self._kept)
+        for name in self._brought_back & self._states.keys():
+            self._states[name].brings_back = True
+        return Prepared(settings, sites, stage_of, itinerary)
+
+    @property
+    def trace(self) -> list[tuple[str, int]]:
+        """The runs of blocks in the latest step so far, in order: (operation, stage)."""
+        return self._trace.runs
+
+    @property
+    def notes(self) -> list[str]:
+        """What was not as planned in the latest step."""
+        return self._trace.notes
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the schedule is carried out."""
+        return bool(self._takeovers)
+
+    def attach(self, owner: object = None) -> None:
+        """From now on, training steps of the model follow the schedule. `owner` is kept for as long as they do."""
+        if self._takeovers:
+            raise RuntimeError("the executor is attached already")
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the executor's model is gone")
+        handlers = list(self._handlers(model))
+        for module, _ in handlers:
+            if _compat.is_compiled_in_place(module):
+                raise Unsupported(
+                    f"a {type(module).__name__} of the plan was compiled in place (Module.compile), around what the "
+                    "plan has to do; put torch.compile(module) in the module's place instead, and plan then"
+                )
+        self._part_handlers.open()
+        for module, handler in handlers:
+            self._takeovers.append(weakref.ref(Takeover(module, handler, owner if module is model else None)))
+
+    def detach(self) -> None:
+        """Restores the model exactly. Steps whose forward has run can still be finished."""
+        while self._takeovers:
+            takeover = self._takeovers.pop()()
+            if takeover is not None:
+                takeover.remove()
+        self._part_handlers.release()
+        if self.depot is not None:
+            self.depot.retire()
+
+    def look(self, wait: bool = True) -> None:
+        """Raises RecomputationError if recomputations of earlier steps gave other values on an accelerator.
+
+        wait: also where that is only known once the device has done them.
+        """
+        if self._checks is not None:
+            self._checks.look(wait)
+
+    # -- what runs instead of a forward ----------------------------------------------------------------------
+
+    def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
+        """Blocks first, so that the model's own comes around a block that is the whole model."""
+        parts: dict[int, tuple[nn.Sequential, list[Block]]] = {}
+        for name in dict.fromkeys(name for name, _ in self.first.stage_of):
+            block = resolve(model, name)
+            if block.container is None:
+                yield block.modules[0], functools.partial(self._run_block, name)
+            else:
+                parts.setdefault(id(block.container), (block.container, []))[1].append(block)
+        for container, blocks in parts.values():
+            if "forward" in vars(container):
+                raise PlanMismatch(
+                    "the plan runs the children of a Sequential in order, whose forward was replaced on the instance: "
+                    "plan again"
+                )
+            bounds = {block.start: (block.stop, block.name) for block in blocks}
+            yield container, functools.partial(self._run_sequential, weakref.ref(container), bounds)
+        for module in self._skipped(model):
+            yield module, self._run_skipped
+        yield model, self._run_model
+
+    def _warn_of_own_checkpointing(self) -> None:
+        """Once, where layers were told to run themselves again after they were planned."""
+        first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
+        modules = () if first is None else (first.module, self._model())  # layers have it with transformers
+        switch = next(filter(None, (checkpointing_switch(module) for module in modules if module is not None)), "")
+        if switch:
+            self._has_warned = True
+            warn(
+                "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
+                f"the plan does, and steps take longer for nothing; switch it off ({switch})",
+            )
+
+    def _warn_of_blocks_alone(self, run: Run | None) -> None:
+        """Once, where a block runs in a step of training although the model does not."""
+        if run is None and not self._has_warned_of_blocks and self._is_active():
+            self._has_warned_of_blocks = True
+            warn(
+                "blocks of a planned model run without a call of the model: a step that calls another of its methods, "
+                "or its blocks themselves, follows no plan, and may take more than the budget; plan a module whose "
+                "forward is the step",
+            )
+
+    def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
+        """What lies in a list beside blocks and is none: layers that were skipped at random in the sample step."""
+        names = dict.fromkeys(name for name, _ in self.first.stage_of)
+        for prefix in dict.fromkeys(name.rpartition(".")[0] for name in names):
+            container = model.get_submodule(prefix)
+            if isinstance(container, nn.ModuleList):
+                for key, child in container.named_children():
+                    if not any(f"{name}.".startswith(f"{prefix}.{key}.".lstrip(".")) for name in names):
+                        yield child
+
+    def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        refuse_noted_caches((*args, *kwargs.values()))
+        if not self._is_active():
+            return forward(*args, **kwargs)
+        self._refuse_surroundings()
+        self._warn_of_own_checkpointing()
+        self.look(wait=False)
+        prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
+        self._trace = Trace()
+        travel = self._travel(prepared)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel, self._checks)
+        self._thread.stage_of = prepared.stage_of
+        try:
+            with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
+                output = forward(*args, **kwargs)
+            self._thread.run = None
+            run.forward_ended()
+            self.look(wait=True)
+        except BaseException:
+            run.abandon()
+            raise
+        finally:
+            self._thread.run = None
+        note_caches((*args, *kwargs.values(), output))
+        if self._guide is not None:
+            self._guide.forward_ended(output, run.left_out, self._trace.notes)
+        if self._forward_returned is not None:
+            self._forward_returned(run)
+        return output
+
+    def _travel(self, prepared: Prepared) -> Travel | None:
+        """The slower memory, for a step whose schedule has transfers."""
+        if prepared.itinerary is None or self.depot is None:
+            return None
+        travel = self.depot.lend(prepared.itinerary)
+        if travel is None:
+            self._trace.notes.append(COPIES_OF_ANOTHER)
+        return travel
+
+    def open_depot(self) -> None:
+        """Sees to it that no step has to wait until its slower memory is there."""
+        if self.depot is not None and self.first.itinerary is not None:
+            self.depot.open(self.first.itinerary)
+
+    def _run_block(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        run = self._thread.run
+        if run is None or run.running:
+            self._warn_of_blocks_alone(run)
+            return forward(*args, **kwargs)
+        if not takes_gradients((args, kwargs), self._states[name].parameters()):
+            run.without_gradients.add(name)
+            return forward(*args, **kwargs)
+        stage = self._thread.stage_of.get((name, run.next_call(name)))
+        forward = with_own_caches(forward, args, kwargs)
+        with self._replaced.during_block() if self._replaced.anything else _NOTHING:
+            if stage is None:
+                first = self._thread.stage_of[name, 0]
+                return run.beyond(first, "more often than planned", forward, args, kwargs)
+            return run.block(stage, forward, args, kwargs)
+
+    def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
+        run = self._thread.run
+        if run is not None and not run.running:
+            forward = with_own_caches(forward, args, kwargs)
+        return forward(*args, **kwargs)
+
+    def _run_sequential(
+        self,
+        container_ref: weakref.ref[nn.Sequential],
+        bounds: dict[int, tuple[int, str]],
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A Sequential whose children form blocks of several."""
+        container, run = container_ref(), self._thread.run
+        if container is None or len(args) != 1 or kwargs or run is None:
+            self._warn_of_blocks_alone(run)
+            return forward(*args, **kwargs)
+        children, value, position = list(container), args[0], 0
+        del args
+        while position < len(children):
+            if position not in bounds:
+                value = children[position](value)
+                position += 1
+                continue
+            stop, name = bounds[position]
+            held, value = (value,), None
+            value = self._run_block(name, functools.partial(_chain, children[position:stop]), held, {})
+            del held
+            position = stop
+        return value
+
+    def _is_active(self) -> bool:
+        model = self._model()
+        return (
+            model is not None
+            and torch.is_grad_enabled()
+            and (model.training or self._in_eval)
+            and self._thread.run is None
+            and not _compat.is_traced()
+        )
+
+    def _refuse_surroundings(self) -> None:
+        if _compat.saved_tensor_hooks_are_active():
+            raise Unsupported(
+                "saved-tensor hooks (save_on_cpu, torch.utils.checkpoint around the model, ...) are active where "
+                "a planned model runs; the plan has hooks of its own, and only the innermost are called: remove "
+                "one of the two"
+            )
+        if _compat.transforms_are_active():
+            raise Unsupported(
+                "a planned model cannot run under transforms of torch.func (grad, vmap, jvp, ...) or forward-mode "
+                "differentiation: what blocks would compute again is not transformed; remove the plan for these calls"
+            )
+        if self.first.settings.devices and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise Unsupported("a planned model cannot be captured in a CUDA graph")
+        model = self._model()
+        if model is not None and is_any(model.modules()):
+            refuse_sharded_parts(resolve(model, name) for name in self._names)
+        native = self.first.settings.program.native
+        again = (site for stage, site in self.first.sites.items() if not native[stage])
+        refuse_chosen_kernels(part for site in again for part in site.state.modules())
+
+
+def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
+    model = model_ref()
+    tensors = () if model is None else (*model.parameters(), *model.buffers())
+    return frozenset(key for tensor in tensors if (key := _compat.storage_key(tensor)))
+
+
+def _sites(
+    model: nn.Module,
+    program: Program,
+    states: dict[str, BlockState],
+    inside: Mapping[int, Inside],
+    handlers: Handlers,
+    kept: Collection[str],
+) -> dict[int, Site]:
+    sites = {}
+    for stage, ref in enumerate(program.stages, 1):
+        if ref.is_block:
+            if ref.name not in states:
+                try:
+                    states[ref.name] = BlockState(resolve(model, ref.name).modules)
+                except AttributeError as error:
+                    raise PlanMismatch(
+                        f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
+                    ) from error
+            state = states[ref.name]
+            opened = OpenedBlock(inside[stage], state, ref.name, handlers) if program.opened[stage] else None
+            sites[stage] = Site(str(ref), state, opened, ref.name in kept)
+    return sites
+
+
+def _chain(modules: Sequence[nn.Module], value: Any) -> Any:
+    for module in modules:
+        value = module(value)
+    return value

@@ -1,0 +1,92 @@
+"""What of a value is sent to the slower memory, and where it goes back to when it comes back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Sequence
+
+import torch
+
+from ..base import _compat, memory
+from .block_records import BlockRun, Outputs
+
+
+class Cargo:
+    """What of a value is sent away, and where it goes back to: the tensors of holders, what is kept for rebuilding
+    others, and outputs.
+
+    block: whose holders they are, if any. staying: storages that are there anyway. What lies elsewhere than on the
+    device stays, too, and so do outputs that the block was passed, which others have as well.
+    """
+
+    def __init__(
+        self, block: BlockRun | None, staying: Container[int], outputs: Outputs | None, device: torch.device
+    ) -> None:
+        def stays(tensor: torch.Tensor) -> bool:
+            return tensor.device != device or _compat.storage_key(tensor) in staying
+
+        self._first = None if block is None else block.first
+        self._box = None if block is None else block.box
+        self._rebuild = None if self._box is None else self._box.rebuild
+        full = [] if self._first is None else [(h, h.tensor) for h in self._first.alive() if h.tensor is not None]
+        sent = [holder for holder, tensor in full if not stays(tensor)]
+        self._holders = list(map(weakref.ref, sent))
+        self._staying = [weakref.ref(holder) for holder, tensor in full if stays(tensor)]
+        tensors = [holder.tensor for holder in sent if holder.tensor is not None]
+        written = [holder.is_written for holder in sent]
+        self._held: list[int] = []
+        if self._rebuild is not None:
+            held = {i: t for i, t in self._rebuild.held().items() if not stays(t)}
+            self._held = list(held)
+            tensors += held.values()
+            written += map(self._rebuild.is_written, held)
+        outputs = Outputs(()) if outputs is None else outputs
+        going = {i: t for i, t in outputs.tensors.items() if i not in outputs.passed and not stays(t)}
+        self._outputs = list(going)
+        self._staying_outputs = outputs.only(outputs.tensors.keys() - going)
+        tensors += going.values()
+        written += [not outputs.is_intact(index) for index in going]
+        self._written = written
+        self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
+        #: For the journey; without their counts of writes, which are looked at here. What rebuilds others is read in
+        #: views of its storage, so that goes as a whole, behind them.
+        self.tensors = [tensor.data for tensor in tensors] + [
+            memory.bytes_of(tensor.untyped_storage(), tensor.device) for tensor in tensors[len(sent) :]
+        ]
+        self.has_readers = True  # of the outputs
+
+    def keep_only(self, wanted: frozenset[int]) -> None:
+        """Of the outputs that stay, lets go of what the next stage does not read."""
+        self._staying_outputs.keep_only(wanted)
+
+    def empty(self) -> None:
+        """Lets go of what the block saved, in its latest run, but for what did not travel."""
+        staying = {reference() for reference in self._staying}
+        for holder in self._first.alive() if self._first is not None else ():
+            if holder not in staying:
+                holder.empty()
+        if self._box is not None and self._box.rebuild is not self._rebuild:
+            self._box.rebuild = None
+        elif self._rebuild is not None:
+            self._rebuild.let_go(self._held)
+
+    def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
+        """Fills the holders, and what rebuilds others; returns the outputs."""
+        written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
+        for index, reference in enumerate(self._holders):
+            holder = reference()
+            if holder is not None:
+                holder.fill(tensors[index])
+                holder.version = -1 if written[index] else holder.version
+        count = len(self._holders)
+        if self._box is not None:
+            self._box.rebuild = self._rebuild
+        if self._rebuild is not None:
+            for position, index in enumerate(self._held, count):
+                self._rebuild.hold(index, tensors[position], written[position])
+        if not (self._outputs or self._staying_outputs.tensors) or not self.has_readers:
+            return None
+        count += len(self._held)
+        outputs = dict(zip(self._outputs, tensors[count : len(written)], strict=True))
+        gone = {o for o, w in zip(self._outputs, written[count:], strict=True) if w}
+        return Outputs.again(outputs, gone, self._staying_outputs)

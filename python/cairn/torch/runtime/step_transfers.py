@@ -1,0 +1,142 @@
+"""The copies that a step has in slower memory: sends them, waits for them, takes them back.
+
+A `Travel` belongs to one step. Its copies lie in places of one slab that are the same in every step
+(`transfer_plan.py`), so one step at a time may have it: the `Depot` of a model's plan
+opens the slab when a step first needs it and lends it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from ..offloading.tiers import open_tier
+from ..offloading.transfers import Parcel, Transfers, parcel_bytes
+from ..schedule.program import Value
+from ..schedule.transfer_plan import Itinerary
+
+
+class Travel:
+    """See the top of this file. Positions are those of the itinerary's list."""
+
+    def __init__(self, itinerary: Itinerary, transfers: Transfers) -> None:
+        self._itinerary, self._transfers = itinerary, transfers
+        self._parcels: dict[Value, Parcel] = {}  # what has a copy on the host
+        self._leaving: dict[int, Parcel] = {}  # by offload: those that nobody has waited for
+        self._arriving: dict[Value, Parcel] = {}
+        self._in_forward = True
+
+    @property
+    def device(self) -> torch.device:
+        """Whose tensors travel."""
+        return self._transfers.device
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its forward has ended, and nothing is on the host or on its way."""
+        return not self._in_forward and not self._parcels and not self._arriving
+
+    def forward_ended(self) -> None:
+        """The step's forward has returned."""
+        self._in_forward = False
+
+    def holds(self, value: Value) -> bool:
+        """Whether there is a copy on the host."""
+        return value in self._parcels
+
+    def is_arriving(self, value: Value) -> bool:
+        """Whether a copy was asked back that nobody has taken yet."""
+        return value in self._arriving
+
+    def offload(self, position: int, value: Value, tensors: Sequence[torch.Tensor]) -> bool:
+        """Starts to copy tensors to the host; False if they are more than was planned for."""
+        place = self._itinerary.places[position]
+        if parcel_bytes(tensors) > place.size:
+            return False
+        self._parcels[value] = self._leaving[position] = self._transfers.offload(value, tensors, place.offset)
+        return True
+
+    def wait(self, position: int) -> None:
+        """What an operation has to wait for before it begins."""
+        last = self._itinerary.waits.get(position, -1)
+        for offload in sorted(offload for offload in self._leaving if offload <= last):
+            self._leaving.pop(offload).wait_out()
+
+    def wait_for(self, value: Value) -> None:
+        """Returns when what is offloaded of a value is out."""
+        parcel = self._parcels.get(value)
+        for offload in [offload for offload, other in self._leaving.items() if other is parcel]:
+            self._leaving.pop(offload).wait_out()
+
+    def prefetch(self, value: Value) -> None:
+        """Makes room on the device and starts to copy back."""
+        self.wait_for(value)
+        self._parcels[value].prefetch()
+        self._arriving[value] = self._parcels[value]
+
+    def take(self, value: Value) -> list[torch.Tensor]:
+        """The tensors on the device again, once all their bytes are."""
+        return self._arriving.pop(value).tensors()
+
+    def discard(self, value: Value) -> None:
+        """Gives the place on the host free."""
+        parcel = self._parcels.pop(value)
+        self._leaving = {offload: other for offload, other in self._leaving.items() if other is not parcel}
+        parcel.discard()
+
+    def leave(self, value: Value) -> None:
+        """Gives the place free, and what may be on its way back."""
+        self._arriving.pop(value, None)
+        if value in self._parcels:
+            self.discard(value)
+
+    def close(self) -> None:
+        """Lets go of everything, on the device at once."""
+        self._parcels, self._arriving, self._leaving = {}, {}, {}
+        self._in_forward = False
+        self._transfers.release()
+
+
+class Depot:
+    """The slower memory of a model's plan.
+
+    where, shared_link: as in `open_tier` and in a cairn.Machine. host_budget: the most bytes that it may have.
+    """
+
+    def __init__(self, where: str, host_budget: int | None, device: torch.device, shared_link: bool = False) -> None:
+        self._where, self._host_budget, self._device, self._shared = where, host_budget, device, shared_link
+        self._lent: weakref.ref[Travel] | None = None
+        self.transfers: Transfers | None = None  # what copies; None before the first step
+        self._lock = threading.Lock()
+
+    def lend(self, itinerary: Itinerary) -> Travel | None:
+        """For one step; None while another one, also of another thread, may have copies there."""
+        with self._lock:
+            last = None if self._lent is None else self._lent()
+            return None if last is not None and not last.is_over else self._begin(itinerary)
+
+    def open(self, itinerary: Itinerary) -> None:
+        """Makes room for what a step sends, which the first one would have to wait for."""
+        with self._lock:
+            self._opened(itinerary)
+
+    def _begin(self, itinerary: Itinerary) -> Travel:
+        transfers = self._opened(itinerary)
+        transfers.begin_step()
+        travel = Travel(itinerary, transfers)
+        self._lent = weakref.ref(travel)
+        return travel
+
+    def _opened(self, itinerary: Itinerary) -> Transfers:
+        if self.transfers is None:
+            tier = open_tier(self._where, itinerary.slab_bytes, self._device, host_budget=self._host_budget)
+            self.transfers = Transfers(tier, self._device, self._shared)
+        self.transfers.tier.grow(itinerary.slab_bytes)
+        return self.transfers
+
+    def retire(self) -> None:
+        """Leaves the slower memory to the steps that still have copies there; a later step has another."""
+        self.transfers, self._lent = None, None

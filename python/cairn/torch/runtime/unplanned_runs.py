@@ -1,0 +1,66 @@
+"""Runs of a block that no plan has: more in a step than while it was profiled, or after blocks that come behind it.
+
+Such a run keeps its inputs alone. The first tensor that its backward asks for recomputes it as a whole, from what was
+noted in the forward, and fills all its holders; autograd lets go of these as the block's backward goes on. The list of
+operations is not moved on by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..base.errors import RecomputationError, Unsupported
+from ..base.layouts import Look
+from ..rerun_state.attributes import Attributes
+from ..rerun_state.attributes_and_hooks import Standing
+from ..rerun_state.module_state import BlockState
+from ..schedule.program import FORWARD_SAVE, Op
+from ..selective.saved_tensors import FirstRun, Holder, Lease, View, hooks
+from .block_records import BlockRun, RecomputingStep
+
+
+class Beyond(Lease):
+    """One such run."""
+
+    __slots__ = ("_block", "_is_running")
+    run: RecomputingStep
+
+    def __init__(self, run: RecomputingStep, stage: int, block: BlockRun) -> None:
+        super().__init__(run, stage)
+        self._block, self._is_running = block, True
+
+    def forward(self, state: BlockState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the block; its output."""
+        block, before = self._block, state.before()
+        if state.fills or state.brings_back:
+            block.contents = Attributes(state.modules())
+        block.marks = self.run.new_marks()
+        first = block.first = FirstRun(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
+        with saved_tensors_hooks(*hooks(first)):
+            output = block.forward(*args, **kwargs)
+        block.refuse_written(self.run.name(self.stage), first.versions)
+        block.found = state.after(before)
+        if state.brings_back:
+            block.standing = Standing(state.modules())
+        self.run.note_returned(block, output)
+        first.close()
+        block.tree.leaves, block.tree.opaque = [], []
+        self._is_running = False
+        return output
+
+    def missing(self, holder: Holder) -> torch.Tensor:
+        """A tensor that the block's backward wants, once the block was recomputed."""
+        name = self.run.name(self.stage)
+        if self._is_running:
+            raise Unsupported(f"'{name}' computes gradients inside its own forward; keep this block")
+        self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
+        if holder.tensor is None:
+            raise RecomputationError(f"a tensor that '{name}' saved is not there, although it ran again")
+        return holder.tensor
+
+    def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
+        """A tensor that the block saved and that is one of its arguments, or a view of one."""
+        return self.run.seen(self.run.find(self.stage, self._block, index), view)

@@ -1,0 +1,107 @@
+"""A schedule as the executor performs it, and what that takes beyond the simulator's count.
+
+* What has no block runs by itself, and the list is moved on by blocks alone: forwards again that the list has before a
+  stage outside of blocks wait until that has run.
+* The caller has what the first run of a stage returned until the next stage has run. A schedule that drops it before,
+  and makes it again, has two of it.
+
+Where values travel, drops and transfers that wait for no reason but their place in the list would be missed: a schedule
+sends away what must be gone when the head runs. So such a list is written down in the order of a process before it is
+judged (`in_order_of_process`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..base.stages import BLOCK, StageRef
+from .peak_parts import Replay
+from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, ON_VALUES, OUTPUT, SAVED, Value
+
+Op = Sequence[Any]
+Performed = list[tuple[Op, int]]  # each with the stage of whose output the caller has a copy by itself; 0: none
+
+
+def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Performed) -> int:
+    """By how much the peak of a schedule, as it is performed, passes that of the list."""
+    return max(0, _peak(problem, performed) - _peak(problem, [(op, 0) for op in ops]))
+
+
+def in_order_of_process(ops: Sequence[Op], stages: Sequence[StageRef]) -> list[Op]:
+    """The list as it can be performed: forwards again where a process comes to them, and with them no more of the drops
+    and transfers behind them than those of what they read or make.
+    """
+    return list(_in_order(ops, stages, free_moves=True))
+
+
+def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
+    """The operations in order."""
+    performed: Performed = []
+    returned, alone = (OUTPUT, 0), 0  # what the first run of a stage left; whose output the caller alone has
+    run: set[int] = set()
+    for op in _in_order(ops, stages):
+        performed.append((op, alone))
+        if op[0] in FORWARDS and op[1] not in run:
+            run.add(op[1])
+            returned, alone = (SAVED if op[0] == FORWARD_SAVE else OUTPUT, op[1]), 0
+        elif op[0] == BACKWARD:
+            returned, alone = (OUTPUT, 0), 0
+        elif op[0] == DROP and (op[1], op[2]) == returned:
+            alone = op[2]
+    return performed
+
+
+def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = False) -> Iterator[Op]:
+    """What runs outside of blocks comes before what waits for the next block.
+
+    free_moves: drops and transfers wait only if they have to do with what waits.
+    """
+    waiting: list[Op] = []
+    run: set[int] = set()
+    for op in ops:
+        is_move = op[0] in ON_VALUES
+        again = op[0] in FORWARDS and op[1] in run
+        run |= {op[1]} if op[0] in FORWARDS else set()
+        if again or (is_move and waiting and not (free_moves and _is_free(op, waiting))):
+            waiting.append(op)
+        elif is_move or stages[op[1] - 1].kind != BLOCK:
+            if free_moves and op[0] == BACKWARD:  # it lets go of that by itself
+                waiting = _without_drop_of(op[1] - 1, waiting)
+            yield op
+        else:
+            yield from waiting
+            waiting.clear()
+            yield op
+    yield from waiting
+
+
+def _without_drop_of(stage: int, waiting: Sequence[Op]) -> list[Op]:
+    """What waits, but for a drop of a stage's output that was there before."""
+    for position, op in enumerate(waiting):
+        if op[0] in FORWARDS and op[0] != FORWARD_SAVE and op[1] == stage:
+            break
+        if tuple(op) == (DROP, OUTPUT, stage):
+            return [*waiting[:position], *waiting[position + 1 :]]
+    return list(waiting)
+
+
+def _is_free(move: Op, waiting: Sequence[Op]) -> bool:
+    """Whether a drop or transfer is of no value that forwards and moves before it read, make or move."""
+    touched: set[Value] = set()
+    for op in waiting:
+        if op[0] in ON_VALUES:
+            touched.add((op[1], op[2]))
+        else:
+            touched |= {(kind, stage) for kind in (OUTPUT, SAVED) for stage in (op[1] - 1, op[1])}
+    return (move[1], move[2]) not in touched
+
+
+def _peak(problem: Mapping[str, Any], performed: Performed) -> int:
+    replay, peak = Replay(problem), 0
+    for op, alone in performed:
+        more = replay.output_bytes(alone) if alone else 0
+        peak = max(peak, more + replay.most_during(op))
+        if op[0] in FORWARDS and op[1] + 1 in replay.done and replay.stages[op[1]]["no_recompute"]:
+            replay.outputs.discard(op[1])  # nobody reads it any more
+    return peak

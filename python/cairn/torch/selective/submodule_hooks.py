@@ -1,0 +1,214 @@
+"""Hooks on saved tensors that are in force in some calls of a block's parts, and how a recording learns which calls
+there are (`submodule_calls.py`).
+
+A part gets a handler in the place of its `forward`, as blocks do. Handlers stay from step to step, for every change of
+a module's attributes has to be looked at again. They do nothing but tell the listener of the thread that calls the
+part, where there is one; so threads, and plans that share a part, do not meet.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..base import _compat
+from ..base.patched_forward import Takeover, is_copied_as_usual
+from .saved_tensors import Pack, Unpack
+from .submodule_calls import Call, Calls
+
+
+class Listener(Protocol):
+    """What is told of the calls of parts in a thread."""
+
+    def call(self, module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a part, given by its identity."""
+
+
+class PartHooks:
+    """The hooks of one run of a block, for the calls of its parts that want them (`by_module`)."""
+
+    __slots__ = ("_entered", "_numbers", "_pack", "_unpack", "_wanted")
+
+    def __init__(self, wanted: dict[int, tuple[int, ...]], pack: Pack, unpack: Unpack) -> None:
+        self._wanted, self._numbers = wanted, dict.fromkeys(wanted, 0)
+        self._entered: list[tuple[int, int]] = []
+        self._pack, self._unpack = pack, unpack
+
+    def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the block; its parts have to have their handlers."""
+        before, _thread.listener = _thread.listener, self
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _thread.listener = before
+
+    def call(self, module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        wanted = self._wanted.get(module)
+        if wanted is None:
+            return forward(*args, **kwargs)
+        number = self._numbers[module]
+        self._numbers[module] = number + 1
+        if number not in wanted:
+            return forward(*args, **kwargs)
+        self._entered.append((module, number))
+        with saved_tensors_hooks(self._pack, self._unpack):
+            return forward(*args, **kwargs)
+
+    def entered(self, calls: Calls) -> Calls:
+        """In which of the wanted calls the hooks were in force: in all, unless a handler was taken away meanwhile."""
+        parts = dict(zip(self._wanted, calls, strict=True))
+        found: Calls = {}
+        for module, number in self._entered:
+            found[parts[module]] = (*found.get(parts[module], ()), number)
+        return found
+
+
+def by_module(modules: Sequence[nn.Module], calls: Calls) -> dict[int, tuple[int, ...]]:
+    """Calls of a block's parts by the identities of these, in the same order."""
+    return {id(modules[part]): numbers for part, numbers in calls.items()}
+
+
+class _Noting:
+    """Notes the calls of parts; `saved_count` says how many tensors were saved so far."""
+
+    def __init__(self, parts: dict[int, int], saved_count: Callable[[], int], calls: list[Call]) -> None:
+        self._parts, self._saved_count, self._calls = parts, saved_count, calls
+        self._numbers: collections.Counter[int] = collections.Counter()
+
+    def call(self, module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        part = self._parts.get(module)
+        if part is None:
+            return forward(*args, **kwargs)
+        number, first = self._numbers[part], self._saved_count()
+        self._numbers[part] += 1
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._calls.append(Call(part, number, first, self._saved_count()))
+
+
+@contextlib.contextmanager
+def noted(parts: Sequence[nn.Module], saved_count: Callable[[], int], calls: list[Call]) -> Iterator[None]:
+    """Notes the calls of parts that the body makes in this thread; `saved_count` says how many tensors were saved."""
+    found = _that_can_be_told(parts)
+    with handlers_in(module for _, module in found):
+        before = _thread.listener
+        _thread.listener = _Noting({id(module): part for part, module in found}, saved_count, calls)
+        try:
+            yield
+        finally:
+            _thread.listener = before
+
+
+def _that_can_be_told(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
+    """The parts, each once, in whose calls a handler would run, and of which nobody else would notice it; none of a
+    block within which another plan is carried out, which hooks as well.
+    """
+    if any(isinstance(vars(c).get("forward"), Takeover) and not _has_handler(c) for m in parts for c in m.children()):
+        return []
+    compiled = {inner for module in parts for inner in _compat.parts_compiled_with(module)}
+    first = {module: part for part, module in reversed(list(enumerate(parts)))}
+    return [(part, module) for module, part in first.items() if module not in compiled and _can_be_told(module)]
+
+
+def _can_be_told(module: nn.Module) -> bool:
+    own = vars(module).get("forward")
+    return (
+        (own is None or _has_handler(module))
+        and isinstance(inspect.getattr_static(type(module), "forward", None), types.FunctionType)
+        and not isinstance(module, torch.jit.ScriptModule)
+        and is_copied_as_usual(module)
+    )
+
+
+# -- handlers -------------------------------------------------------------------------------------------------
+
+
+class _Thread(threading.local):
+    listener: Listener | None = None
+
+
+class _Placed:
+    """The handler of a part, and how many want it to be there."""
+
+    __slots__ = ("takeover", "wanted_by")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.wanted_by = 0
+        self.put(module)
+
+    def put(self, module: nn.Module) -> None:
+        self.takeover = Takeover(module, functools.partial(_called, id(module)), is_of_part=True)
+
+
+_thread = _Thread()
+_placed: weakref.WeakKeyDictionary[nn.Module, _Placed] = weakref.WeakKeyDictionary()
+_placing = threading.RLock()  # the collector may end a plan while another one begins
+
+
+def _called(module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    listener = _thread.listener
+    return forward(*args, **kwargs) if listener is None else listener.call(module, forward, args, kwargs)
+
+
+def _has_handler(module: nn.Module) -> bool:
+    placed = _placed.get(module)
+    return placed is not None and vars(module).get("forward") is placed.takeover
+
+
+class Handlers:
+    """The parts that one plan wants handlers in, from `open` to `release`."""
+
+    def __init__(self) -> None:
+        self._held: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._is_open = True
+
+    def open(self) -> None:
+        self._is_open = True
+
+    def hold(self, modules: Iterable[nn.Module]) -> None:
+        """Sees to it that these have handlers, too; one in whose place there is something else keeps that."""
+        with _placing:
+            for module in modules if self._is_open else ():
+                if module not in self._held:
+                    if module not in _placed:
+                        _placed[module] = _Placed(module)
+                    _placed[module].wanted_by += 1
+                    self._held.add(module)
+                if "forward" not in vars(module):  # somebody has put another there, and taken it away again
+                    _placed[module].takeover.remove()
+                    _placed[module].put(module)
+
+    def release(self) -> None:
+        """Takes the handlers away that nobody else wants."""
+        with _placing:
+            self._is_open = False  # for a run that is under way in another thread
+            for module in list(self._held):
+                placed = _placed[module]
+                placed.wanted_by -= 1
+                if placed.wanted_by == 0:
+                    del _placed[module]
+                    placed.takeover.remove()
+            self._held.clear()
+
+
+@contextlib.contextmanager
+def handlers_in(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """The body finds handlers in these parts."""
+    handlers = Handlers()
+    try:
+        handlers.hold(modules)
+        yield
+    finally:
+        handlers.release()

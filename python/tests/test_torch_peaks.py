@@ -38,6 +38,7 @@ from cairn.torch.planning.chains import counted_for
 from cairn.torch.rerun_state.preserve import untouched
 from cairn.torch.selective import block_runs
 from inside_support import mean_square
+from peaks_support import assert_exact
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -662,14 +663,7 @@ class Discriminator(nn.Module):
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils:FutureWarning")
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("computed", [nn.utils.weight_norm, nn.utils.spectral_norm])
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        # too high, never too low: such a weight counts as an input of the block and as what is in its attribute
-        pytest.param(nn.Linear, marks=pytest.mark.xfail(reason="a hook's weight is counted twice", strict=True)),
-        "layers.*",
-    ],
-)
+@pytest.mark.parametrize("blocks", [nn.Linear, "layers.*"])
 def test_weights_that_hooks_compute_are_counted_once_and_where_they_are_replaced(
     computed: Callable[[nn.Module], nn.Module], calls: int, blocks: Any
 ) -> None:
@@ -682,7 +676,8 @@ def test_weights_that_hooks_compute_are_counted_once_and_where_they_are_replaced
             (plan.created_peak_bytes, found.created),
             (plan.accumulated_peak_bytes, found.accumulated),
         ):
-            assert 0.89 * predicted <= step.peak_bytes <= predicted  # a second call's are counted too long
+            # too high: the first layer does not save the weight of its first call, for its input has no gradient
+            assert (0.97 if calls == 1 else 0.89) * predicted <= step.peak_bytes <= predicted
         model(x).backward()  # the step in which a watch has not seen what is replaced come
         with ct.apply(model, plan) as planned:
             planned.shapes.watch(api.Watch(3, False, lambda *told: None))
@@ -692,21 +687,6 @@ def test_weights_that_hooks_compute_are_counted_once_and_where_they_are_replaced
         assert watched is not None
         assert watched.peak_bytes <= plan.accumulated_peak_bytes
         model.zero_grad()
-
-
-def assert_exact(model: nn.Module, x: torch.Tensor, share: float = 0.97) -> None:
-    """At several budgets no step takes more than was predicted, or less than that share of it."""
-    profile = ct.profile(model, x, passes=1, blocks="layers.*")
-    top = ct.plan(profile, UNLIMITED)
-    for fraction in (0, 0.5, 1):
-        budget = top.least_budget_bytes + int(fraction * max(0, top.plain_peak_bytes - top.least_budget_bytes))
-        plan = ct.plan(profile, budget)
-        found = ct.verify(model, plan, x)
-        for predicted, step in (
-            (plan.created_peak_bytes, found.created),
-            (plan.accumulated_peak_bytes, found.accumulated),
-        ):
-            assert share * predicted <= step.peak_bytes <= predicted
 
 
 def test_what_a_model_computes_between_its_blocks_for_the_moment_is_counted() -> None:

@@ -35,7 +35,7 @@ from .planning.step_profile import Profile
 from .profiling import discovery, measure, option_measure, timing, trial_recompute
 from .profiling.cast_copies import CopyPass
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .profiling.parameter_users import Owners
+from .profiling.parameter_users import Owners, UsedOutside
 from .profiling.profileable import check_differentiable, check_gradients, check_model, check_named, device_of
 from .profiling.sample import Sample
 from .rerun_state.backend_flags import refuse_chosen_kernels
@@ -201,9 +201,9 @@ def _measure(
     ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), {}), device).run()
+        measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), UsedOutside()), device).run()
     arriving: measure.Arriving = {}
-    used_outside: Mapping[int, int] = {}
+    used_outside = UsedOutside()
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:

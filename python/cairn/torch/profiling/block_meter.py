@@ -23,7 +23,7 @@ from ..rerun_state.attributes import Attributes
 from ..rerun_state.preserve import Buffers, Randomness
 from ..rerun_state.side_effects import Lasting
 from . import isolated_block
-from .captured_inputs import places_of, refuse
+from .captured_inputs import leaves_behind, places_of, refuse
 from .side_outputs import Arrivals, Beside, collecting_apart
 from .untracked_tensors import hidden_storages
 
@@ -85,6 +85,7 @@ class BlockMeter:
         self._gone: list[tuple[int, int]] = []
         self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
+        self.leaves: set[int] = set()  # the identities of leaves to which its graph hands gradients
         self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
         self._handed_bytes = 0
         self._visible_bytes = 0  # of what a run that saves has left where it can be found
@@ -170,8 +171,11 @@ class BlockMeter:
             result = arguments.run(function, args, kwargs)
         del args, kwargs
         self._mark("forward")
-        if arguments.reach_back([*isolated_block.differentiable(result), *beside.tensors(result)]):
+        roots = [*isolated_block.differentiable(result), *beside.tensors(result)]
+        if arguments.reach_back(roots):
             return None
+        self.leaves = leaves_behind(roots)
+        del roots
         torch.clear_autocast_cache()
         self._mark("saved")
         self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]

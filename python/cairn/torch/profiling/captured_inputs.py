@@ -40,6 +40,22 @@ def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
     return False
 
 
+def leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The identities of the leaves to which a backward from these hands gradients."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    seen: set[Any] = {None}
+    leaves: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if _compat.is_end_of_graph(node):
+            leaves.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
+
+
 class _Given(TorchFunctionMode):
     """Sees what functions are given, those of `torch.autograd.Function` as well."""
 

@@ -29,7 +29,7 @@ from ..rerun_state.preserve import Randomness
 from . import gradient_lifetimes, isolated_block
 from .block_meter import BlockMeter, Created, parameters_of, peak_without
 from .cast_copies import Copies
-from .parameter_users import Owners
+from .parameter_users import Owners, UsedOutside
 from .sample import Sample, backward_of
 from .side_outputs import Beside
 
@@ -50,7 +50,7 @@ class StepMeasure:
     surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
     arriving: Arriving
     is_settled: bool  # blocks were measured with what `arriving` and `used_outside` say
-    used_outside: Mapping[int, int]  # which parameters of blocks are used outside of blocks too, and where (`Owners`)
+    used_outside: UsedOutside
     excess: float = 0.0  # of the meter
     is_rehearsed: bool = True  # there was memory to recompute each block once after the forward
 
@@ -82,6 +82,7 @@ class _Segment:
     backward_end: _Moment | None = None
     returned: _Moment | None = None  # of the last one: when the model's forward has returned
     saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
+    replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_stand_for_found` when it has run
 
 
 class _InAttribute(NamedTuple):
@@ -96,6 +97,10 @@ class _InAttribute(NamedTuple):
     def is_there(self) -> bool:
         """Whether the attribute still stands for it."""
         return self.names.get(self.name) is self.tensor()
+
+    def now(self) -> Iterator[_InAttribute]:
+        """What the attribute has now, if that is a tensor."""
+        yield from _of_attribute(self.names, self.name)
 
 
 @dataclasses.dataclass
@@ -117,6 +122,7 @@ class _Run:
     accumulated_change: int = 0  # of what waits for gradients of others, where they are added to existing ones
     left_bytes: int = 0  # of what it left beside its result, and nobody else returned
     replaced_bytes: int = 0  # of what it found in attributes and saved, and has alone, for others stand there since
+    unused: set[int] = dataclasses.field(default_factory=set)  # its parameters that it does not use, by identity
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
@@ -166,6 +172,7 @@ class MemoryPass:
         self._left: set[int] = set()  # those of blocks that leave something beside their results
         self._found_bytes = 0  # in attributes of modules, before the step
         self._found: list[_InAttribute] = []  # of that, what an attribute itself still stands for
+        self._found_places: list[_InAttribute] = []  # all of those
         self._replaced_bytes = 0  # so much of it was replaced outside of blocks
 
     def run(self) -> StepMeasure:
@@ -180,6 +187,7 @@ class MemoryPass:
         self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
         named = (found for module in self._sample.model.modules() for found in _in_attributes(module))
         self._found = [found for found in named if self._counts(found)]
+        self._found_places = list(self._found)
         try:
             with self._meter:
                 self._step()
@@ -199,16 +207,21 @@ class MemoryPass:
         there = {found.storage for found in self._found}
         return sum(size for key, size in sizes.items() if key not in there)
 
+    def _stand_for_found(self) -> dict[int, int]:
+        """By the storage of what attributes have now: the bytes of what they had before the step, resident."""
+        return {now.storage: found.nbytes for found in self._found_places for now in found.now()}
+
     def _end_segment(self) -> None:
         """What ran outside of blocks has ended."""
         self._replaced_bytes += self._without_replaced()
+        self._segments[-1].replacing = self._stand_for_found()
         self._segments[-1].end = self._moment()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        is_theirs, is_shared = self._owners.is_in_blocks(parameter), self._owners.is_shared(parameter)
-        if self._is_backward and is_theirs:
+        is_shared = self._owners.is_shared(parameter)
+        if self._is_backward and self._owners.is_in_blocks(parameter):
             self._reached[id(parameter)] = self._place
-            if not is_shared:
+            if self._owners.is_used_in_blocks(parameter) and not is_shared:
                 parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
         if parameter.grad is not None and not is_shared:
             self._created.note(parameter.grad)
@@ -334,7 +347,8 @@ class MemoryPass:
         """A block cannot be run again from what was changed after it ran."""
         for run in self._runs:
             replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
-            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - self._static)
+            counted = self._static | memory.storages(run.arguments).keys()
+            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
             if replaced or any(witness.has_changed() for witness in run.read):
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
@@ -364,6 +378,8 @@ class MemoryPass:
                 run.accumulated_change += size if self._owners.is_shared(parameter) else 0
             if self._owners.ends_wait(parameter, block, stage.call):
                 run.accumulated_change -= size
+        got = {id(parameter) for parameter, _ in run.alone.weight_grads} - there
+        run.unused = {id(p) for p in parameters_of(block)} - run.alone.leaves - got
 
     def _remember_outputs(self, run: _Run, output: Any, arguments: isolated_block.Arguments) -> None:
         read = set(memory.storages(arguments.tensors))
@@ -451,14 +467,20 @@ class MemoryPass:
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
-        used = {key: place for key, place in self._reached.items() if key not in self._left}
-        settled = all(map(_is_settled, self._runs)) and used == self._owners.used_outside
+        used = self._used_outside()
+        settled = all(map(_is_settled, self._runs)) and used == self._owners.outside
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
         return StepMeasure(
             stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, self._meter.excess
         )
+
+    def _used_outside(self) -> UsedOutside:
+        """Which parameters of blocks were used outside of blocks."""
+        places = {key: place for key, place in self._reached.items() if key not in self._left}
+        unused = {(run.stage.name, run.stage.call, key) for run in self._runs for key in run.unused & places.keys()}
+        return UsedOutside(places, unused)
 
     def _pass_layouts_on(self) -> None:
         """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""
@@ -527,12 +549,15 @@ class MemoryPass:
         assert segment.end is not None
         stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
         before = self._runs[index - 1 : index] if index else []
-        made = sum(size for key, size in main.items() if key not in self._known)
-        stage.output_bytes = made + sum(_bytes_of(run, run.viewed & self._left_by(run)) for run in before)
+        made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
+        viewed = sum(
+            _bytes_of(run, run.viewed & self._left_by(run)) for run in before
+        )  # handed on beside what it makes
+        stage.output_bytes = made + viewed
         growth = self._growth(segment)
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
-        stage.saved_bytes = max(segment.saved_bytes, stage.output_bytes)
+        stage.saved_bytes = segment.saved_bytes + viewed
         left = sum(_bytes_of(run, self._left_by(run)) for run in before)  # counted here, not by the block
         self._read_outside_forward(index, segment, stage)
         stage.forward_rise_bytes += left
@@ -793,11 +818,16 @@ def _large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
 
 def _in_attributes(module: nn.Module) -> Iterator[_InAttribute]:
     names = vars(module)
-    for name, value in names.items():
-        if type(value) is torch.Tensor:
-            has_one = memory.has_storage(value)
-            storage, size = (_compat.storage_id(value), memory.storage_bytes(value)) if has_one else (0, 0)
-            yield _InAttribute(names, name, weakref.ref(value), storage, size)
+    for name in names:
+        yield from _of_attribute(names, name)
+
+
+def _of_attribute(names: dict[str, Any], name: str) -> Iterator[_InAttribute]:
+    value = names.get(name)
+    if type(value) is torch.Tensor:
+        has_one = memory.has_storage(value)
+        storage, size = (_compat.storage_id(value), memory.storage_bytes(value)) if has_one else (0, 0)
+        yield _InAttribute(names, name, weakref.ref(value), storage, size)
 
 
 def _bytes_of(run: _Run, keys: set[int]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import nn
@@ -11,15 +12,30 @@ from ..base.blocks import Block
 from .block_meter import parameters_of
 
 
+@dataclasses.dataclass(frozen=True)
+class UsedOutside:
+    """Which parameters of blocks the model itself uses.
+
+    places: by the identity of each, how many of the blocks' calls come before that in the forward, so that their
+        gradients come after it.
+    unused: where a call of a block does not use one of them: the block's name, the number of the call, the parameter.
+        Hooks compute weights from such parameters before the block runs.
+    """
+
+    places: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    unused: Set[tuple[str, int, int]] = frozenset()
+
+
 class Owners:
     """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine.
 
-    order: the blocks, as they are called. outside: by the identity of each of their parameters that the model itself
-    uses, too, how many of the blocks' calls come before that in the forward, so that their gradients come after it.
+    order: the blocks, as they are called. outside: what the model itself uses of their parameters.
     """
 
-    def __init__(self, order: Sequence[Block], outside: Mapping[int, int]) -> None:
-        self.used_outside = dict(outside)
+    def __init__(self, order: Sequence[Block], outside: UsedOutside) -> None:
+        self.outside = outside
+        self._used_outside = outside.places
+        self._in_blocks: set[int] = set()
         self._users: dict[int, list[int]] = {}  # by parameter, the places of the calls that use it
         self._places: dict[tuple[int, int], int] = {}  # of calls of blocks
         calls: dict[int, int] = {}
@@ -28,22 +44,28 @@ class Owners:
             calls[id(block)] = call + 1
             self._places[id(block), call] = place
             for p in parameters_of(block):
-                self._users.setdefault(id(p), []).append(place)
+                self._in_blocks.add(id(p))
+                if (block.name, call, id(p)) not in outside.unused:
+                    self._users.setdefault(id(p), []).append(place)
 
     def is_in_blocks(self, parameter: torch.Tensor) -> bool:
+        """Whether blocks have it."""
+        return id(parameter) in self._in_blocks
+
+    def is_used_in_blocks(self, parameter: torch.Tensor) -> bool:
         """Whether blocks use it."""
         return id(parameter) in self._users
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
         """Whether several stages use it."""
-        return len(self._users.get(id(parameter), ())) + (id(parameter) in self.used_outside) > 1
+        return len(self._users.get(id(parameter), ())) + (id(parameter) in self._used_outside) > 1
 
     def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
         """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives."""
         place = self._places.get((id(block), call), 0)
 
         def used_later(p: nn.Parameter) -> bool:
-            return place < self.used_outside.get(id(p), 0) or place != self._users.get(id(p), [place])[-1]
+            return place < self._used_outside.get(id(p), 0) or place != self._users.get(id(p), [place])[-1]
 
         return [p for p in parameters_of(block) if p.requires_grad and self.is_shared(p) and used_later(p)]
 
@@ -51,7 +73,7 @@ class Owners:
         """Whether no earlier stage uses a parameter of a block that several use: none of its gradients waits longer."""
         place = self._places.get((id(block), call), 0)
         is_first = place == self._users.get(id(parameter), [place])[0]
-        return self.is_shared(parameter) and is_first and self.used_outside.get(id(parameter), place + 1) > place
+        return self.is_shared(parameter) and is_first and self._used_outside.get(id(parameter), place + 1) > place
 
     def come_before(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
         """How many of the blocks' gradients of a parameter come before what comes outside of them at a place, and how

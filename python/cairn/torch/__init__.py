@@ -11,6 +11,14 @@
 
 from __future__ import annotations
 
+import cairn as _cairn
+
+if not hasattr(_cairn, "get_library"):
+    raise ImportError(
+        f"cairn.torch belongs to the distribution cairn-budget, but {_cairn.__file__} is another project's package "
+        "(the distribution cairn): pip uninstall cairn; pip install --force-reinstall cairn-budget"
+    )
+
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:

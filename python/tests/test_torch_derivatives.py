@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 from cairn.torch.base import memory
+from cairn.torch.base.stage_measure import SLACK_BYTES
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -33,10 +34,10 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, depth: int = DEPTH) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(2, WIDTH), nn.Linear(WIDTH, 1)
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.checkpoints = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,5 +138,118 @@ def test_a_gradient_penalty_on_a_forward_of_its_own_takes_less_under_a_plan() ->
 
 def test_a_loss_with_derivatives_is_refused_with_what_to_do() -> None:
     model, x = Net(), torch.randn(ROWS, 2, requires_grad=True)
-    with pytest.raises(ct.Unsupported, match=r"leave them out of loss_fn= and plan for the rest .* Budget\(reserve=\)"):
+    with pytest.raises(ct.Unsupported, match=r"a module whose forward takes them .* Budget\(reserve=\)"):
         ct.profile(model, x, loss_fn=lambda y: discriminator(model, x), passes=1)
+
+
+# -- derivatives in the forward ------------------------------------------------------------------------------
+
+
+class Step(nn.Module):
+    """A network with its loss."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.net, self.loss = Net(2), loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.net, x)
+
+
+class Potential(nn.Module):
+    """Energies and forces of atoms, whose batches come without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.norm = Net(2), nn.BatchNorm1d(2)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        positions = batch["positions"].requires_grad_()
+        energies = self.net(F.dropout(self.norm(positions), 0.1))
+        return {"energies": energies, "forces": -gradient(energies, positions)}
+
+
+class Within(nn.Module):
+    """A module that takes gradients, with layers before and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.potential = Net(2), Potential()
+        self.behind = Net(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        forces = self.potential({"positions": self.before(x).expand(-1, 2) + x})["forces"]
+        return self.behind(forces).square().mean()
+
+
+def of_batch(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The loss of a batch that is new each time."""
+    output = model({"positions": x.detach().clone()})
+    return force_loss(output)
+
+
+def force_loss(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    return output["energies"].square().mean() + (output["forces"] + 1).abs().mean()
+
+
+def output_alone(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x)
+
+
+@pytest.mark.parametrize(("loss", "share"), [(residual, 0.8), (critic, 0.85), (parameter_penalty, 0.9)])
+def test_a_forward_with_derivatives_in_it_keeps_a_budget_below_plain(loss: Loss, share: float) -> None:
+    model, x = Step(loss), torch.randn(ROWS, 2, requires_grad=True)
+    want, plain = step(model, output_alone, x)
+    profile = ct.profile(model, x, passes=1, holds_output=False)
+    check_least(model, profile, output_alone, x, want, share * plain)
+
+
+def test_a_forward_that_asks_for_gradients_of_its_batch_keeps_a_budget_below_plain() -> None:
+    model, x = Potential(), torch.randn(ROWS, 2)
+    want, plain = step(model, of_batch, x)
+    profile = ct.profile(model, ({"positions": x},), loss_fn=force_loss, passes=1)
+    assert not x.requires_grad
+    assert x.grad is None
+    check_least(model, profile, of_batch, x, want, 0.9 * plain)
+
+
+def test_a_block_with_derivatives_inside_stands_beside_others() -> None:
+    model, x = Within(), torch.randn(ROWS, 2)
+    want, plain = step(model, output_alone, x)
+    profile = ct.profile(model, x, passes=1, holds_output=False)
+    assert [s.name for s in profile.stages if s.keep_reason == "takes gradients in its own forward"] == ["potential"]
+    assert len([s for s in profile.stages if s.kind == "block" and not s.keep_reason]) == 4
+    check_least(model, profile, output_alone, x, want, 0.85 * plain)
+
+
+def check_least(
+    model: nn.Module, profile: ct.Profile, loss: Loss, x: torch.Tensor, want: list[torch.Tensor], most: float
+) -> None:
+    """Steps by the least plan are exact, take what it says, and less than `most`."""
+    everything = ct.plan(profile, UNLIMITED, gradients="created")
+    plan = ct.plan(profile, everything.least_budget_bytes, gradients="created")
+    beside = sum(plan.resident.values()) + profile.input_bytes
+    with ct.apply(model, plan) as handle:
+        for _ in range(2):
+            got, peak = step(model, loss, x)
+            assert len(got) == len(want)
+            assert all(map(torch.equal, want, got))
+            assert handle.executor.notes == []
+            assert peak <= plan.created_peak_bytes - beside + SLACK_BYTES
+    assert peak < most
+
+
+def test_parts_of_a_block_with_derivatives_inside_are_no_blocks() -> None:
+    model, x = Step(residual), torch.randn(ROWS, 2, requires_grad=True)
+    with pytest.raises(ct.Unsupported, match=r"names a Block in a Step whose forward takes gradients"):
+        ct.profile(model, x, blocks="net.blocks.*", passes=1)
+
+
+def test_a_compiled_forward_with_derivatives_in_it_keeps_half_of_plain() -> None:
+    model, x = Step(residual), torch.randn(ROWS, 2, requires_grad=True)
+    want, plain = step(model, output_alone, x)
+    resident = sum(t.nbytes for t in (*model.parameters(), x))
+    compiled = ct.compile(model, x, budget=resident + plain // 2, kernels="eager", holds_output=False)
+    got, peak = step(compiled, output_alone, x)
+    assert all(map(torch.equal, want, got))
+    assert peak <= plain // 2

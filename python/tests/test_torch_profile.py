@@ -1505,15 +1505,17 @@ def test_a_profile_within_a_cache_of_weights_is_refused() -> None:
     ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, passes=1)
 
 
-def test_gradients_taken_in_the_forward_are_refused_by_name() -> None:
+def test_a_block_that_descends_in_its_own_forward_is_kept() -> None:
     class Descending(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             inner = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(super().forward(inner).square().sum(), inner)
             return super().forward(x - gradient)
 
-    with pytest.raises(ct.Unsupported, match="'1' takes gradients"):
-        ct.profile(nn.Sequential(nn.Linear(8, 8), Descending(8, 8)), torch.randn(4, 8), loss_fn=torch.sum)
+    model, x = nn.Sequential(nn.Linear(8, 8), Descending(8, 8)), torch.randn(4, 8)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    assert [stage.keep_reason for stage in profile.stages[:2]] == ["", "takes gradients in its own forward"]
+    assert ct.verify(model, ct.plan(profile, ct.plan(profile, 2**40).least_budget_bytes), x, loss_fn=torch.sum).ok
 
 
 # -- random states -------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from .base.progress import telling
 from .base.stage_measure import (
     BUFFERS,
     CHANGES_INPUT,
+    GRADIENTS_INSIDE,
     OPTIMIZER_STATE,
     PARAMETERS,
     REPLAYED,
@@ -166,6 +167,7 @@ def _measure_all(
     measured, blocks = _measure(sample, blocks, observed, device)
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
+    _keep_what_takes_gradients(measured, blocks)
     sample.teller.begin("recomputing blocks after the forward")
     measured.is_rehearsed = trial_recompute.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
@@ -252,12 +254,20 @@ def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: 
             stage.keep_reason = "writes parameters"
 
 
+def _keep_what_takes_gradients(measured: measure.StepMeasure, blocks: list[Block]) -> None:
+    """A block with backwards inside would have all that it saves once more; parts of that may be rebuilt."""
+    inside = {block.name for block in blocks if block.has_gradients_inside}
+    for stage in measured.blocks:
+        if stage.name in inside:
+            stage.keep_reason = stage.keep_reason or GRADIENTS_INSIDE
+
+
 def _resident(
     sample: Sample, measured: measure.StepMeasure, optimizer: OptimizerMemory, workspaces: int
 ) -> dict[str, int]:
     """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
-    states = [stage for stage in measured.blocks if not stage.keep_reason]
+    states = [stage for stage in measured.blocks if stage.may_be_opened]
     copied = [_copied_bytes(sample.model, stage) for stage in states]
     # those for runs to come, and those of the present one while a block runs again
     replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
@@ -277,7 +287,7 @@ def _random_states(blocks: Iterable[StageMeasure]) -> int:
     count, is_new = 0, False
     for stage in blocks:
         is_new |= stage.random_state_is_new
-        if not stage.keep_reason:
+        if stage.may_be_opened:
             count += is_new
             is_new = False
     return count
@@ -317,11 +327,11 @@ _LEAVES = (
 
 def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
     notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
-    closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and not stage.keep_reason)
+    closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_opened)
     notes += told(closed, "kept or run again as a whole")
     leftovers = (stage for stage in measured.blocks if stage.leftover_bytes)
     notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
-    if not any(stage.kind == "block" and not stage.keep_reason for stage in measured.stages):
+    if not any(stage.kind == "block" and (not stage.keep_reason or stage.opened()) for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     if not measured.is_rehearsed:
         notes.append(

@@ -28,6 +28,7 @@ class Block:
     start: int = 0
     borrowed: tuple[nn.Module, ...] = ()  # what it runs of the model, and is no part of it
     is_compiled: bool = False  # it runs what torch.compile has made, so it is only called, and not looked into
+    has_gradients_inside: bool = False  # its forward has backwards of its own (autograd.grad)
 
     @property
     def stop(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -166,9 +166,29 @@ def made(layouts: Layouts) -> list[torch.Tensor | None]:
     return [None if layout is None else layout.tensor(storages.get(layout.storage)) for layout in layouts]
 
 
-def saving_nothing() -> contextlib.AbstractContextManager[None]:
+def saving_nothing(takes_gradients: bool = False) -> contextlib.AbstractContextManager[None]:
     """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
 
     A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
+    takes_gradients: the forward itself has backwards; tensors are kept until it has ended.
     """
-    return _compat.saved_tensors_hooks(Layout, Layout.tensor)
+    return _keeping_inside() if takes_gradients else _compat.saved_tensors_hooks(Layout, Layout.tensor)
+
+
+@contextlib.contextmanager
+def _keeping_inside() -> Iterator[None]:
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> tuple[Layout, int]:
+        kept.append(tensor.detach())
+        return Layout(tensor), len(kept) - 1
+
+    def unpack(packed: tuple[Layout, int]) -> torch.Tensor:
+        layout, index = packed
+        return kept[index] if kept else layout.tensor()
+
+    try:
+        with _compat.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        kept.clear()

@@ -19,6 +19,7 @@ HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
 TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
+GRADIENTS_INSIDE = "takes gradients in its own forward"
 OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
 
 
@@ -105,6 +106,11 @@ class StageMeasure:
         """Of what it saves, what is resident anyway, unless another run saves it."""
         return self.pinned_saved_bytes + self.added_bytes
 
+    @property
+    def may_be_opened(self) -> bool:
+        """Whether a part of what it saves may be rebuilt."""
+        return self.keep_reason in ("", GRADIENTS_INSIDE)
+
     def arriving_bytes(self, created: bool) -> int:
         """Of all gradients on their way back when its backward begins."""
         return self.grad_bytes + (self.waiting_bytes if created else self.accumulated_waiting_bytes)
@@ -123,7 +129,7 @@ class StageMeasure:
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options beside keeping everything, with their numbers."""
-        return [] if self.keep_reason else list(enumerate(self.options[1:], 1))
+        return list(enumerate(self.options[1:], 1)) if self.may_be_opened else []
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageMeasure:

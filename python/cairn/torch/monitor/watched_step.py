@@ -24,8 +24,8 @@ MOST_NOTES = 3  # of what was not as planned, in a warning
 
 #: What backwards may do that no plan counts, and what to do about it.
 _DIFFERENTIABLE = (
-    "a backward with create_graph=True keeps what its own derivative needs, which no plan counts. Leave room for it by "
-    "Budget(reserve=)"
+    "a backward with create_graph=True keeps what its own derivative needs, which this plan does not count. Plan a "
+    "module whose forward takes the derivatives and returns the loss, or leave room for it by Budget(reserve=)"
 )
 _REPEATED = (
     "a forward had more than one backward (retain_graph=True), and a plan is for one. Add the losses up before the "

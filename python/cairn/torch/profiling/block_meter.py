@@ -15,7 +15,7 @@ from torch import nn
 
 from ..base import _compat, memory
 from ..base.blocks import Block
-from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all, saving_nothing
+from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
 from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, TAKES_OUT, StageMeasure
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import tensors_in
@@ -279,7 +279,7 @@ class BlockMeter:
     ) -> Any:
         self._mark("plain base")
         there = [ref.storage() for ref, _ in self._added]
-        with saving_nothing():
+        with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)

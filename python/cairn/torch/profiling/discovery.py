@@ -47,6 +47,7 @@ class Call:
     is_transformed: bool = False  # it runs within a transform of torch.func
     has_computed_weights: bool = False  # torch.func.functional_call has put tensors with a graph in their places
     has_result: bool = False  # it has ended, and returned something
+    has_gradients_inside: bool = False  # it has a backward of what it saved itself (autograd.grad)
     output_requires_grad: bool = False
 
 
@@ -123,8 +124,17 @@ class Trace:
 
 
 def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> Trace:
-    """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched."""
-    recorder = _Recorder()
+    """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched.
+
+    A forward that has backwards of its own runs once more, and saves for these.
+    """
+    try:
+        return _traced(model, run, parameters, _Recorder())
+    except _HasBackward:
+        return _traced(model, run, parameters, _Recorder(saves=True))
+
+
+def _traced(model: nn.Module, run: Callable[[], Any], parameters: Parameters, recorder: _Recorder) -> Trace:
     handles = []
     for name, module in _seen(model):
         handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
@@ -154,14 +164,19 @@ def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
 
 
+class _HasBackward(Exception):
+    """Autograd wants a saved tensor, although the forward has not ended."""
+
+
 class _Recorder:
-    def __init__(self) -> None:
+    def __init__(self, saves: bool = False) -> None:
+        self._saves = saves
         self.calls: list[Call] = []
         self.storages: list[_compat.StorageRef] = []
         self.casts = False
         self.compiled: list[frozenset[int]] = []
         self.saved: list[tuple[int, frozenset[int]]] = []
-        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.note_saved, self.refuse_backward)
+        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.note_saved, self.note_read)
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
@@ -209,7 +224,7 @@ class _Recorder:
         for call, _, _ in self._open:
             call.wrote_parameters = True
 
-    def note_saved(self, tensor: torch.Tensor) -> None:
+    def note_saved(self, tensor: torch.Tensor) -> Any:
         """Called with each tensor that autograd would save."""
         if _compat.transforms_are_active():
             self.refuse_transform()
@@ -218,15 +233,22 @@ class _Recorder:
             self.saved += [(key, self._around()) for key in saved]
             for call, _, _ in self._open:
                 call.saves |= saved
+        return (tensor.detach(), [call for call, _, _ in self._open]) if self._saves else None
 
-    def refuse_backward(self, packed: Any) -> torch.Tensor:
-        """Called when autograd wants a saved tensor, although the forward has not ended."""
-        raise Unsupported(
-            f"{self._where()} takes gradients (autograd.grad or backward) inside the model's forward, so the step is "
-            "no forward with a backward behind it; plan the parts of the model that do not, each by itself"
-            if self._open
-            else LOSS_DIFFERENTIATES
-        )
+    def note_read(self, packed: Any) -> torch.Tensor:
+        """Called when autograd wants a saved tensor, although the forward has not ended.
+
+        The innermost call that has both, the saving and this, has the backward inside.
+        """
+        if not self._open:
+            raise Unsupported(LOSS_DIFFERENTIATES)
+        if not self._saves:
+            raise _HasBackward
+        tensor, saving = packed
+        common = [call for call, (other, _, _) in zip(saving, self._open, strict=False) if call is other]
+        common[-1].has_gradients_inside = True
+        assert isinstance(tensor, torch.Tensor)
+        return tensor
 
     def refuse_transform(self, error: RuntimeError | None = None) -> None:
         """Called where what a transform saves for the backward cannot be had."""
@@ -285,7 +307,22 @@ def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
     modules = _automatic(model, observed) if wanted == "auto" else named_by_user(model, wanted)
     if not modules:
         raise ValueError(f"blocks={wanted!r} names no module of this {type(model).__name__}")
+    modules = _with_their_backwards(observed, modules, named=wanted != "auto")
     return _in_call_order(model, observed, whole_units(model, modules, named=wanted != "auto"))
+
+
+def _with_their_backwards(observed: Trace, modules: list[nn.Module], named: bool) -> list[nn.Module]:
+    """In the place of modules of which a backward runs before the forward has ended, the module that has it inside."""
+    around = list(dict.fromkeys(call.module for call in observed.calls if call.has_gradients_inside))
+    parts = {id(part): module for module in around for part in module.modules() if part is not module}
+    inner = next((module for module in modules if id(module) in parts), None)
+    if named and inner is not None:
+        raise Unsupported(
+            f"blocks= names a {type(inner).__name__} in a {type(parts[id(inner)]).__name__} whose forward takes "
+            "gradients (autograd.grad): that one is a block as a whole, of which a part is kept; name it, or leave "
+            "blocks= out"
+        )
+    return modules if named else [*(module for module in modules if id(module) not in parts), *around]
 
 
 def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:
@@ -458,7 +495,8 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
             continue
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
         borrowed, compiled = tuple(observed.run_by(block.modules)), observed.runs_compiled(block.modules)
-        block = dataclasses.replace(block, borrowed=borrowed, is_compiled=compiled)
+        inside = any(call.has_gradients_inside for part in block.parts() for call in observed.calls_of(part))
+        block = dataclasses.replace(block, borrowed=borrowed, is_compiled=compiled, has_gradients_inside=inside)
         seen.update(id(m) for m in block.modules)
         _refuse_checkpoints(observed, block)
         _refuse_functional(observed, block)

@@ -119,8 +119,9 @@ class Arguments:
         writes_captured: it has written some of that in place.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._value = (args, kwargs)
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], has_gradients_inside: bool = False) -> None:
+        """has_gradients_inside: the block's forward has backwards of its own."""
+        self._value, self._has_gradients_inside = (args, kwargs), has_gradients_inside
         self._tree = Tree.of(self._value)
         self._since = _compat.history_mark()
         self._fresh: Sequence[torch.Tensor] = ()  # of the latest `source`
@@ -142,6 +143,10 @@ class Arguments:
         args, kwargs = self._tree.build([next(coming) if t.requires_grad else t for t in self._tree.leaves])
         return own_caches(args, kwargs)
 
+    def saving_nothing(self) -> contextlib.AbstractContextManager[None]:
+        """The context of that name, for runs of the block."""
+        return saving_nothing(self._has_gradients_inside)
+
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the block with what `source` gave."""
         if not self.captured:
@@ -161,7 +166,7 @@ class Arguments:
         """Runs the block, and takes what it reads with a history and is not passed for inputs."""
         args, kwargs = self.source(Hooks())
         finding = Finding(self._since)
-        with saving_nothing(), finding:
+        with self.saving_nothing(), finding:
             finding.given(function(*args, **kwargs))
         self.captured = finding.tensors
         passed = set(map(id, self._tree.leaves))

@@ -23,7 +23,7 @@ import torch
 
 from ..base import _compat, clock, memory
 from ..base.blocks import Block, intercepted
-from ..base.layouts import Layouts, saving_nothing
+from ..base.layouts import Layouts
 from ..base.progress import Teller
 from ..base.stage_measure import KEEP, OptionMeasure, StageMeasure
 from ..base.tensor_fingerprints import fingerprint
@@ -79,15 +79,15 @@ class OptionPass:
         self._index += 1
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
-        arguments = isolated_block.Arguments(args, kwargs)
+        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
         if block.is_compiled:
             stage.closed = "is compiled"
-        elif not stage.keep_reason:
+        elif stage.may_be_opened:
             with collecting_apart():
                 self._open(stage, block, call, function, arguments)
-        with saving_nothing():
+        with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)
@@ -155,22 +155,26 @@ class _BlockRuns:
         args, kwargs = self.arguments.source(isolated_block.Hooks())
         leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
         recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
-        count = 0
+        count, has_ended = 0, False
+        holds = saving or self.block.has_gradients_inside
 
         def pack(tensor: torch.Tensor) -> Any:
             nonlocal count
             with recorder.paused():
                 recorder.pack(tensor)
                 count += 1
-                return count - 1, tensor.detach() if saving else None
+                return count - 1, tensor.detach() if holds else None
 
         def unpack(held: Any) -> torch.Tensor:
-            if asked is not None:
+            if has_ended and asked is not None:
                 asked.append(held[0])
+            elif not has_ended:
+                recorder.read(held[0])
             return held[1]
 
         with _compat.saved_tensors_hooks(pack, unpack), recorder:
             result = self.arguments.run(self.function, args, kwargs)
+        has_ended = True
         graph = recorder.graph(result)
         if not constants.hold(parts, list(map(vars, parts))):
             graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"

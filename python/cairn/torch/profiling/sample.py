@@ -27,10 +27,11 @@ from . import isolated_block
 
 LOSS_DIFFERENTIATES = (
     "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
-    "for it. For derivatives in a loss (create_graph=True: physics-informed losses, gradient penalties), leave them "
-    "out of loss_fn= and plan for the rest of the loss: steps that take them under that plan are exact, and what a "
-    "single derivative saves is recomputed once more. What autograd saves for the derivatives themselves is kept, "
-    "whatever is planned: leave room for it by Budget(reserve=), or accumulate gradients over smaller batches"
+    "for it. For derivatives in a loss (create_graph=True: physics-informed losses, gradient penalties), put the model "
+    "and its loss into a module whose forward takes them and returns the loss, and plan that module: what the "
+    "derivatives save is then counted, and a part of it rebuilt; cairn.torch.compile needs less still. Or leave them "
+    "out of loss_fn=, and leave room for them by Budget(reserve=): such steps are exact, and all that autograd saves "
+    "for the derivatives is kept"
 )
 
 
@@ -52,7 +53,7 @@ class Sample:
         self.model, self.loss_fn, self.holds_output = model, loss_fn, holds_output
         self._call = Tree.of((args, kwargs))
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
-        self._tensors = [t.detach().requires_grad_() if t.requires_grad else t for t in self._call.leaves]
+        self._tensors = list(map(_own, self._call.leaves))
         self.has_no_loss = False
         self.teller = Teller()  # of the pass that runs it
         #: modules that are no part of the model and that the step uses
@@ -188,6 +189,13 @@ class Sample:
     def static_tensors(self) -> list[torch.Tensor]:
         """What the caller brings: the arguments, and what the loss function has at hand."""
         return list(tensors_in((self.args, self.kwargs, list(brought_by(self.loss_fn)))))
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values; a forward may ask for gradients of those of a tensor that has none yet (`requires_grad_`)."""
+    if tensor.requires_grad:
+        return tensor.detach().requires_grad_()
+    return tensor.detach() if type(tensor) is torch.Tensor and tensor.is_floating_point() else tensor
 
 
 def backward_of(output: Any, loss: torch.Tensor | None) -> None:

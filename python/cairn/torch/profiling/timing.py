@@ -16,7 +16,6 @@ import torch
 
 from ..base import clock
 from ..base.blocks import Block, intercepted, resolve
-from ..base.layouts import saving_nothing
 from ..base.stage_measure import StageMeasure
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.preserve import Randomness
@@ -91,7 +90,7 @@ class TimePasses:
         self._close_segment()
         index = self._index
         stage = self._measured.blocks[index]
-        arguments = isolated_block.Arguments(args, kwargs)
+        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
         if _kind(stage) not in self._timed:
@@ -118,7 +117,7 @@ class TimePasses:
     def _time_forward_only(
         self, stage: StageMeasure, function: Callable[..., Any], arguments: isolated_block.Arguments
     ) -> tuple[Any, isolated_block.Loan]:
-        with saving_nothing():
+        with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.lent(args, kwargs)
             began = self._now()

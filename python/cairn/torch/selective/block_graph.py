@@ -105,6 +105,7 @@ class Pack:
     """A tensor that autograd saves. `maker`: the kind of graph node that it came from; None: it was there before.
 
     cyclic: it may come from the very node that saves it, so that the graph must not hold it with its history.
+    read_inside: the block reads it before it has ended, in a backward of its own.
     """
 
     use: Use | None  # None: not a plain tensor, or its value as another type, conjugate or negative
@@ -113,6 +114,7 @@ class Pack:
     device: torch.device
     maker: Any
     cyclic: bool = True
+    read_inside: bool = False
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor may be this one in another run."""
@@ -202,6 +204,10 @@ class BlockRecorder:
         """Notes a tensor that autograd saves; only while paused."""
         self._notes.pack(tensor)
 
+    def read(self, index: int) -> None:
+        """Notes that the block itself reads a tensor that was saved."""
+        self._notes.read.add(index)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """What the body does is not the block's doing."""
@@ -274,6 +280,7 @@ class _Notes:
         self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
         self._closed = ""
         self.paused = False
+        self.read: set[int] = set()  # the saved tensors that the block reads itself
         self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
 
     def close(self, reason: str) -> None:
@@ -417,6 +424,8 @@ class _Notes:
         self._refuse_stale_reads()
         self._refuse_hidden_draws()
         packs = list(map(self._as_backwards_find_it, self._packs))
+        for index in self.read:
+            packs[index] = dataclasses.replace(packs[index], read_inside=True)
         for op in self._operations:
             _simplify(op, self._values)
         return BlockGraph(self._values, self._operations, packs, returned, self._closed, self.calls)

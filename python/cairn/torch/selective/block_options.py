@@ -241,6 +241,7 @@ class _Model:
         self._step_ns, self._is_ideal = 0 if ideal else STEP_NS, ideal
         self._sources = sources(graph)
         self._masks = masks(graph)
+        self._read_inside = {p.use.value for p in graph.packs if p.read_inside and p.use is not None}
         self._free = self._free_values()
         made = (v for v in graph.values if v.storage in graph.returned and v.root is None and not v.overwritten)
         self._outputs = {v.index for v in made} if ideal else set()
@@ -406,7 +407,7 @@ class _Model:
     def _stays(self, value: int) -> bool:
         """Whether a saved value is kept in every choice."""
         found = self._graph.values[value]
-        return found.root is not None or found.nbytes <= SEED_BYTES
+        return found.root is not None or found.nbytes <= SEED_BYTES or value in self._read_inside
 
     def _rebuild_ns(self, again: set[int], as_masks: set[int]) -> int:
         total = 0

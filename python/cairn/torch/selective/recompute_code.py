@@ -311,7 +311,8 @@ class _Writer:
     def _assign(self, op: Operation, call: str, now: tuple[int, int]) -> None:
         """The results that somebody reads later go into variables."""
         wanted = {p: v for p, v in op.made.items() if self._last.get(v, (-1, 0)) > now and not self._is_loaded(v)}
-        if op.results == 1 and wanted:
+        is_one = _returns_one(op)
+        if is_one and wanted:
             call = f"{self._bind(wanted[0])} = {call}"
         elif wanted:
             call = f"results = {call if _returns_tensors(op) else f'tensors({call})'}"
@@ -321,7 +322,7 @@ class _Writer:
             self.lines += ["    try:", f"        {call}", "    finally:", "        before.restore()", "    del before"]
         else:
             self._line(call)
-        if op.results != 1 and wanted:
+        if not is_one and wanted:
             for position, value in wanted.items():
                 self._line(f"{self._bind(value)} = results[{position}]")
             self._line("del results")
@@ -338,6 +339,12 @@ class _Writer:
 
 def _numbers_of(values: Sequence[int]) -> str:
     return f"({' '.join(f'{int(value)},' for value in values)})"
+
+
+def _returns_one(op: Operation) -> bool:
+    """Whether the result is a tensor, and no tuple or list of one."""
+    schema = getattr(op.function, "_schema", None)
+    return op.results == 1 and (schema is None or [str(result.type) for result in schema.returns] == ["Tensor"])
 
 
 def _returns_tensors(op: Operation) -> bool:

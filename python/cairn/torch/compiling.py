@@ -14,6 +14,7 @@ from torch import nn
 
 from .base import _compat, budgets, clock, memory
 from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
+from .base.layouts import saving_nothing
 from .base.progress import telling
 from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
@@ -180,7 +181,7 @@ def _compiled(
         made = CompiledModel(model, compiled, sample, device)
         made.resident_bytes = _resident_bytes(request, sample, device)
         made.optimizer_peak_bytes = request.optimizer_peak_bytes
-        with _named_errors(), _captured_with_logging():
+        with _named_errors(), _captured_whole():
             made.prepare(backend)
             teller.begin("measuring the compiled step")
             measured = made.compiled_step()
@@ -227,7 +228,7 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
     A model may take another branch while it is captured: those of transformers make other attention masks then.
     """
     captured: Any = torch.compile(made.model, backend=_compat.own_backend("eager"), fullgraph=True, dynamic=False)
-    with _captured_with_logging():
+    with _captured_whole():
         reference = made.step(captured)
     if differences(reference, measured):
         raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(found)}")
@@ -271,7 +272,7 @@ def _resident_bytes(request: Request, sample: Sample, device: torch.device) -> i
 
 def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
     """Time and workspace of the loss on the model's output, forward and backward."""
-    with torch.no_grad():
+    with saving_nothing():  # and gradients on, for the model may take some itself
         output = sample.output()
     roots: list[torch.Tensor] = []
 
@@ -297,12 +298,17 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _captured_with_logging() -> Iterator[None]:
-    """Calls of loggers are left out of the graph instead of cutting it."""
+def _captured_whole() -> Iterator[None]:
+    """Calls of loggers are left out of the graph, and derivatives that the model takes are captured, instead of cutting
+    it.
+    """
     config: Any = torch._dynamo.config
-    name = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
     functions = {getattr(logging.Logger, method) for method in _LOGGING if hasattr(logging.Logger, method)}
-    with contextlib.nullcontext() if name is None else config.patch(**{name: getattr(config, name) | functions}):
+    loggers = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
+    changed: dict[str, Any] = {} if loggers is None else {loggers: getattr(config, loggers) | functions}
+    if hasattr(config, "trace_autograd_ops"):
+        changed["trace_autograd_ops"] = True
+    with config.patch(changed):
         yield
 
 

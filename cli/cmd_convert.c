@@ -93,6 +93,6 @@ const cli_command cli_convert = {
     .summary = "a chain as a graph, for the graph solvers",
     .details = "Prints the graph, or writes it where -o says. A stage with several options runs by its first, which is "
                "said on\n"
-               "standard error. docs/solvers/convert.md says where both problems have the same answers.",
+               "standard error. docs/explanation/solvers/convert.md says where both problems have the same answers.",
     .run = run,
 };

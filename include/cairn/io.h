@@ -1,5 +1,6 @@
 /*
- * Files: problems and schedules as versioned JSON (docs/formats/). Absent from a library built with CAIRN_IO=OFF.
+ * Files: problems and schedules as versioned JSON (docs/reference/formats/). Absent from a library built with
+ * CAIRN_IO=OFF.
  */
 #ifndef CAIRN_IO_H
 #define CAIRN_IO_H

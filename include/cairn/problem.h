@@ -2,7 +2,7 @@
  * Problems: a chain of stages or a graph of operations, with the machine that it runs on.
  *
  * The same plain structures describe a problem to the constructors (which copy everything) and show it again
- * afterwards (read-only views into the immutable problem). docs/formats/ defines every field.
+ * afterwards (read-only views into the immutable problem). docs/reference/formats/ defines every field.
  */
 #ifndef CAIRN_PROBLEM_H
 #define CAIRN_PROBLEM_H
@@ -101,13 +101,17 @@ CAIRN_API const cairn_chain *cairn_problem_chain(const cairn_problem *problem);
 CAIRN_API const cairn_graph *cairn_problem_graph(const cairn_problem *problem);
 /** Name, provenance, fixed bytes and machine; valid as long as the problem. */
 CAIRN_API const cairn_problem_info *cairn_problem_info_of(const cairn_problem *problem);
-/** "sha256:" and 64 hexadecimal digits over the canonical form (docs/formats/). Valid as long as the problem. */
+/**
+ * "sha256:" and 64 hexadecimal digits over the canonical form (docs/reference/formats/). Valid as long as the
+ * problem.
+ */
 CAIRN_API const char *cairn_problem_hash(const cairn_problem *problem);
 
 /**
- * A chain as a graph, for graph solvers: forward, loss gradient and backward as nodes (docs/solvers/convert.md, also on
- * what graphs allow and chains do not). A stage with several options runs by its first. name, provenance and machine
- * stay; fixed_bytes includes the input. Errors: UNSUPPORTED (a graph), TOO_LARGE, NO_MEMORY. Cost: O(size).
+ * A chain as a graph, for graph solvers: forward, loss gradient and backward as nodes
+ * (docs/explanation/solvers/convert.md, also on what graphs allow and chains do not). A stage with several options runs
+ * by its first. name, provenance and machine stay; fixed_bytes includes the input. Errors: UNSUPPORTED (a graph),
+ * TOO_LARGE, NO_MEMORY. Cost: O(size).
  */
 CAIRN_API cairn_status cairn_chain_to_graph(const cairn_env *env, const cairn_problem *chain, cairn_problem **graph,
                                             cairn_error *error);

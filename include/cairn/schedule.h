@@ -2,8 +2,9 @@
  * Schedules: an immutable list of operations, and the simulator that says what it means.
  *
  * The schedule is the waist of Cairn: every solver emits one through the builder, one simulator judges it, every
- * executor replays it. docs/formats/schedule.md defines the semantics; schedule/residency.c and schedule/simulate.c
- * implement that page and nothing else, schedule/serial.c the simple part of it once more, for speed.
+ * executor replays it. docs/reference/formats/schedule.md defines the semantics; schedule/residency.c and
+ * schedule/simulate.c implement that page and nothing else, schedule/serial.c the simple part of it once more, for
+ * speed.
  */
 #ifndef CAIRN_SCHEDULE_H
 #define CAIRN_SCHEDULE_H

@@ -192,9 +192,9 @@ typedef struct cairn_max_batch {
  * The largest batch b such that the problem, measured at measured_batch and scaled to b (cairn_problem_scale by
  * b / measured_batch), has a schedule within option "budget" whose recompute_ns is at most one forward: the nodes before
  * backward_begins_at, or all forwards of a chain (of the first options). Other options as cairn_solve; a time limit holds
- * for all of it. Where refuted_batch = batch + 1 the answer is proved. docs/solvers/max-batch.md has the method.
- * Errors: as cairn_solve; BAD_INPUT (no budget, a graph without backward_begins_at), OVERFLOW (there is no largest),
- * CANCELLED (nothing found).
+ * for all of it. Where refuted_batch = batch + 1 the answer is proved. docs/explanation/solvers/max-batch.md has the
+ * method. Errors: as cairn_solve; BAD_INPUT (no budget, a graph without backward_begins_at), OVERFLOW (there is no
+ * largest), CANCELLED (nothing found).
  */
 CAIRN_API cairn_status cairn_max_batch_of(const cairn_env *env, const cairn_problem *problem,
                                           const cairn_options *options, int64_t measured_batch,

@@ -1,6 +1,7 @@
 /*
- * The canonical form of a problem and its hash (docs/formats/README.md): JSON without names and provenance, defaults
- * written out, keys sorted, no spaces. It is streamed into the hash and never exists as a text, so it cannot fail.
+ * The canonical form of a problem and its hash (docs/reference/formats/README.md): JSON without names and provenance,
+ * defaults written out, keys sorted, no spaces. It is streamed into the hash and never exists as a text, so it cannot
+ * fail.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -14,7 +14,7 @@
  * Why so    Every chain schedule without transfers is one of the graph, operation by operation, with the same time and
  *           no more memory, where a forward that saves nothing takes the time and memory of one that saves:
  *           forward_save = x, y; forward_keep = x, y, drop x; forward_drop = forward_keep, drop y[l-1]; backward = w, b.
- *           docs/solvers/convert.md says where the graph allows more, and where it allows less.
+ *           docs/explanation/solvers/convert.md says where the graph allows more, and where it allows less.
  * Sums      Cannot pass 2^63 - 1: the chain's own total counts A[l], a[l], d[l] and every workspace on their own.
  * Cost      O(n) time and memory.
  */

@@ -1,6 +1,7 @@
 /*
- * Residency (docs/formats/schedule.md, "What is resident"). Constant time an operation; a graph's computation looks at
- * each of its dependencies. In every function below the checks stand in the order of precedence of their violations.
+ * Residency (docs/reference/formats/schedule.md, "What is resident"). Constant time an operation; a graph's computation
+ * looks at each of its dependencies. In every function below the checks stand in the order of precedence of their
+ * violations.
  */
 #include "schedule/residency.h"
 

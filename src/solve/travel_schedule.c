@@ -1,6 +1,6 @@
 /*
  * Placing transfers in time (travel.h): first backwards, to find how late each prefetch may go, then forwards, merging
- * computations and transfers by their earliest start under the simulator's rules (docs/formats/schedule.md).
+ * computations and transfers by their earliest start under the simulator's rules (docs/reference/formats/schedule.md).
  */
 #include <string.h>
 

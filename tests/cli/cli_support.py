@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build" / "release"))
 PROGRAM = Path(os.environ.get("CAIRN_BIN", BUILD / "bin" / "cairn"))
 
-# The examples of docs/formats/, whose hashes are part of the format.
+# The examples of docs/reference/formats/, whose hashes are part of the format.
 CHAIN = {
     "format": "cairn-chain", "version": 1, "name": "gpt2 b4 s256",
     "provenance": {"model": "gpt2", "device": "cpu", "torch": "2.13.0"},

@@ -1,4 +1,4 @@
-"""The schemas in docs/formats/ describe what is read, what is written and what is printed."""
+"""The schemas in docs/reference/formats/ describe what is read, what is written and what is printed."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from cli_support import CHAIN, CHAIN_HASH, GRAPH, GRAPH_HASH, ROOT, STORE_ALL_CH
 from jsonschema import Draft202012Validator
 from test_refusals import BAD_VALUES, COUNTS, SCHEDULES, STRUCTURAL, at, mutated
 
-FORMATS = ROOT / "docs" / "formats"
+FORMATS = ROOT / "docs" / "reference" / "formats"
 
 
 def schema(name: str) -> dict:

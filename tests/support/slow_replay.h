@@ -1,10 +1,10 @@
 /*
  * A second simulator, to compare the library's with.
  *
- * It follows docs/formats/schedule.md by definition rather than by state: what is resident before an operation is found
- * by searching the list backwards, every violation is a predicate of its own, the memory in use at an instant is a sum
- * over all that was ever made, and a start is the first of all conceivable instants at which it fits. So it shares
- * neither code nor structure with src/schedule. Cost: about the cube of the number of operations.
+ * It follows docs/reference/formats/schedule.md by definition rather than by state: what is resident before an
+ * operation is found by searching the list backwards, every violation is a predicate of its own, the memory in use at
+ * an instant is a sum over all that was ever made, and a start is the first of all conceivable instants at which it
+ * fits. So it shares neither code nor structure with src/schedule. Cost: about the cube of the number of operations.
  */
 #ifndef TEST_SLOW_REPLAY_H
 #define TEST_SLOW_REPLAY_H

@@ -19,7 +19,7 @@
 #include "support/op_text.h"
 #include "support/random_problem.h"
 
-/* The examples of docs/formats/chain.md and graph.md; their hashes are part of the format. */
+/* The examples of docs/reference/formats/chain.md and graph.md; their hashes are part of the format. */
 static const char chain_text[] =
     "{\"format\": \"cairn-chain\", \"version\": 1, \"name\": \"gpt2 b4 s256\",\n"
     " \"provenance\": {\"model\": \"gpt2\", \"device\": \"cpu\", \"torch\": \"2.13.0\"},\n"

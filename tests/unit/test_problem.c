@@ -16,7 +16,7 @@ static const cairn_stage_option plain[] = {{"keep", 65536, 1000, 2000, 0, 0}};
 static const cairn_stage_option two[] = {{"keep", 65536, 1000, 2000, 0, 0}, {"selective", 20480, 1000, 2600, 0, 45056}};
 static const cairn_machine link12 = {1073741824, 12000000000, 12000000000, 10000, false};
 
-/* The chain of docs/formats/chain.md, as a description that a test may change. */
+/* The chain of docs/reference/formats/chain.md, as a description that a test may change. */
 typedef struct sample {
     cairn_stage stages[2];
     cairn_stage_option options[2];

@@ -1,6 +1,6 @@
 /*
- * What schedules mean: little ones worked by hand, at least one for each rule of docs/formats/schedule.md and for each
- * violation. test_simulator.c compares many more with a second simulator.
+ * What schedules mean: little ones worked by hand, at least one for each rule of docs/reference/formats/schedule.md and
+ * for each violation. test_simulator.c compares many more with a second simulator.
  */
 #include <setjmp.h>
 #include <stdarg.h>

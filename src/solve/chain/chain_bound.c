@@ -15,7 +15,8 @@
  *   A_k[l] kept                       uF_k[l] + uB_k[l],
  *
  * and A_k[l] is kept only beside a value of l-1. Which to keep is a knapsack: the least ns for each number of bytes is a
- * front (chain_front.h) of each part, made of those of its two parts. docs/solvers/chain-bound.md has the proof.
+ * front (chain_front.h) of each part, made of those of its two parts. docs/explanation/solvers/chain-bound.md has the
+ * proof.
  *
  * after is tabulated over cells of room, and holds for a whole cell; fronts are made for a few levels of room, and hold
  * below them; those that grow too long are thinned from below. So every number is a bound, in integers, the same on all

@@ -4,7 +4,8 @@
  * The plain way is forward_keep s, forward_drop s+1, ..., forward_drop j. A saving forward can serve as well: save
  * some stages in a row, each reading what the one before saved, compute the next output from the last of them
  * (forward_keep), and drop them all. That is worth it where the saving forward is faster than the other one or needs
- * less workspace, and it is all that there is: see docs/solvers/chain-dp.md. So a way is a path over two kinds of states,
+ * less workspace, and it is all that there is: see docs/explanation/solvers/chain-dp.md. So a way is a path over two
+ * kinds of states,
  *
  *   alone(j): a[j] only (for j = s - 1: nothing but X),
  *   saved(j): A[i+1], ..., A[j] of some options, on top of a[i], i < j (on top of X for i = s - 1),

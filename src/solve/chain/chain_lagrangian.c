@@ -10,7 +10,7 @@
  * Beside that there is the plan of halving, which needs little memory and always fits from `least` on.
  *
  * Optimal  In nothing: pieces are cut at prices. For long chains the loss is that of one piece among thousands; see
- *          docs/solvers/chain-lagrangian.md for how far from the lower bound it is.
+ *          docs/explanation/solvers/chain-lagrangian.md for how far from the lower bound it is.
  * Cost     O(n R) time for each price and label, R the longest recomputed piece, O(n) memory. Limited by work, or by the
  *          clock where that ends before; then the best plan so far is the answer.
  */

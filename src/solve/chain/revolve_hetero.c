@@ -12,8 +12,8 @@
  *
  * where the way is forward_keep s, forward_drop s+1, ..., forward_drop s'-1. Optimal, where no size is rounded to slots,
  * among such schedules that are persistent: what is kept stays until the backward that reads it. Where sizes differ,
- * giving up a kept output for one further on can be faster; docs/solvers/revolve.md has numbers. Every stage but the last
- * is run at least twice, whatever the budget. O(n^3 S), like chain-dp.
+ * giving up a kept output for one further on can be faster; docs/explanation/solvers/revolve.md has numbers. Every
+ * stage but the last is run at least twice, whatever the budget. O(n^3 S), like chain-dp.
  */
 #include "solve/chain/slotted.h"
 

@@ -12,7 +12,7 @@
  * minimum is a closure problem with two yes-or-no questions for each storage (needed? computed again?), that is, one minimum cut.
  * It is concave in lambda; a few cuts find its maximum. Windows that do not overlap add up.
  *
- * Capacities are integers, rounded so that the bound stays one; docs/solvers/graph-bound.md has the proof.
+ * Capacities are integers, rounded so that the bound stays one; docs/explanation/solvers/graph-bound.md has the proof.
  */
 #ifndef CRN_GRAPH_BOUND_H
 #define CRN_GRAPH_BOUND_H

@@ -15,7 +15,7 @@
  * Least     The least peak of frontier schedules by a second program, or that of the start where it is less; smaller
  *           budgets are not tried.
  * Cost      Columns O(T^2 + T E), entries O(T^3); memory about 2 KB for an entry. Seconds at T = 50
- *           (docs/solvers/graph-milp.md).
+ *           (docs/explanation/solvers/graph-milp.md).
  * Machine   Transfers are left to other solvers.
  */
 #include <math.h>

@@ -4,9 +4,9 @@
  * Problem   A chain and its link to host memory; every stage saves once, with one of its options, and nothing is computed
  *           again. Each A[l] travels whole or not at all. Least time.
  * Program   Beaumont, Eyraud-Dubois, Shilova: Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training, 2019,
- *           algorithm 1, with its misprints corrected (docs/solvers/offload.md). Transfers may be interrupted there, and
- *           memory comes back piece by piece. Then values leave in the order in which they are made and return in the
- *           opposite one, and what the future needs to know of the stages 1..l is
+ *           algorithm 1, with its misprints corrected (docs/explanation/solvers/offload.md). Transfers may be
+ *           interrupted there, and memory comes back piece by piece. Then values leave in the order in which they are
+ *           made and return in the opposite one, and what the future needs to know of the stages 1..l is
  *               kept   bytes of those that stay          out    bytes that still have to leave; negative: how long the
  *               last   bytes of A[l]                            link has been idle, in bytes that it could have sent
  *               host   bytes of those that go            back   the same for the return, seen backwards in time

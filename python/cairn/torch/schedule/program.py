@@ -5,7 +5,7 @@ backward. Everything that can be known from the list alone is worked out here, o
 from, which stages autograd can keep by itself, and when a value has been read for the last time.
 
 Values. a[l] is the output of stage l on its own, A[l] what its saving forward leaves behind, its output included
-(`docs/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
+(`docs/reference/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
 
 Lasting stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
 input is still the copy that the model passed to it when its backward comes, needs nothing of the list: that copy is the

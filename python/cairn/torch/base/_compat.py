@@ -827,6 +827,13 @@ _FLOAT32_OF = [
     ("generic", "all"),  # what others inherit from comes first
     *((backend, operation) for backend in ("cuda", "mkldnn") for operation in ("all", "matmul", "conv", "rnn")),
 ]
+_PRECISIONS = {  # those that torch has under other names than the rest
+    ("generic", "all"): "torch.backends.fp32_precision",
+    ("cuda", "all"): "torch.backends.cuda.fp32_precision",
+    ("mkldnn", "all"): "torch.backends.mkldnn.fp32_precision",
+    ("cuda", "conv"): "torch.backends.cudnn.conv.fp32_precision",
+    ("cuda", "rnn"): "torch.backends.cudnn.rnn.fp32_precision",
+}
 
 
 def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
@@ -841,25 +848,30 @@ def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:
     return read if callable(read) else lambda: getattr(owner, name)
 
 
-def kernel_switches() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How to read and to set the precision of float32, first for many operations at once and then, where torch has
-    that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are tried.
+def kernel_switches() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    """The name, and how to read and to set it, of the precision of float32, first for many operations at once and then,
+    where torch has that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are
+    tried.
     """
     cudnn = torch.backends.cudnn
     precision = reader("_get_float32_matmul_precision", torch.get_float32_matmul_precision)
-    yield _unless_mixed(precision, torch.set_float32_matmul_precision)
+    yield ("torch.set_float32_matmul_precision", *_unless_mixed(precision, torch.set_float32_matmul_precision))
     allow_tf32 = attribute_reader(cudnn, "allow_tf32")
-    yield _unless_mixed(allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value))
+    tf32 = _unless_mixed(allow_tf32, lambda value: setattr(cudnn, "allow_tf32", value))
+    yield ("torch.backends.cudnn.allow_tf32", *tf32)
     get, set_ = (getattr(torch._C, f"_{verb}_fp32_precision_{verb}ter", None) for verb in ("get", "set"))
     if get is not None and set_ is not None:
-        yield from ((functools.partial(get, *which), functools.partial(set_, *which)) for which in _FLOAT32_OF)
+        for which in _FLOAT32_OF:
+            backend, operation = which
+            name = f"torch.backends.{backend}.{operation}.fp32_precision"
+            yield _PRECISIONS.get(which, name), functools.partial(get, *which), functools.partial(set_, *which)
     for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation"):
         get, set_ = (getattr(torch._C, f"_{verb}_cublas_allow_{name}", None) for verb in ("get", "set"))
         if get is not None and set_ is not None:
-            yield get, functools.partial(_set_parts, set_)
+            yield f"torch.backends.cuda.matmul.allow_{name}", get, functools.partial(_set_parts, set_)
     order, reorder = (getattr(torch._C, f"_{verb}_sdp_priority_order", None) for verb in ("get", "set"))
     if order is not None and reorder is not None:
-        yield lambda: tuple(order()), lambda value: reorder(list(value))
+        yield "sdpa_kernel(set_priority=True)", lambda: tuple(order()), lambda value: reorder(list(value))
 
 
 def _unless_mixed(

@@ -17,6 +17,7 @@ from ..planning.fingerprint import autocast_of
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
 from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..rerun_state.backend_flags import changes_since
 from ..runtime.executor import COPIES_OF_ANOTHER
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
@@ -66,6 +67,7 @@ class WatchedStep:
         self._disturbed = False  # by a step of another thread
         self._device = memory.device_of(module)
         self._autocast = autocast_of(self._device)
+        self._changed_flags = changes_since(plan.fingerprint.get("backend_flags", {}))
         self._thread = threading.current_thread()
         self._meter: memory.Meter | None = memory.meter_for(self._device, interruptible=True, taken=True)
         self._meter.__enter__()
@@ -177,6 +179,8 @@ class WatchedStep:
         if self._autocast != (planned := plan.fingerprint["autocast"]):
             made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
             return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
+        if self._changed_flags:
+            return f"switches differ: {self._changed_flags}. Profile in the region in which you train"
         if self._together > 1:
             return f"the model ran {self._together} times before the backward, and a plan is for once. {_ALL_IN_ONE}"
         for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..rerun_state.backend_flags import named_values
 from . import shapes
 
 
@@ -31,6 +32,7 @@ def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         "device": torch.cuda.get_device_name(tensor.device) if tensor.is_cuda else tensor.device.type,
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "autocast": autocast_of(tensor.device),
+        "backend_flags": named_values(),
         "inputs": shapes.described(args, kwargs),
         "input_names": shapes.names_of(model, args, kwargs),
     }

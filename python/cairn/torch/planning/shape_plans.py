@@ -41,6 +41,7 @@ from ..base.blocks import resolve
 from ..base.choices import POLICIES
 from ..base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
 from ..base.stages import StageRef
+from ..rerun_state.backend_flags import changes_since
 from .estimates import profiling_bytes, scaled
 from .shapes import (
     Growth,
@@ -135,6 +136,7 @@ class ShapePlans:
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         self._parameter_bytes = memory.dense_bytes(model.parameters())
         self.current = first
+        self._has_begun = False  # a step under one of the plans
 
     # -- accompanying steps ----------------------------------------------------------------------------------
 
@@ -144,6 +146,9 @@ class ShapePlans:
             self._refuse_unfrozen()
         self._warn_of_growth()
         chosen = self.choose(args, kwargs)
+        if not self._has_begun:
+            self._has_begun = True
+            _warn_of_flags(chosen.plan)
         if chosen.prepared is None:
             plan = chosen.plan
             chosen.prepared = executor.prepare(plan.stages, plan.executed_ops, plan.opened, plan.itinerary)
@@ -366,3 +371,13 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
     blocks = {stage.name: resolve(model, stage.name).modules for stage in known.stages if stage.kind == "block"}
     kept = {stage.name for stage in known.stages if stage.kind == "block" and stage.keep_reason}
     return [m for modules in blocks.values() for m in modules], [m for name in kept for m in blocks[name]]
+
+
+def _warn_of_flags(plan: Plan) -> None:
+    """Warns if a step begins under other switches of torch's than the profile was made under."""
+    changes = changes_since(plan.fingerprint.get("backend_flags", {}))
+    if changes:
+        warn(
+            f"the step runs in another region than the one that was profiled: {changes}. Other kernels may take more "
+            "memory, and blocks that kept a part are recomputed as wholes: profile in the region in which you train"
+        )

@@ -7,7 +7,7 @@ device and type, precision of float32 and of sums), and another kernel means oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +39,9 @@ def _convolves(module: torch.nn.Module) -> bool:
 
 
 class Switch(NamedTuple):
-    """How to read a switch, and how to set it."""
+    """What a switch is called, how to read it, and how to set it."""
 
+    name: str
     read: Callable[[], Any]
     write: Callable[[Any], Any]
 
@@ -53,30 +54,36 @@ def _set_deterministic(value: bool) -> None:
 
 
 def _attribute(owner: Any, name: str) -> Switch:
-    return Switch(_compat.attribute_reader(owner, name), lambda value: setattr(owner, name, value))
+    read = _compat.attribute_reader(owner, name)
+    kind = getattr(owner, "__name__", type(owner).__module__)
+    return Switch(f"{kind}.{name}", read, lambda value: setattr(owner, name, value))
 
 
 def _attention(kind: str) -> Switch:
     read = getattr(_cuda, f"{kind}_sdp_enabled")
-    return Switch(_compat.reader(f"_get_{kind}_sdp_enabled", read), getattr(_cuda, f"enable_{kind}_sdp"))
+    write = getattr(_cuda, f"enable_{kind}_sdp")
+    return Switch(f"{kind} of sdpa_kernel", _compat.reader(f"_get_{kind}_sdp_enabled", read), write)
 
 
 def _library(kind: str) -> Switch:
     prefer = getattr(_cuda, f"preferred_{kind}_library")
-    return Switch(_compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
+    name = f"torch.backends.cuda.preferred_{kind}_library"
+    return Switch(name, _compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
 
 
 def _known() -> Iterator[Switch]:
     yield from map(_attention, ("flash", "mem_efficient", "math", "cudnn"))
     if hasattr(_cuda, "fp16_bf16_reduction_math_sdp_allowed"):
-        yield Switch(_cuda.fp16_bf16_reduction_math_sdp_allowed, _cuda.allow_fp16_bf16_reduction_math_sdp)
-    yield Switch(torch.are_deterministic_algorithms_enabled, _set_deterministic)
-    yield Switch(torch.get_default_dtype, torch.set_default_dtype)
+        allow = _cuda.allow_fp16_bf16_reduction_math_sdp
+        name = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp"
+        yield Switch(name, _cuda.fp16_bf16_reduction_math_sdp_allowed, allow)
+    yield Switch("torch.use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled, _set_deterministic)
+    yield Switch("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield from map(_library, ("blas", "linalg"))
     for owner, name in ((_cudnn, "enabled"), (_cudnn, "benchmark"), (_cudnn, "deterministic"), (_mkldnn, "enabled")):
         yield _attribute(owner, name)
-    for read, write in _compat.kernel_switches():
-        yield Switch(read, write)
+    for name, read, write in _compat.kernel_switches():
+        yield Switch(name, read, write)
 
 
 _SWITCHES = tuple(_known())
@@ -113,7 +120,7 @@ class Switches:
     def in_force(self) -> Iterator[None]:
         """The body runs with these switches, and leaves them as they were."""
         changed = []
-        for (read, write), wanted in zip(_SWITCHES, self._values, strict=True):
+        for (_, read, write), wanted in zip(_SWITCHES, self._values, strict=True):
             current = read()
             if current != wanted:
                 changed.append((write, current))
@@ -127,3 +134,19 @@ class Switches:
         finally:
             for write, value in changed:
                 write(value)
+
+
+MOST_NAMED = 3  # switches in one sentence
+
+
+def named_values() -> dict[str, str]:
+    """All switches by their names, as they are now, in words."""
+    return {name: str(read()) for name, read, _ in _SWITCHES}
+
+
+def changes_since(then: Mapping[str, str]) -> str:
+    """Which switches are set otherwise than they were, by name, for people; empty where none is."""
+    now = named_values()
+    changed = [name for name, value in then.items() if now.get(name, value) != value]
+    listed = [f"{name} is {now[name]} and was {then[name]}" for name in changed[:MOST_NAMED]]
+    return "; ".join([*listed, *([f"{len(changed) - MOST_NAMED} more differ"] if changed[MOST_NAMED:] else [])])

@@ -35,7 +35,7 @@ from .offload_plans import (
     performed_itinerary,
     problem_of,
 )
-from .step_profile import Profile
+from .step_profile import Profile, shifted_ns
 
 PLAN_VERSION = 3
 
@@ -86,6 +86,7 @@ class Plan:
     outside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
     holds_output: bool = True  # whether the training loop has the model's output during the backward
     brought_back: Sequence[str] = ()  # blocks of which attributes and hooks are those of their first runs again
+    shifted_ns: Sequence[Sequence[int]] = ()  # by stage and option, what of a backward the problem has in the forward
 
     @property
     def opened(self) -> dict[int, Inside]:
@@ -490,6 +491,7 @@ class Task:
             outside=profile.outside.to_json(),
             holds_output=profile.holds_output,
             brought_back=list(dict.fromkeys(stage.name for stage in profile.stages if stage.brings_back)),
+            shifted_ns=list(map(shifted_ns, profile.stages)),
         )
 
     def _least_of(self, chosen: _Chosen) -> int:

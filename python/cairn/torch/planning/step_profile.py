@@ -269,6 +269,13 @@ def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
             option["forward_workspace_bytes"] = min(option["forward_workspace_bytes"], 0)
 
 
+def shifted_ns(stage: StageMeasure) -> list[int]:
+    """By the options of a stage, what of its backward's time the chain counts with its forward."""
+    again_ns = 0 if stage.keep_reason else stage.again_ns
+    options = (stage, *(option for _, option in stage.opened()))
+    return [min(again_ns, measured.backward_ns) for measured in options]
+
+
 def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:
     shifted = min(again_ns, measured.backward_ns)
     return {"forward_ns": measured.forward_ns + shifted, "backward_ns": measured.backward_ns - shifted}

@@ -289,6 +289,7 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
     for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
         chosen = saved_by.get(number, 0)
         option = stage["options"][chosen]
+        shifted = plan.shifted_ns[number - 1][chosen] if plan.shifted_ns else 0
         rows.append(
             Row(
                 name=str(ref),
@@ -299,8 +300,8 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
                 option=chosen,
                 saved_bytes=option["saved_bytes"],
                 output_bytes=stage["output_bytes"],
-                forward_ns=option["forward_ns"],
-                backward_ns=option["backward_ns"],
+                forward_ns=option["forward_ns"] - shifted,
+                backward_ns=option["backward_ns"] + shifted,
             )
         )
     return tuple(rows)

@@ -29,6 +29,8 @@ from .request import Request
 ROUNDS = 3
 #: Slack of the code's peak below the budget, as a share of what is not resident, for which no further round is made.
 ENOUGH = 0.01
+#: Finds the least memory in seconds on any graph.
+LEAST_SOLVER = "graph-search"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +127,9 @@ class Planner:
         return best
 
     def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
-        """The schedule of least memory that is found, the same whenever it is asked for."""
-        least = cairn.limits(graph).least_bytes
-        solution = cairn.solve(graph, least)
-        if solution.schedule is None:
-            solution = cairn.solve(graph, solution.least_bytes)
-        return self._made(joint, costs, solution)
+        """The schedule of least memory that is found; limited by work, so the same whenever it is asked for."""
+        least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
+        return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
 
     def _solve(self, graph: cairn.Graph, target: int) -> cairn.Solution:
         if target <= 0:

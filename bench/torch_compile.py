@@ -15,18 +15,41 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cairn
 import cairn.torch as ct
 import torch
 from support import arguments
 from support.training import MIB, allocated_peak
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import nn
+from torch.nn import functional as F
+
+
+class Loss(NamedTuple):
+    """What a model returns."""
+
+    loss: torch.Tensor
+
+
+class Tiny(nn.Module):
+    """A model for --quick, which imports nothing."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embed, self.dropout = nn.Embedding(vocabulary, width), nn.Dropout(0.1)
+        self.layer, self.head = nn.Linear(width, 4 * width), nn.Linear(4 * width, vocabulary)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Loss:
+        """The loss alone."""
+        x = self.head(self.dropout(F.gelu(self.layer(self.embed(input_ids)))))
+        return Loss(F.cross_entropy(x.flatten(0, 1), labels.flatten()))
 
 
 def gpt2(layers: int, width: int, length: int, vocabulary: int) -> Any:
     """The model, as transformers has it; its loss is named, so that no logger is called."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     config = GPT2Config(
         n_layer=layers,
@@ -137,17 +160,17 @@ def main() -> None:
     """Measure and print; write JSON where a file is named."""
     command = arguments.parser(__doc__)
     command.add_argument("--kernels", choices=("eager", "inductor"), default="eager")
-    command.add_argument("--layers", type=int, default=8)
+    command.add_argument("--layers", type=int, default=8, help="of GPT-2; 0: a tiny model instead")
     command.add_argument("--width", type=int, default=384)
     command.add_argument("--length", type=int, default=256)
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--budgets", type=float, nargs="*", default=[404, 295, 235, 165], help="MiB beyond parameters")
     command.add_argument("--knob", type=float, nargs="*", default=[1.0, 0.5, 0.25, 0.1, 0.0])
     command.add_argument("--json", type=Path)
-    options = arguments.parse(command, layers=1, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
+    options = arguments.parse(command, layers=0, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model = gpt2(options.layers, options.width, options.length, 2048)
+    model = gpt2(options.layers, options.width, options.length, 2048) if options.layers else Tiny(options.width, 2048)
     step = Step(model, torch.randint(2048, (4, options.length)))
     report(step, ways(step, options), options)
 

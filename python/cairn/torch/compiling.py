@@ -75,7 +75,7 @@ def compile(
     plan : CompiledPlan, optional
         One that was made before for the same step, in place of a budget; nothing is solved then.
     solver, time_limit
-        For the solver, which is called a few times; "3s".
+        The solver, and how long it may search in all; "3s".
     progress : callable or False, optional
         Told what is being done; False for nothing.
 
@@ -182,9 +182,7 @@ def _compiled(
         made.resident_bytes = _resident_bytes(request, sample, device)
         made.optimizer_peak_bytes = request.optimizer_peak_bytes
         with _named_errors(), _captured_whole():
-            made.prepare(backend)
-            teller.begin("measuring the compiled step")
-            measured = made.compiled_step()
+            measured = made.prepared_step(backend)
         if not backend.plans:
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
         plan = backend.plans[-1]

@@ -35,7 +35,6 @@ class Backend:
         self.request = request
         self.plans: list[CompiledPlan] = []
         self.compilations = 0
-        self._kinds: dict[str, Any] = {}
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph."""
@@ -52,7 +51,7 @@ class Backend:
         """A plan, and the code that keeps to it."""
         correction_bytes += self.request.correction_bytes
         request = dataclasses.replace(self.request, correction_bytes=correction_bytes)
-        planner = Planner(request, device, self._resident(inputs, device), self._kinds)
+        planner = Planner(request, device, self._resident(inputs, device))
         return planner, _compile(module, inputs, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
@@ -91,8 +90,10 @@ class _First:
         """Measures the step, and plans again until it keeps to its budget."""
         planner, correction = self._planner, 0
         for _ in range(ROUNDS):
+            if correction:
+                planner, self._compiled = self._backend.planned(self._module, inputs, planner.device, correction)
             assert planner.plan is not None
-            measured = _measured(self._compiled, inputs, planner)
+            measured = _measured(self._compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
             if measured <= plan.budget_bytes:
                 self._is_measured = True
@@ -100,24 +101,32 @@ class _First:
                 self._compiled = _watching_gradients(self._compiled, plan, inputs)
                 return
             correction += measured - plan.budget_bytes + plan.reserve_bytes - planner.request.correction_bytes
-            planner, self._compiled = self._backend.planned(self._module, inputs, planner.device, correction)
         raise BudgetExceeded(
             f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
             f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
         )
 
 
-def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
-    """The peak of the step, everything resident included."""
-    holds_output = planner.request.holds_output
-    with _as_it_was(inputs, planner.written, planner.device):
-        _step(compiled, inputs, holds_output)  # what a first call allocates once
-        meter = memory.meter_for(planner.device)
-        with memory.not_collecting(), meter:
-            first = meter.mark()
-            _step(compiled, inputs, holds_output)
-            last = meter.mark()
-    return sum(planner.resident.values()) + meter.peak(first, last) - meter.level(first)
+def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner, budget_bytes: int) -> int:
+    """The peak of the step, everything resident included; of a second one where the first passes the budget, for a
+    first call may allocate what stays.
+    """
+    fixed_bytes = sum(planner.resident.values())
+    with _contents_as_they_were(inputs, planner.written):
+        measured = fixed_bytes + _rise(compiled, inputs, planner)
+        if measured > budget_bytes:
+            measured = fixed_bytes + _rise(compiled, inputs, planner)
+    return measured
+
+
+def _rise(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
+    """By how much the step raises the memory in use."""
+    meter = memory.meter_for(planner.device)
+    with memory.not_collecting(), meter:
+        first = meter.mark()
+        _step(compiled, inputs, planner.request.holds_output)
+        last = meter.mark()
+    return meter.peak(first, last) - meter.level(first)
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], planner: Planner) -> Callable[..., Any]:
@@ -162,12 +171,11 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _as_it_was(inputs: Sequence[Any], written: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Leaves random state, and what the step writes, as it was."""
+def _contents_as_they_were(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
+    """Leaves what the step writes as it was."""
     contents = {index: inputs[index].detach().clone() for index in written if index < len(inputs)}
     try:
-        with _random_as_it_was(device):
-            yield
+        yield
     finally:
         with torch.no_grad():
             for index, before in contents.items():

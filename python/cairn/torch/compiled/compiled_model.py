@@ -86,33 +86,33 @@ class CompiledModel:
         self.optimizer_peak_bytes = 0
         self.report: CompiledReport | None = None
 
-    def prepare(self, backend: Backend) -> None:
+    def prepared_step(self, backend: Backend) -> StepResult:
         """Runs the compiled step, in which it is captured, planned and compiled, until nothing more is compiled.
 
         A model may set attributes in its first step by which Dynamo's guards fail in the second.
         """
-        compiled, buffers = self._compiled(), Buffers(self.model)
-        assert compiled is not None
         for _ in range(MOST_COMPILATIONS):
             before = backend.compilations
-            with self._own_gradients():
-                self.sample.random.restore()
-                self._run(compiled)
-            buffers.restore()
+            found = self.compiled_step(may_compile=True)
             if backend.compilations == before:
-                return
+                return found
         raise Unsupported(f"torch.compile compiles this model anew in each of {MOST_COMPILATIONS} steps")
 
-    def step(self, function: Callable[..., Any]) -> StepResult:
-        """Runs one step that creates its gradients, and measures it. The model's gradients are set aside."""
-        model, meter, buffers = self.model, memory.meter_for(self.device), Buffers(self.model)
+    def step(self, function: Callable[..., Any], may_compile: bool = False) -> StepResult:
+        """Runs one step that creates its gradients, and measures it. The model's gradients are set aside.
+
+        may_compile: whether the step may measure something itself; it is not measured then.
+        """
+        model, meter, buffers = self.model, memory.meter_for(self.device, may_compile), Buffers(self.model)
         with self._own_gradients(), memory.not_collecting():
             self.sample.random.restore()
             with meter:  # what is allocated under it is released under it
                 first, began = meter.mark(), clock.read()
                 loss = self._run(function)
                 clock.wait_for(self.device)
-                taken, last = clock.read() - began, meter.mark()
+                taken = clock.read() - began
+                was_measured = meter.is_here()
+                last = meter.mark() if was_measured else first
                 random = Randomness(self.device)
                 grads = {name: _copy(p.grad) for name, p in model.named_parameters()}
                 value = _copy(loss)
@@ -121,7 +121,7 @@ class CompiledModel:
                     parameter.grad = None
             left = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
             buffers.restore()
-        rise = meter.peak(first, last) - meter.level(first)
+        rise = meter.peak(first, last) - meter.level(first) if was_measured else 0
         return StepResult(value, grads, left, random, self.resident_bytes + rise, taken)
 
     def _run(self, function: Callable[..., Any]) -> torch.Tensor | None:
@@ -133,11 +133,11 @@ class CompiledModel:
     def _own_gradients(self) -> _GradientsAside:
         return _GradientsAside(self.model)
 
-    def compiled_step(self) -> StepResult:
+    def compiled_step(self, may_compile: bool = False) -> StepResult:
         """One step of the compiled model."""
         compiled = self._compiled()
         assert compiled is not None
-        return self.step(compiled)
+        return self.step(compiled, may_compile)
 
 
 class _GradientsAside:

@@ -24,10 +24,10 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", 
 _CREATIONS = ("full", "iota", "scalar_tensor", "empty", "zeros", "ones", "arange", "inductor_seeds", "clone")
 
 
-def estimated(joint: JointGraph, device: torch.device, kinds: dict[str, Any]) -> Costs:
+def estimated(joint: JointGraph, device: torch.device) -> Costs:
     """Times and workspaces of all calls that make results."""
     own = [call for call in joint.calls() if call.op == "call_function" and not fuses(call)]
-    costs = kernel_costs.measured(joint, device, kinds, own)
+    costs = kernel_costs.measured(joint, device, own)
     rate = bandwidth(device)
     ns = dict(costs.ns)
     for call in joint.calls():

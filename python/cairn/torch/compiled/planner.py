@@ -48,14 +48,12 @@ class Planner:
     """The partition function of one compilation.
 
     resident: what is on the device during the whole step, bytes by name, the graph's inputs included.
-    kinds: costs that are known, by kind of call; added to.
     """
 
-    def __init__(self, request: Request, device: torch.device, resident: dict[str, int], kinds: dict[str, Any]) -> None:
+    def __init__(self, request: Request, device: torch.device, resident: dict[str, int]) -> None:
         self.request, self.device, self.resident = request, device, resident
         self.plan: CompiledPlan | None = None
         self.written: list[int] = []  # indices of inputs that the step writes
-        self._kinds = kinds
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
 
@@ -67,7 +65,7 @@ class Planner:
         primals = [n for n in module.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         self.written = [index for index, node in enumerate(primals) if node in joint.written]
         measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated
-        costs = measured(joint, self.device, self._kinds)
+        costs = measured(joint, self.device)
         graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
         if self.request.plan is not None:
             return self._replayed(joint, costs, graph, self.request.plan)
@@ -108,8 +106,9 @@ class Planner:
         """The fastest schedule whose code keeps to the budget."""
         usable = target = total - reserve
         best: Fitted | None = None
+        of_each = f"{cairn.parse_duration(self.request.time_limit) // ROUNDS}ns"
         for _ in range(ROUNDS):
-            solution = self._solve(graph, target)
+            solution = self._solve(graph, target, of_each)
             if solution.schedule is None:
                 break
             made = self._made(joint, costs, solution)
@@ -131,10 +130,8 @@ class Planner:
         least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
         return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
 
-    def _solve(self, graph: cairn.Graph, target: int) -> cairn.Solution:
-        if target <= 0:
-            target = 1
-        return cairn.solve(graph, target, solver=self.request.solver, time_limit=self.request.time_limit)
+    def _solve(self, graph: cairn.Graph, target: int, time_limit: str) -> cairn.Solution:
+        return cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=time_limit)
 
     def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
         assert solution.schedule is not None
@@ -173,7 +170,7 @@ class Planner:
             measured_peak_bytes=None,
             plain_peak_bytes=everything.store_all_bytes or 0,
             plain_ns=(everything.store_all_ns or 0) - twice,
-            least_budget_bytes=None if solution.least_bytes is None else solution.least_bytes + reserve,
+            least_budget_bytes=_least_budget(fitted, reserve),
             step_ns=step,
             lower_bound_ns=bound,
             gap=None if bound is None or not step else max(0.0, (step - bound) / step),
@@ -204,6 +201,13 @@ class Planner:
 def _rules(node: cairn.Node) -> tuple[Any, ...]:
     """What a schedule depends on; times are measured anew each time."""
     return node.bytes, node.deps, node.alias_of, node.keep, node.no_recompute
+
+
+def _least_budget(fitted: Fitted, reserve: int) -> int | None:
+    """The least budget that is known to work: the solver's, or what this schedule's code takes."""
+    if fitted.solution.least_bytes is None:
+        return None
+    return min(fitted.solution.least_bytes, fitted.moment.peak_bytes) + reserve
 
 
 def _time(solution: cairn.Solution) -> int:

@@ -27,7 +27,7 @@ class Request:
 
     Attributes:
         budget: bytes, a size, or a cairn.Budget.
-        solver, time_limit: for the solver; it is called up to three times.
+        solver, time_limit: the solver, which is called up to three times, and how long it may take in all.
         resident: what is on the device all along beside the graph's inputs, bytes by name.
         plan: one that was made before, instead of a budget; nothing is solved then.
         correction_bytes: by how much a measured step passed its prediction; it is left free.

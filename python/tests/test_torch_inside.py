@@ -23,7 +23,7 @@ import pytest
 import torch
 from cairn.torch import profiler
 from cairn.torch.base import _compat
-from cairn.torch.base._compat import StorageRef
+from cairn.torch.base._compat import StorageRef, dict_contents, tensor_guards
 from cairn.torch.base.errors import RecomputationError
 from cairn.torch.planning.step_profile import Profile
 from cairn.torch.profiling import option_measure
@@ -989,8 +989,8 @@ def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: py
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing tells whether dicts have changed, and torch not whether tensors look the same."""
-    monkeypatch.setattr(_compat, "_guards", None)
-    monkeypatch.setattr(_compat, "tells_changes", lambda number: False)
+    monkeypatch.setattr(tensor_guards, "_guards", None)
+    monkeypatch.setattr(dict_contents, "tells_changes", lambda number: False)
     for known in (_compat.number_of_contents, _compat.number_at):
         known.cache_clear()
     yield

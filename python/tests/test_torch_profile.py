@@ -13,6 +13,7 @@ import importlib
 import itertools
 import pstats
 import random
+import sys
 import time
 import types
 import warnings
@@ -28,7 +29,8 @@ import cairn.torch as ct
 import executor_support
 import torch_models
 from cairn.torch import profiler
-from cairn.torch.base import _compat, memory
+from cairn.torch.base import memory
+from cairn.torch.base._compat import profiler_events
 from cairn.torch.base.blocks import Block
 from cairn.torch.base.stage_measure import StageMeasure
 from cairn.torch.profiling import gradient_lifetimes, option_measure, overhead
@@ -1113,13 +1115,13 @@ def test_a_meter_hides_operators_from_its_events_and_shows_them_to_the_next_prof
     """They are many more than what a meter looks at, in blocks of many small operations."""
     if not hasattr(torch._C._autograd, "_enable_profiler_legacy"):
         pytest.skip("torch has no profiler of events in order")
-    read, kinds = _compat._legacy_events, []
+    read, kinds = profiler_events._legacy_events, []
 
     def noted(threads: Any, prefix: str) -> Any:
         kinds.extend(event.kind() for thread in threads for event in thread)
         return read(threads, prefix)
 
-    monkeypatch.setattr(_compat, "_legacy_events", noted)
+    monkeypatch.setattr(profiler_events, "_legacy_events", noted)
     value = torch.ones(10)
     with memory.CpuMeter() as meter:
         meter.mark()
@@ -1143,11 +1145,11 @@ def test_a_profile_can_be_profiled() -> None:
 
 def test_a_profiler_of_python_that_could_not_go_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("torch._dynamo")
-    monkeypatch.setattr(_compat.sys, "getprofile", lambda: range(0))  # as that of pyinstrument, which is no function
+    monkeypatch.setattr(sys, "getprofile", lambda: range(0))  # as that of pyinstrument, which is no function
     with pytest.raises(ct.Unsupported, match=r"a profiler of Python runs in this thread \(builtins\)"):
         profiled(torch_models.branches())
     monkeypatch.undo()
-    assert _compat.sys.getprofile() is None
+    assert sys.getprofile() is None
 
 
 def test_stages_of_stages_are_opened_but_blocks_with_small_lists_in_them_are_not() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cairn.torch.base import _compat, dict_versions
+from cairn.torch.base._compat import dict_contents
 from cairn.torch.base.dict_versions import Witness
 from torch import nn
 
@@ -102,7 +103,7 @@ def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPa
 
 
 def test_where_nothing_tells_changes_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compat, "tells_changes", lambda number: False)
+    monkeypatch.setattr(dict_contents, "tells_changes", lambda number: False)
     _compat.number_at.cache_clear()
     try:
         assert _compat.number_at() is None and Witness.of([Plain()], [{}]) is None
@@ -113,7 +114,7 @@ def test_where_nothing_tells_changes_there_is_no_witness(monkeypatch: pytest.Mon
 
 def test_the_interpreters_numbers_do_where_torchs_miss_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
-    monkeypatch.setattr(_compat._guards, "dict_version", lambda names: -1)
+    monkeypatch.setattr(dict_contents._guards, "dict_version", lambda names: -1)
     _compat.number_of_contents.cache_clear()
     try:
         before = _compat.contents([names])

@@ -1,0 +1,16 @@
+"""What is used of torch's private interfaces, each feature-detected, with a public fallback.
+
+Only `_version`, `_base` and the registries of modules, which all versions have, are read elsewhere as well.
+"""
+
+from .autograd import *
+from .compiler_budget import *
+from .compilers import *
+from .dict_contents import *
+from .graph_positions import *
+from .kernel_switches import *
+from .modes import *
+from .module_functions import *
+from .profiler_events import *
+from .storages import *
+from .tensor_guards import *

@@ -1,0 +1,114 @@
+"""Backwards, hooks on saved tensors, and transforms."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
+
+from .compilers import is_traced
+from .storages import PLAIN_CLASSES
+
+#: A number that tells apart the backwards that run one after the other in this thread; -1 outside of any.
+backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def transforms_are_active() -> bool:
+    """Whether the code that runs now is being transformed by torch.func (grad, vmap, jvp, ...), or differentiated
+    forward; False where torch does not say.
+    """
+    transformed = _transform is not None and _transform() is not None
+    return transformed or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
+_transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+
+
+def graph_is_kept() -> bool:
+    """Within a backward, whether its graph is kept for another; True where torch does not say."""
+    return True if _graph_kept is None else bool(_graph_kept())
+
+
+_graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+
+
+def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = None) -> bool:
+    """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread.
+
+    Where torch does not say whose hooks are in force, none are found beside `mine`.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None:
+        return mine is None and _hooks_take_what_is_saved()
+    found = top(True)
+    return found is not None and found[0] != mine
+
+
+def hooks_but_on_traced(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Hooks on saved tensors that leave alone what a graph saves while torch traces it.
+
+    Higher-order operators (scan, cond, ...) differentiate their bodies on fake tensors within a call. Such a graph is
+    no part of the model's, and is gone when the call ends.
+    """
+
+    def pack_but_traced(tensor: torch.Tensor) -> Any:
+        if type(tensor) not in PLAIN_CLASSES and is_traced():
+            return _Traced(tensor.detach())
+        return pack(tensor)
+
+    def unpack_but_traced(packed: Any) -> Any:
+        return packed.tensor if type(packed) is _Traced else unpack(packed)
+
+    return pack_but_traced, unpack_but_traced
+
+
+def saved_tensors_hooks(
+    pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]
+) -> torch.autograd.graph.saved_tensors_hooks:
+    """The context of torch's of that name, whose hooks leave alone what a graph saves while torch traces it."""
+    return torch.autograd.graph.saved_tensors_hooks(*hooks_but_on_traced(pack, unpack))
+
+
+class _Traced:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def is_in_reentrant_checkpoint() -> bool:
+    """Whether this runs in the forward of a torch.utils.checkpoint with use_reentrant=True, which records no graph."""
+    if torch.is_grad_enabled():
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _hooks_take_what_is_saved() -> bool:
+    with torch.enable_grad():
+        saved = torch.zeros((), device="cpu", requires_grad=True).exp().grad_fn._raw_saved_result  # type: ignore[union-attr]
+    try:
+        saved.register_hooks(torch.Tensor.detach, torch.Tensor.detach)
+    except RuntimeError as error:  # it has some, or they are forbidden
+        return "already" in str(error)
+    return False
+
+
+def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """`tensor.register_hook`, without a handle to take it back, at a third of its cost."""
+    register = getattr(tensor, "_register_hook_dict", None)
+    if register is None:
+        tensor.register_hook(hook)
+    else:
+        register({0: hook})
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls `function` when the backward that is running has ended; only from within that backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)

@@ -1,0 +1,31 @@
+"""torch.compile's own memory budget, and its backends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MANY_GRAPHS = 256  # of one function; torch gives up after a few, and then runs it as it is
+
+
+@contextlib.contextmanager
+def activation_memory_budget(share: float) -> Iterator[None]:
+    """Graphs that are compiled within keep no more than this share of what the partitioner would keep."""
+    from torch._dynamo import config as compiling
+    from torch._functorch import config as partitioning
+
+    limit = "recompile_limit" if hasattr(compiling, "recompile_limit") else "cache_size_limit"
+    with partitioning.patch(activation_memory_budget=share), compiling.patch({limit: MANY_GRAPHS}):
+        yield
+
+
+def own_backend(name: str) -> Callable[..., Any]:
+    """A backend of torch.compile under an identity of its own, so that what it compiled is not taken for another's."""
+
+    def compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend(name)(graph, inputs, **options)
+
+    return compile_graph

@@ -1,0 +1,97 @@
+"""What torch.compile is doing, and what it would guard."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..errors import Unsupported
+
+
+def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The module that `torch.compile` made this one of; None for every other module."""
+    return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+
+
+def is_traced() -> bool:
+    """Whether what runs now is written down, or only its shapes are found, instead of being computed: torch.jit.trace,
+    fake tensors, make_fx, export.
+    """
+    return torch._C._is_tracing() or any(_dispatch_mode(key) is not None for key in _TRACING_MODES)
+
+
+_dispatch_mode: Callable[[Any], Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)
+
+_mode_keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+
+_TRACING_MODES = [getattr(_mode_keys, name) for name in ("FAKE", "PROXY") if hasattr(_mode_keys, name)]
+
+
+def compiler_is_active() -> bool:
+    """Whether torch.compile traces the code that runs now, or runs it between parts that it has traced."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return torch.compiler.is_compiling() or (_frame_callback is not None and callable(_frame_callback()))
+
+
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+
+_frame_callback = getattr(_eval_frame, "get_eval_frame_callback", None)
+
+
+@contextlib.contextmanager
+def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
+    """Tells of each call in this thread of a function or module that torch.compile has made. Where nobody has imported
+    the compiler, nothing was compiled.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+
+    def called(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name in ("compile_wrapper", "_fn") and "callback" in code.co_freevars:
+            told()
+
+    before: Any = sys.getprofile()
+    if before is not None and not callable(before) and not hasattr(before, "enable"):
+        raise Unsupported(
+            f"a profiler of Python runs in this thread ({type(before).__module__}) that could not go on after a look "
+            "for compiled functions: stop it while a model is planned"
+        )
+    sys.setprofile(called)
+    try:
+        yield
+    finally:
+        _profile_by(before)
+
+
+def _profile_by(profiler: Any) -> None:
+    """Makes what `sys.getprofile` returned the profiler of this thread again; that of cProfile is no function."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        profiler.enable()
+
+
+def is_compiled_function(function: Any) -> bool:
+    """Whether torch.compile has made it, of another one."""
+    return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
+
+
+def parts_compiled_with(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+    """The modules that run inside of a compiled one; none in every other module."""
+    inside = module if is_compiled_in_place(module) else compiled_inside(module)
+    if inside is not None:
+        return inside.modules()
+    return list(module.modules())[1:] if is_compiled_function(module.forward) else ()
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether `Module.compile` was called on it."""
+    return getattr(module, "_compiled_call_impl", None) is not None

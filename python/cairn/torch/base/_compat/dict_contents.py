@@ -1,0 +1,120 @@
+"""What dicts hold, told by CPython's own numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .tensor_guards import _guards
+
+
+def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
+    """A number for each, which is another once something else is under any of its keys; None where torch does not tell.
+
+    The order in a dict is not meant, nor what is changed within its values.
+    """
+    number = number_of_contents()
+    try:
+        return None if number is None else list(map(number, dicts))
+    except SystemError:  # there is something else among them
+        return None
+
+
+def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
+    """The dicts that `vars` of classes shows, only to be read; the views of them where the interpreter hides them."""
+    behind = gc.get_referents(*proxies)
+    return behind if len(behind) == len(proxies) else proxies
+
+
+@functools.cache
+def number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
+    """Of one dict; None where nothing tells it. From Python 3.12 on torch counts changes itself, and misses some."""
+    number, at = getattr(_guards, "dict_version", None), number_at()
+    if number is not None and tells_changes(number):
+        return number
+    return None if at is None else functools.partial(_number_in, at)
+
+
+@functools.cache
+def number_at() -> int | None:
+    """Where in a dict the interpreter itself has its number; None where it has none (from Python 3.13 on)."""
+    is_known = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == WORD_BYTES
+    if not is_known or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    found = [at for at in _IN_DICT if tells_changes(functools.partial(_number_in, at))]
+    return found[0] if len(found) == 1 else None
+
+
+Word = ctypes.c_uint64
+
+WORD_BYTES = ctypes.sizeof(Word)
+
+_IN_DICT = range(2 * WORD_BYTES, 6 * WORD_BYTES, WORD_BYTES)  # all that a dict itself has behind its class
+
+
+def word(place: int) -> int:
+    """What lies in memory there."""
+    return Word.from_address(place).value
+
+
+def _number_in(at: int, names: dict[Any, Any]) -> int:
+    return word(id(names) + at)
+
+
+class _Owner:
+    """Has attributes."""
+
+
+def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
+    """Whether a number of what is in a dict tells every change, however attributes and items are set, and no other dict
+    has it.
+    """
+    owner = _Owner()
+    names = vars(owner)
+    ways: list[Callable[[object], Any]] = [
+        functools.partial(_set_attribute, owner),
+        functools.partial(setattr, owner, "value"),
+        functools.partial(names.__setitem__, "value"),
+        lambda value: names.update(value=value),
+        lambda value: names.__ior__({"value": value}),
+        lambda value: names.pop("value"),
+        functools.partial(names.setdefault, "value"),
+        lambda value: delattr(owner, "value"),
+        functools.partial(_set_attribute, owner),
+        lambda value: names.clear(),
+    ]
+    kind = type("Kind", (), {})
+    ways_of_class: list[Callable[[object], Any]] = [
+        functools.partial(_set_attribute, kind),
+        functools.partial(setattr, kind, "value"),
+        lambda value: delattr(kind, "value"),
+    ]
+    try:
+        found = _numbers_through(number, names, ways)
+        found += _numbers_through(number, dicts_behind([vars(kind)])[0], ways_of_class)
+        return len(set(found)) == len(found)
+    except Exception:
+        return False
+
+
+def _numbers_through(
+    number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]
+) -> list[int]:
+    """Of a dict as it is, and after every change."""
+    found = [number(names)]
+    for _ in range(_TIMES):
+        for way in ways:
+            way(object())
+            found.append(number(names))
+    return found
+
+
+_TIMES = 100  # after a few the interpreter has its own short way of doing it
+
+
+def _set_attribute(owner: Any, value: object) -> None:
+    owner.value = value

@@ -1,0 +1,106 @@
+"""Dispatch modes and function modes."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.utils._python_dispatch
+
+from .compilers import _eval_frame
+
+
+@contextlib.contextmanager
+def function_mode_set_aside(mode: Any) -> Iterator[None]:
+    """Without a torch function mode, if it is the innermost one; with it, it only takes longer."""
+    innermost = getattr(torch.overrides, "_get_current_function_mode", None)
+    if innermost is None or innermost() is not mode:
+        yield
+        return
+    torch.overrides._pop_mode()
+    try:
+        yield
+    finally:
+        torch.overrides._push_mode(mode)
+
+
+class FunctionMode(torch.overrides.TorchFunctionMode):
+    """A function mode that is not there for code that torch.compile traces, as higher-order operators have their bodies
+    traced when they are called.
+    """
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function of torch's."""
+        raise NotImplementedError
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **(kwargs or {}))
+        return self.call(function, args, kwargs or {})
+
+
+class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    """A dispatch mode that torch.compile does not look into.
+
+    To see to that, torch imports all of its compiler, which takes seconds, when the first operation comes. As long as
+    nobody else has imported that, nothing is compiled, and there is no need.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        plain = cls.__torch_dispatch__
+        hidden = torch._disable_dynamo(plain) if _hides_modes else plain  # type: ignore[attr-defined]
+
+        def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (hidden if "torch._dynamo" in sys.modules else plain)(self, *args, **kwargs)
+
+        _skip_frames_of(dispatch)
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+def _skip_frames_of(function: Any) -> None:
+    """Keeps torch.compile from tracing the function, which `torch.compiler.disable` does only by importing it."""
+    skip, strategy = getattr(_eval_frame, "skip_code", None), getattr(_eval_frame, "_FrameExecStrategy", None)
+    if skip is not None:
+        skip(function.__code__)
+    elif strategy is not None:
+        action = _eval_frame._FrameAction
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy(action.SKIP, action.DEFAULT))
+
+
+_hides_modes = hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_skip_dynamo")
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Operators called inside are seen by nobody's dispatch mode; where torch cannot say so, by all of them."""
+    disabled = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+    return contextlib.nullcontext() if disabled is None else disabled()
+
+
+@contextlib.contextmanager
+def modes_taken_back() -> Iterator[None]:
+    """If the body fails, saved-tensor hooks and grad mode are as they were: an interrupt may come just as they change,
+    where no `with` statement of torch's sees it.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
+    hooks, is_enabled = top(True), torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(is_enabled)
+        while (found := top(True)) is not None and found != hooks:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        raise

@@ -1,0 +1,91 @@
+"""Functions that modules and parameters go through: cached weights, custom functions, hooks, autocast."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.utils.parametrize
+
+
+def weights_are_cached() -> bool:
+    """Whether `torch.nn.utils.parametrize.cached()` is in force; False where torch does not say."""
+    return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", False))
+
+
+def cached_weights() -> dict[tuple[int, str], torch.Tensor]:
+    """What `parametrize.cached()` has at hand, as it is, by the identity of a module and a name; where it is not in
+    force, something empty.
+    """
+    found: dict[tuple[int, str], torch.Tensor] = getattr(torch.nn.utils.parametrize, "_cache", {})
+    return found if weights_are_cached() else {}
+
+
+def caches_as(module: Any) -> int:
+    """The identity under which that cache has the weights of a module: of a copy, that of the module it was made from,
+    which the functions of its class have in their closures.
+    """
+    getters = [each.fget for each in vars(type(module)).values() if isinstance(each, property)]
+    for function in [cell.cell_contents for each in getters for cell in getattr(each, "__closure__", None) or ()]:
+        names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+        if "module" in names:
+            return id(function.__closure__[names.index("module")].cell_contents)
+    return id(module)
+
+
+@contextlib.contextmanager
+def caching_weights(found: dict[tuple[int, str], torch.Tensor] | None) -> Iterator[None]:
+    """`parametrize.cached()` is in force in the body, which finds these weights there; None: it is not in force."""
+    places: Any = torch.nn.utils.parametrize
+    if not hasattr(places, "_cache_enabled"):
+        yield
+        return
+    before = places._cache_enabled, places._cache
+    places._cache_enabled, places._cache = (0, {}) if found is None else (1, dict(found))
+    try:
+        yield
+    finally:
+        places._cache_enabled, places._cache = before
+
+
+@contextlib.contextmanager
+def functions_given(change: Callable[[Any], Any]) -> Iterator[None]:
+    """In the body, functions of `torch.autograd.Function` get what `change` makes of their arguments: no mode sees
+    them.
+    """
+    base: Any = torch.autograd.Function
+    before = vars(base)["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = change((args, kwargs))
+        return before.__get__(None, cls)(*args, **kwargs)
+
+    base.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        base.apply = before
+
+
+def parameter_hooks(parameter: torch.Tensor) -> list[dict[Any, Any]]:
+    """The hooks that run when a parameter gets its gradient, each collection as it is, to be emptied and refilled."""
+    collections = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+    return [hooks for hooks in collections if hooks]
+
+
+@contextlib.contextmanager
+def outside_autocast() -> Iterator[None]:
+    """As after the outermost autocast region: its cache is empty, and that of a new region goes when this one ends."""
+    depth = 0
+    try:
+        while torch.autocast_decrement_nesting() >= 0:
+            depth += 1
+        torch.clear_autocast_cache()
+        torch.autocast_increment_nesting()
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for _ in range(depth):
+            torch.autocast_increment_nesting()

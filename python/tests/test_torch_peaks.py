@@ -52,7 +52,7 @@ LOOSE = {"t5": 0.03, "recurrent-residual": 0.05, "tabled": 0.015, "returning": 0
 #: The same under autocast, where nobody saves the outputs of blocks that end with a normalisation.
 LOOSE_UNDER_AUTOCAST = {"t5": 0.03, "bert": 0.03}
 
-planning: Any = sys.modules["cairn.torch.planning.plan"]
+planning: Any = sys.modules["cairn.torch.planning.task"]
 
 
 def with_random_times(profile: ct.Profile, seed: int) -> ct.Profile:

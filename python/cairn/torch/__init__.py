@@ -51,8 +51,9 @@ from .head.head import linear_cross_entropy
 from .head.loss import cross_entropy
 from .offloading.link import Link, measure_link
 from .offloading.offload import Offload, offload
-from .planning.plan import Plan, plan
+from .planning.plan import Plan
 from .planning.step_profile import Profile
+from .planning.task import plan
 from .profiler import profile
 from .reporting.report import Report, explain
 from .sequential import checkpoint_sequential

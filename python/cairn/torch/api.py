@@ -32,9 +32,10 @@ from .planning.arguments import (
     solver_options,
     sorted_options,
 )
-from .planning.plan import Plan, plan
+from .planning.plan import Plan
 from .planning.shape_plans import Source
 from .planning.step_profile import Profile
+from .planning.task import plan
 from .profiler import profile
 from .reporting.report import Report
 

@@ -24,9 +24,10 @@ from .base.progress import telling
 from .planning import arguments
 from .planning.estimates import power_of_growth, scaled
 from .planning.offload_plans import Destination, destination
-from .planning.plan import Plan, Task
+from .planning.plan import Plan
 from .planning.shapes import Growth
 from .planning.step_profile import Profile
+from .planning.task import Task
 from .resizing import Resizing, Steps
 
 PREDICTED = 5  # batches that are profiled because they are predicted; then also those halfway between the bounds

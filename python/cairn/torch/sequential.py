@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from .handle import apply
 from .planning.arguments import PLAN_OPTIONS, PROFILE_OPTIONS, check_names, solver_options, sorted_options
 from .planning.fingerprint import fingerprint_of
-from .planning.plan import Plan, plan
+from .planning.plan import Plan
+from .planning.task import plan
 from .profiler import profile
 from .rerun_state.snapshot import frozen
 

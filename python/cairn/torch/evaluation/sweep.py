@@ -27,8 +27,9 @@ from ..planning.arguments import (
     positional,
 )
 from ..planning.offload_plans import destination
-from ..planning.plan import Plan, Task, check_request
+from ..planning.plan import Plan
 from ..planning.step_profile import Profile
+from ..planning.task import Task, check_request
 from ..profiling.sample import Sample
 from ..rerun_state.attributes import left_as_found
 from . import sweep_plot

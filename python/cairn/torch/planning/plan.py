@@ -1,4 +1,4 @@
-"""`plan`: from a profile and a budget to a verified schedule; plans are data."""
+"""`Plan`: a schedule for one training step, with the problem that it solves. It is data: it saves, loads and prints."""
 
 from __future__ import annotations
 
@@ -6,42 +6,25 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cairn
 import torch
 
-from ..._budget import Budget
-from ..base import budgets
-from ..base.choices import ACCUMULATED, CREATED
-from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported, warn
+from ..base.choices import CREATED
+from ..base.errors import PlanMismatch, warn
 from ..base.stages import StageRef
-from ..schedule.dependent_counts import AS_PLAIN, Counted
-from ..schedule.executed import as_performed, excess_bytes
-from ..schedule.peak_parts import Moment, first_over, grouped, peak_moment
+from ..schedule.peak_parts import Moment, peak_moment
 from ..schedule.transfer_plan import Itinerary, has_transfers, peak_with_transfers
 from ..selective.block_runs import Inside
-from . import arguments
-from .chains import Answer, Chains, counted_for
 from .fingerprint import fingerprint_of
 from .offload_plans import (
-    Destination,
-    Journey,
-    Offloading,
-    destination,
-    held_outputs,
     performed_itinerary,
-    problem_of,
 )
-from .step_profile import Profile, shifted_ns
 
 PLAN_VERSION = 3
-
-#: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
-UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.005, 2 * 1024 * 1024)}
-AUTOCAST_UNCERTAINTY = 0.02  # its copies of parameters live as long as regions of the caller's code do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +105,7 @@ class Plan:
     @functools.cached_property
     def verified(self) -> cairn.Verified:
         """The schedule, judged by the simulator under the budget less the reserve: what executors take."""
-        problem = _chain_of(self.problem)
+        problem = chain_of(self.problem)
         schedule = cairn.Schedule.from_json(problem, json.dumps(self.schedule))
         return cairn.verify(problem, schedule, self.budget_bytes - self.reserve_bytes)
 
@@ -155,10 +138,10 @@ class Plan:
         least = self.least_budget_bytes - self.reserve_bytes
         if self.offloads or least <= self.optimizer_peak_bytes:
             return None
-        chain = _chain_of(self.problem)
+        chain = chain_of(self.problem)
         solution = cairn.solve(chain, least)
         if solution.schedule is None:  # its chain supposes more of schedules than the least one's
-            solution = cairn.solve(chain, _number(solution.least_bytes))
+            solution = cairn.solve(chain, known_number(solution.least_bytes))
         return peak_moment(self.problem, solution.require().ops, self.resident, self.held)
 
     def __repr__(self) -> str:
@@ -256,331 +239,12 @@ class Plan:
 # -- planning ------------------------------------------------------------------------------------------------
 
 
-def plan(
-    profile: Profile,
-    budget: Any = "auto",
-    *,
-    host_budget: Any = None,
-    tier: str = "host",
-    link: Any = None,
-    allow: Collection[str] | None = None,
-    solver: str = "auto",
-    scope: str = "step",
-    gradients: str = ACCUMULATED,
-    **options: Any,
-) -> Plan:
-    """The fastest schedule of the profiled step within a budget.
-
-    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
-    scope: "step" counts all that the step has on the device; "activations" leaves out parameters, buffers, gradients
-        and optimizer state.
-    gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
-        loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
-    host_budget: slower memory that values may travel to: bytes, a size, "auto" (most of what is free), or None for no
-        offloading. Then what every block saved, all of it or a part, or its output alone, may stay, be computed again
-        or travel, whatever is fastest.
-    tier: which slower memory: "host", or "file:PATH" (beside that path, or in that folder).
-    link: how fast the way there is: measured if None; a `Link`, a cairn.Machine, or a rate such as "8GB/s".
-    allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they
-        save and rebuild the rest; "offload" lets values travel, and takes a host_budget. By default all that can be.
-    solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
-        a model has hundreds of blocks that are all unlike each other. One that is named, and would need more memory
-        than it may use (memory_limit=), raises cairn.MemoryLimit.
-
-    Raises InfeasibleBudget with the least budget that works and what it is made of.
-    """
-    host_budget = arguments.host_budget_of(budget, host_budget)
-    way = {"host_budget": host_budget, "tier": tier, "link": link}
-    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
-    check_request(profile, {**asked, **options})
-    arguments.check_budget(budget)
-    profile = profile if "inside" in arguments.allowed(allow, host_budget) else profile.without_options()
-    to = destination(host_budget, tier, link, torch.device(profile.device))
-    return Task(profile, scope, gradients, solver, options, to).plan(budget)
-
-
-def _chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
+def chain_of(problem: Mapping[str, Any]) -> cairn.Chain:
+    """A problem as the library has it."""
     return cairn.Chain.from_json(json.dumps(problem))
 
 
-def check_request(profile: Any, options: Mapping[str, Any]) -> None:
-    """Raises for what is no profile, and for options that a plan does not take."""
-    if not isinstance(profile, Profile):
-        raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")
-    arguments.check_plan_options(options)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Room:
-    """A budget, and what of it stays in reserve."""
-
-    total_bytes: int
-    reserve_bytes: int
-
-    @property
-    def usable_bytes(self) -> int:
-        return self.total_bytes - self.reserve_bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chosen:
-    """A schedule for a budget."""
-
-    problem: Mapping[str, Any]
-    schedule: cairn.Schedule
-    step_ns: int
-    lower_bound_ns: int | None
-    least_bytes: int | None
-    solver: str
-    outcome: str
-    itinerary: Itinerary | None = None
-    counted: Counted = AS_PLAIN  # what the problem supposes
-
-    @classmethod
-    def of(cls, answer: Answer) -> _Chosen | None:
-        """A solver's answer; None if it has none."""
-        solution = answer.solution
-        if solution.schedule is None:
-            return None
-        return cls(
-            answer.problem,
-            solution.schedule,
-            _number(solution.makespan_ns),
-            solution.lower_bound_ns,
-            answer.least_bytes,
-            solution.solver,
-            str(solution.outcome),
-            counted=answer.counted,
-        )
-
-    def recorded(self, budget_bytes: int) -> dict[str, Any]:
-        """The schedule as a file that says for which budget it was made, and what it takes."""
-        problem, ops = _chain_of(self.problem), self.schedule.ops
-        replay = cairn.simulate(problem, cairn.Schedule.from_ops(problem, ops), budget_bytes)
-        made = cairn.Schedule.from_ops(
-            problem,
-            ops,
-            solver=self.solver,
-            budget_bytes=budget_bytes,
-            makespan_ns=replay.makespan_ns,
-            peak_bytes=replay.peak_bytes,
-        )
-        return dict(json.loads(made.to_json()))
-
-    @classmethod
-    def of_journey(cls, journey: Journey) -> _Chosen:
-        """A schedule with transfers."""
-        is_optimal = journey.makespan_ns == journey.lower_bound_ns
-        outcome = str(cairn.Outcome.optimal if is_optimal else cairn.Outcome.feasible)
-        return cls(
-            journey.problem,
-            journey.schedule,
-            journey.step_ns,
-            journey.lower_bound_ns,
-            None,
-            journey.solver,
-            outcome,
-            journey.itinerary,
-        )
-
-
-class Task:
-    """What plans of one profile have in common; the solver's tables are made once for all budgets."""
-
-    def __init__(
-        self,
-        profile: Profile,
-        scope: str,
-        gradients: str,
-        solver: str,
-        options: Mapping[str, Any],
-        to: Destination | None,
-    ) -> None:
-        self.profile, self.scope, self.gradients, self.to = profile, scope, gradients, to
-        self.offloading = None if to is None else Offloading(profile, scope, gradients, to, solver, options)
-        needs_machine = next((info.needs_machine for info in cairn.solvers() if info.name == solver), False)
-        self.solver, self.options = "auto" if needs_machine and to is not None else solver, options
-        self._chains = Chains(profile, scope, gradients, self.solver, options)
-        self.problem, self.chain = self._chains.problem, self._chains.chain
-        self.optimizer_peak = _optimizer_peak(profile) if scope == "step" else 0
-
-    def plans(self, wanted: Sequence[Any]) -> list[Plan | InfeasibleBudget]:
-        """For each budget its plan, or the error that says why there is none."""
-        rooms = [self._room(budget) for budget in wanted]
-        fitting = [room for room in rooms if max(self.optimizer_peak, 1) <= room.usable_bytes]
-        usable = [room.usable_bytes for room in fitting]
-        answers = dict(zip(fitting, self._chains.solved(usable), strict=True))
-        return [self._answer(room, answers.get(room)) for room in rooms]
-
-    def plan(self, budget: Any) -> Plan:
-        """The plan for one budget. Raises InfeasibleBudget where there is none."""
-        [made] = self.plans([budget])
-        try:
-            if isinstance(made, InfeasibleBudget):
-                raise made
-            return made
-        finally:
-            del made  # an error holds the frames that it came through, so these must not hold it
-
-    def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
-        stays = None if answer is None else _Chosen.of(answer)
-        solution, journey = None if answer is None else answer.solution, None
-        if solution is not None and self.offloading is not None and solution.makespan_ns != solution.store_all_ns:
-            journey = self.offloading.solve(room.usable_bytes)
-        if journey is not None and (stays is None or journey.step_ns < stays.step_ns):
-            stays = _Chosen.of_journey(journey)
-        return self._infeasible(room) if stays is None else self._plan_of(room, stays)
-
-    def _least_bytes(self) -> int | None:
-        """The least that works, without a reserve."""
-        travelling = None if self.offloading is None else self.offloading.least_bytes
-        return min((size for size in (self._chains.least_bytes, travelling) if size is not None), default=None)
-
-    def even_budgets(self, count: int) -> list[int]:
-        """So many from the least to storing everything."""
-        reserve, most = self.reserve(None), cairn.limits(self.chain, solver="store-all").store_all_bytes
-        low, high = (max(_number(size), self.optimizer_peak) + reserve for size in (self._least_bytes(), most))
-        return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
-
-    def _room(self, budget: Any) -> _Room:
-        present = self.profile.present_bytes if self.scope == "step" else 0
-        return _Room(budgets.resolve(budget, torch.device(self.profile.device), present), self.reserve(budget))
-
-    def reserve(self, budget: Any) -> int:
-        """What of a budget stays free for what the profile cannot know."""
-        if isinstance(budget, Budget) and budget.reserve is not None:
-            return budgets.size_bytes(budget.reserve, "reserve") if budget.reserve != 0 else 0
-        share, least = UNCERTAINTY[torch.device(self.profile.device).type]
-        if self.profile.fingerprint["autocast"]:
-            share += AUTOCAST_UNCERTAINTY
-        everything = _number(cairn.limits(self.chain, solver="store-all").store_all_bytes)
-        activations = everything - self.problem["fixed_bytes"]
-        return least + int(share * activations) + int(self.profile.excess * everything) + self.profile.miss_bytes
-
-    def _plan_of(self, room: _Room, chosen: _Chosen) -> Plan:
-        profile, scope, ops, to = self.profile, self.scope, chosen.schedule.ops, self.to
-        limits = cairn.limits(self.chain, solver="store-all")
-        return Plan(
-            model_name=profile.model_name,
-            device=profile.device,
-            scope=scope,
-            budget_bytes=room.total_bytes,
-            reserve_bytes=room.reserve_bytes,
-            gradients=self.gradients,
-            accumulated_peak_bytes=self._peak(chosen, ACCUMULATED),
-            created_peak_bytes=self._peak(chosen, CREATED),
-            plain_peak_bytes=max(_number(limits.store_all_bytes), self.optimizer_peak),
-            least_budget_bytes=max(self._least_of(chosen), self.optimizer_peak) + room.reserve_bytes,
-            optimizer_peak_bytes=self.optimizer_peak,
-            step_ns=chosen.step_ns,
-            plain_ns=_number(limits.store_all_ns),
-            lower_bound_ns=chosen.lower_bound_ns,
-            solver=chosen.solver,
-            outcome=chosen.outcome,
-            problem=chosen.problem,
-            schedule=chosen.recorded(room.usable_bytes),
-            stages=profile.refs,
-            resident=self._resident(chosen),
-            held=profile.held_by_name,
-            kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
-            fingerprint=dict(profile.fingerprint),
-            inside=_inside(profile, ops),
-            tier="" if to is None else to.tier,
-            host_budget_bytes=0 if to is None else to.machine.host_bytes,
-            host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
-            outside=profile.outside.to_json(),
-            holds_output=profile.holds_output,
-            brought_back=list(dict.fromkeys(stage.name for stage in profile.stages if stage.brings_back)),
-            shifted_ns=list(map(shifted_ns, profile.stages)),
-        )
-
-    def _least_of(self, chosen: _Chosen) -> int:
-        if self.offloading is None:
-            return _number(chosen.least_bytes)
-        return min(_number(self._least_bytes()), self._peak(chosen, self.gradients))
-
-    def _resident(self, chosen: _Chosen | None = None) -> dict[str, int]:
-        resident = self.profile.resident_by_name(self.scope, self.gradients)
-        if chosen is not None and chosen.itinerary is not None:
-            held = sum(held_outputs(self.profile).values())
-            resident.update({"outputs of blocks that are held": held} if held else {})
-        return resident
-
-    def _peak(self, chosen: _Chosen, gradients: str) -> int:
-        """Of a schedule in either kind of step."""
-        if chosen.itinerary is not None:
-            problem = problem_of(self.profile, self.scope, gradients)
-            ops = chosen.itinerary.ops
-            beyond = excess_bytes(problem, ops, as_performed(ops, self.profile.refs))
-            return max(peak_with_transfers(problem, chosen.itinerary)[1] + beyond, self.optimizer_peak)
-        asked = self.scope, gradients
-        counted = counted_for(self.profile, asked, chosen.schedule.ops, chosen.counted.apart)
-        chain = _chain_of(self.profile.chain(*asked, counted))
-        replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
-        return max(_number(replayed.peak_bytes), self.optimizer_peak)
-
-    def _infeasible(self, room: _Room) -> InfeasibleBudget:
-        """Says what the least budget is, what it consists of, and what stands in the way."""
-        least_bytes = self._least_bytes()
-        if least_bytes is None:
-            remedy = "leave solver= out" if self.solver != "auto" else "give it more time (time_limit=)"
-            raise Unsupported(f"solver {self.solver!r} finds no schedule of this model at any budget; {remedy}")
-        if self.optimizer_peak > least_bytes:
-            return self._optimizer_needs_more(room)
-        profile = self.profile
-        problem, ops = self._at(least_bytes)
-        moment = peak_moment(problem, ops, self._resident(), profile.held_by_name)
-        blocking = first_over(problem, ops, max(room.usable_bytes, 0))
-        names = [str(ref) for ref in profile.refs if ref.is_block]
-        parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
-        least = least_bytes + room.reserve_bytes
-        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
-
-    def _at(self, budget: int) -> tuple[Mapping[str, Any], list[cairn.Op]]:
-        """A budget's schedule, copies done at once, and its problem; plain training's where there is none."""
-        [answer] = self._chains.solved([budget])
-        if answer.solution.schedule is not None:
-            return answer.problem, list(answer.solution.schedule.ops)
-        journey = None if self.offloading is None else self.offloading.solve(budget)
-        return self.problem, list(_store_all(len(self.problem["stages"])) if journey is None else journey.schedule.ops)
-
-    def _optimizer_needs_more(self, room: _Room) -> InfeasibleBudget:
-        profile, name = self.profile, "step of the optimizer"
-        parts = {
-            **profile.resident_by_name(self.scope),
-            "input": profile.input_bytes,
-            "held by the caller": profile.held_bytes,
-            "temporaries of the optimizer": profile.optimizer_step_bytes,
-        }
-        least = self.optimizer_peak + room.reserve_bytes
-        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name)
-
-
-def _store_all(stages: int) -> list[cairn.Op]:
-    """The plain step."""
-    numbers = range(1, stages + 1)
-    return [*(("forward_save", s, 0) for s in numbers), *(("backward", s) for s in reversed(numbers))]
-
-
-def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
-    """What executors must know about the stages of which a part is kept."""
-    used = {int(op[1]) for op in ops if op[0] == "forward_save" and len(op) > 2 and op[2]}
-    found = {}
-    for number in sorted(used):
-        stage = profile.stages[number - 1]
-        decisions = tuple(option.decisions for option in stage.options)
-        inside = Inside(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
-        found[str(number)] = {**inside.to_json(), "rebuilds": [option.rebuilds for option in stage.options]}
-    return found
-
-
-def _number(value: int | None) -> int:
+def known_number(value: int | None) -> int:
     """A number that every answer with a schedule has."""
     assert value is not None
     return value
-
-
-def _optimizer_peak(profile: Profile) -> int:
-    """Memory while the optimizer steps: everything resident, what the caller holds, and its temporaries."""
-    resident = profile.resident_bytes("step", ACCUMULATED) + profile.input_bytes
-    return resident + profile.held_bytes + profile.optimizer_step_bytes

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from cairn.torch.base.tree import Tree
 from cairn.torch.planning.step_profile import Profile
-from cairn.torch.selective.block_graph import BlockGraph, BlockRecorder
+from cairn.torch.selective.block_graph import BlockGraph
 from cairn.torch.selective.block_options import Choice, ideal_choices
+from cairn.torch.selective.graph_recorder import BlockRecorder
 from torch import nn
 
 RUNS = 5  # of the block; the least time of each operation counts

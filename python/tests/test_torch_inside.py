@@ -26,10 +26,10 @@ from cairn.torch.base import _compat
 from cairn.torch.base._compat import StorageRef, dict_contents, tensor_guards
 from cairn.torch.base.errors import RecomputationError
 from cairn.torch.planning.step_profile import Profile
-from cairn.torch.profiling import option_measure
+from cairn.torch.profiling import option_measure, option_proofs
 from cairn.torch.runtime.single_runs import Part
-from cairn.torch.selective.block_graph import BlockRecorder
 from cairn.torch.selective.block_runs import Inside
+from cairn.torch.selective.graph_recorder import BlockRecorder
 from cairn.torch.selective.recompute import Rebuild, Sample
 from executor_support import (
     Op,
@@ -200,12 +200,12 @@ def test_what_takes_long_to_rebuild_is_timed_once(is_long: bool, monkeypatch: py
         rebuilt.append(rebuild.recipe.decisions)
         rebuild_all(self, rebuild, *others)
 
-    rebuild_all = option_measure._Proofs._rebuild_all
-    monkeypatch.setattr(option_measure._Proofs, "_rebuild_all", counted)
-    monkeypatch.setattr(option_measure, "LONG_NS", -1 if is_long else 10**18)
+    rebuild_all = option_proofs.Proofs._rebuild_all
+    monkeypatch.setattr(option_proofs.Proofs, "_rebuild_all", counted)
+    monkeypatch.setattr(option_proofs, "LONG_NS", -1 if is_long else 10**18)
     profiler.profile(net(Mlp), sample(), loss_fn=mean_square, passes=1)
     times = {len(list(group)) for _, group in itertools.groupby(rebuilt)}
-    assert times == {1 if is_long else option_measure.PROOFS}
+    assert times == {1 if is_long else option_proofs.PROOFS}
 
 
 def test_what_is_written_behind_autograds_back_is_kept() -> None:

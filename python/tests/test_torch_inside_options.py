@@ -16,7 +16,7 @@ from cairn.torch.profiling import option_measure
 from cairn.torch.profiling.option_measure import _pareto
 from cairn.torch.rerun_state.rng_and_autocast import RandomState
 from cairn.torch.selective import bit_masks
-from cairn.torch.selective.block_graph import BlockGraph, BlockRecorder, Pack, Use, _may_meet
+from cairn.torch.selective.block_graph import BlockGraph, Pack, Use
 from cairn.torch.selective.block_options import (
     DROP,
     KEEP,
@@ -28,7 +28,6 @@ from cairn.torch.selective.block_options import (
     TIMED_CHOICES,
     Choice,
     _Model,
-    _Network,
     _thinned,
     _with_steady_times,
     candidates,
@@ -36,6 +35,8 @@ from cairn.torch.selective.block_options import (
     ideal_choices,
     masks,
 )
+from cairn.torch.selective.graph_recorder import BlockRecorder, _may_meet
+from cairn.torch.selective.min_cut import Network
 from cairn.torch.selective.recompute import Rebuild, compile_recipe, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -217,8 +218,8 @@ def test_cuts_at_prices_between_others_are_those_of_a_fresh_network(monkeypatch:
     graph = Recorded(function, leaf(8, 8)).graph
     for index, op in enumerate(graph.operations):
         op.nanoseconds = 1000 + 37 * index % 5000
-    cut, count = _Network.source_side, itertools.count()
-    monkeypatch.setattr(_Network, "source_side", lambda network, *price: (next(count), cut(network, *price))[1])
+    cut, count = Network.source_side, itertools.count()
+    monkeypatch.setattr(Network, "source_side", lambda network, *price: (next(count), cut(network, *price))[1])
     prices = [(random.Random(i).randrange(1, 10**6), random.Random(-i).randrange(1, 10**4)) for i in range(40)]
     model = _Model(graph)
     found = [model.cheapest(*price) for price in prices]

@@ -33,7 +33,7 @@ from cairn.torch.base import memory
 from cairn.torch.base._compat import profiler_events
 from cairn.torch.base.blocks import Block
 from cairn.torch.base.stage_measure import StageMeasure
-from cairn.torch.profiling import gradient_lifetimes, option_measure, overhead
+from cairn.torch.profiling import gradient_lifetimes, option_proofs, overhead
 from cairn.torch.profiling.optimizer import KeptStates, measure_optimizer
 from cairn.torch.profiling.side_outputs import Beside
 from torch import nn
@@ -1423,7 +1423,7 @@ def test_what_a_backward_cannot_rebuild_is_no_option_even_if_the_memory_looks_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The LSTM of oneDNN returns memory that only its backward reads, never quite written; none where there is none."""
-    monkeypatch.setattr(option_measure, "_same", lambda first, second: True)
+    monkeypatch.setattr(option_proofs, "_same", lambda first, second: True)
     profile = profiled(torch_models.recurrent())
     assert not any("rnn" in option.rebuilds for stage in profile.stages for option in stage.options)
 

@@ -33,7 +33,7 @@ from .head.replacements import find as find_outside
 from .planning.arguments import check_call, check_optimizer, check_profile_options, positional
 from .planning.fingerprint import fingerprint_of
 from .planning.step_profile import Profile
-from .profiling import discovery, measure, option_measure, timing, trial_recompute
+from .profiling import call_trace, discovery, measure, option_measure, timing, trial_recompute
 from .profiling.cast_copies import CopyPass
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .profiling.parameter_users import Owners, UsedOutside
@@ -132,17 +132,17 @@ def profile(
     )
 
 
-def _trace(sample: Sample, parameters: Parameters) -> discovery.Trace:
+def _trace(sample: Sample, parameters: Parameters) -> call_trace.Trace:
     """The calls of a step. Where layers, or parts of them, are skipped at random, one that skips few is looked for."""
     first = sample.random
-    best = discovery.trace(sample.model, lambda: check_differentiable(sample), parameters)
+    best = call_trace.trace(sample.model, lambda: check_differentiable(sample), parameters)
     skips = discovery.skipped_layers(sample.model, best) or discovery.skipping_parts(sample.model, best)
     if not skips or not sample.draws():
         return best
     begin = first
     for seed in range(OTHER_SEEDS):
         sample.begin_with_seed(seed)
-        state, other = sample.random, discovery.trace(sample.model, sample.forward, parameters)
+        state, other = sample.random, call_trace.trace(sample.model, sample.forward, parameters)
         if len(other.calls) > len(best.calls):
             best, begin = other, state
     sample.begin_with(begin)
@@ -159,7 +159,7 @@ class _How:
 
 
 def _measure_all(
-    sample: Sample, blocks: list[Block], observed: discovery.Trace, device: torch.device, how: _How
+    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
 ) -> tuple[measure.StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
     refuse_chosen_kernels(part for block in blocks for part in block.parts())
@@ -181,7 +181,7 @@ def _measure_all(
 
 
 def _as_whole(
-    sample: Sample, whole: list[Block], observed: discovery.Trace, device: torch.device, how: _How
+    sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
 ) -> tuple[measure.StepMeasure, list[Block]] | None:
     """The same of the whole model as a block, which is of use only if it can be opened; else None."""
     try:
@@ -194,7 +194,7 @@ def _as_whole(
 
 
 def _measure(
-    sample: Sample, blocks: list[Block], observed: discovery.Trace, device: torch.device
+    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device
 ) -> tuple[measure.StepMeasure, list[Block]]:
     """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
 
@@ -221,7 +221,7 @@ def _measure(
         arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
 
 
-def _ran_outside(blocks: list[Block], observed: discovery.Trace, measured: measure.StepMeasure) -> dict[str, str]:
+def _ran_outside(blocks: list[Block], observed: call_trace.Trace, measured: measure.StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
     first = {id(run[0]) for block in blocks for run in observed.runs_of(block.modules)}
     inside = {id(part) for block in blocks for part in block.parts()}
@@ -246,7 +246,7 @@ def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> N
             stage.keep_reason = stage.keep_reason or "is listed in keep="
 
 
-def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: discovery.Trace) -> None:
+def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: call_trace.Trace) -> None:
     """A block that writes parameters would write them again in each run."""
     writing = {b.name for b in blocks if any(c.wrote_parameters for m in b.modules for c in observed.calls_of(m))}
     for stage in measured.blocks:
@@ -346,7 +346,7 @@ def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
     return notes
 
 
-def _skipped(measured: measure.StepMeasure, model: nn.Module, observed: discovery.Trace) -> list[str]:
+def _skipped(measured: measure.StepMeasure, model: nn.Module, observed: call_trace.Trace) -> list[str]:
     """Notes of what the sample step left out, and others may not."""
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
     layers = [name for name in discovery.skipped_layers(model, observed) if name.rpartition(".")[0] in lists]

@@ -13,43 +13,31 @@ in its surroundings.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import statistics
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..base import _compat, clock, memory
+from ..base import memory
 from ..base.blocks import Block, intercepted
-from ..base.layouts import Layouts
 from ..base.progress import Teller
-from ..base.stage_measure import KEEP, OptionMeasure, StageMeasure
-from ..base.tensor_fingerprints import fingerprint
-from ..base.tree import Tree
-from ..rerun_state.attributes import Attributes
-from ..rerun_state.constant_guards import Constants
-from ..rerun_state.guards import is_noted
-from ..rerun_state.rng_and_autocast import RandomState, no_autocast, with_generator
-from ..selective.block_graph import BlockGraph, BlockRecorder
-from ..selective.block_options import candidates, thinned
-from ..selective.recompute import Rebuild, Recipe, compile_recipe
+from ..base.stage_measure import OptionMeasure, StageMeasure
+from ..selective.block_graph import BlockGraph
+from ..selective.block_options import thinned
+from ..selective.recompute import Recipe
 from . import isolated_block, overhead
-from .block_meter import BlockMeter, Created, Rewinding, captured_by, parameters_of
+from .block_meter import captured_by, parameters_of
 from .measure import StepMeasure
+from .option_meter import Metered
+from .option_proofs import LEAST_BYTES, Proofs, Took
+from .option_runs import BlockRuns
 from .parameter_users import Owners
 from .sample import Sample, backward_of
-from .side_outputs import Beside, collecting_apart
+from .side_outputs import collecting_apart
 
-PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
-LONG_NS = 500_000_000  # what takes longer is done and timed once
-LEAST_BYTES = 4096  # an option that saves less is not worth having
 MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
 PARTS = 12  # of what a step saves: options of a block lie no further apart
-ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
-
-Function = Callable[..., Any]
 
 
 class OptionPass:
@@ -74,7 +62,7 @@ class OptionPass:
         for parameter in self._sample.model.parameters():
             parameter.grad = None
 
-    def _handle(self, block: Block, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stage = self._measured.blocks[self._index]
         self._index += 1
         call = self._calls.get(id(block), 0)
@@ -97,10 +85,15 @@ class OptionPass:
         return output
 
     def _open(
-        self, stage: StageMeasure, block: Block, call: int, function: Function, arguments: isolated_block.Arguments
+        self,
+        stage: StageMeasure,
+        block: Block,
+        call: int,
+        function: Callable[..., Any],
+        arguments: isolated_block.Arguments,
     ) -> None:
         arriving = self._measured.arriving.get((block.name, call), ())
-        run = _BlockRuns(block, function, arguments, self._device, arriving)
+        run = BlockRuns(block, function, arguments, self._device, arriving)
         with run.rewound():
             graph = run.recorded(saving=False)
             kind = (stage.signature(), graph.digest(), graph.closed)
@@ -111,99 +104,12 @@ class OptionPass:
         self._found[kind].describe(stage)
 
 
-class _BlockRuns:
-    """Runs one call of a block alone, as often as is needed, each time the same."""
-
-    def __init__(
-        self,
-        block: Block,
-        function: Function,
-        arguments: isolated_block.Arguments,
-        device: torch.device,
-        arriving: Layouts,
-    ) -> None:
-        self.block, self.function, self.arguments, self.device = block, function, arguments, device
-        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
-        self.waiting: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
-        self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
-        self.devices = (device,) if with_generator(device) else ()
-        self._rewinding = Rewinding(block, device)
-        self._attributes = Attributes(block.parts(), with_large=True)  # each run replaces the same
-
-    @contextlib.contextmanager
-    def rewound(self) -> Iterator[None]:
-        """A context after which generators, buffers and attributes are as before it."""
-        try:
-            yield
-        finally:
-            self.rewind()
-
-    def rewind(self) -> None:
-        self._rewinding.rewind()
-        self._attributes.restore()
-
-    def parameters(self) -> list[torch.Tensor | None]:
-        return [p for part in self.block.parts() for p in part._parameters.values()]
-
-    def buffers(self) -> list[torch.Tensor | None]:
-        return [b for part in self.block.parts() for b in part._buffers.values()]
-
-    def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
-        """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
-        self.rewind()
-        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
-        args, kwargs = self.arguments.source(isolated_block.Hooks())
-        leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
-        recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
-        count, has_ended = 0, False
-        holds = saving or self.block.has_gradients_inside
-
-        def pack(tensor: torch.Tensor) -> Any:
-            nonlocal count
-            with recorder.paused():
-                recorder.pack(tensor)
-                count += 1
-                return count - 1, tensor.detach() if holds else None
-
-        def unpack(held: Any) -> torch.Tensor:
-            if has_ended and asked is not None:
-                asked.append(held[0])
-            elif not has_ended:
-                recorder.read(held[0])
-            return held[1]
-
-        with _compat.saved_tensors_hooks(pack, unpack), recorder:
-            result = self.arguments.run(self.function, args, kwargs)
-        has_ended = True
-        graph = recorder.graph(result)
-        if not constants.hold(parts, list(map(vars, parts))):
-            graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
-        for (module, name), value in self._attributes.filled():
-            if is_noted(value):  # and so would have to be as it was
-                kind = type(module).__name__
-                graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
-        if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
-            graph.closed = graph.closed or "puts other tensors in the place of its buffers"
-        if saving and not graph.closed:
-            self.backward(*beside.root(result, self.arriving))
-        torch.clear_autocast_cache()
-        return graph
-
-    def backward(self, made: list[torch.Tensor], grads: Layouts) -> None:
-        root = isolated_block.sink(made, isolated_block.Hooks(), grads)
-        made.clear()
-        with isolated_block.as_in_backward(self.device):
-            root.backward()
-        for parameter in parameters_of(self.block):
-            parameter.grad = None
-
-
 class _Opening:
     """What was found inside one kind of block."""
 
     def __init__(
         self,
-        run: _BlockRuns,
+        run: BlockRuns,
         stage: StageMeasure,
         graph: BlockGraph,
         part_bytes: int,
@@ -232,7 +138,7 @@ class _Opening:
             return "does not do the same operations when it is run again"
         for op, other in zip(graph.operations, again.operations, strict=True):
             op.nanoseconds = min(op.nanoseconds, other.nanoseconds)
-        proved = _Proofs(self._run, graph, self.asked, self._part_bytes).choices()
+        proved = Proofs(self._run, graph, self.asked, self._part_bytes).choices()
         if len(proved) < 2:
             return "has no saved tensor that could be rebuilt"
         for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
@@ -245,20 +151,20 @@ class _Opening:
         self.options = _thinned(_pareto(options), MAX_OPTIONS + parts)
         return "" if len(self.options) > 1 else "has no option that takes less"
 
-    def _metered(self, proved: Sequence[tuple[Recipe, _Took]]) -> list[tuple[StageMeasure, _Took]]:
+    def _metered(self, proved: Sequence[tuple[Recipe, Took]]) -> list[tuple[StageMeasure, Took]]:
         self._teller.more(len(proved))
         measured = []
         for recipe, took in proved:
-            measured.append((_Metered(self._run, recipe).stage, took))
+            measured.append((Metered(self._run, recipe).stage, took))
             self._teller.one_done()
         return measured
 
 
 def _option(
     stage: StageMeasure,
-    everything: tuple[StageMeasure, _Took],
-    proved: tuple[Recipe, _Took],
-    measured: tuple[StageMeasure, _Took],
+    everything: tuple[StageMeasure, Took],
+    proved: tuple[Recipe, Took],
+    measured: tuple[StageMeasure, Took],
     copied_bytes: int,
 ) -> OptionMeasure:
     """The stage with an option: what was measured of it, and by how much the option differs from keeping everything.
@@ -341,202 +247,3 @@ def _peak(option: OptionMeasure) -> tuple[int, int]:
 def _accumulated_peak(option: OptionMeasure) -> tuple[int, int]:
     peak = max(option.forward_rise_bytes, option.saved_bytes + option.accumulated_backward_rise_bytes)
     return peak, option.time_ns
-
-
-# -- proving -------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class _Took:
-    """Times of an option beyond those of keeping everything."""
-
-    saving_ns: int = 0
-    rebuilding_ns: int = 0
-
-
-class _NotTheSame(Exception):
-    """A tensor did not come out as it was saved."""
-
-    def __init__(self, pack: int) -> None:
-        super().__init__(pack)
-        self.pack = pack
-
-
-class _Proofs:
-    """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
-
-    def __init__(self, run: _BlockRuns, graph: BlockGraph, asked: Sequence[int], part_bytes: int) -> None:
-        self._run, self._graph, self._asked, self._part_bytes = run, graph, asked, part_bytes
-
-    def choices(self) -> list[tuple[Recipe, _Took]]:
-        """The choices with their times; the first keeps everything."""
-        for _ in range(ATTEMPTS):
-            try:
-                return self._try()
-            except _NotTheSame as error:
-                self._rule_out(error.pack)
-        return []
-
-    def _rule_out(self, pack: int) -> None:
-        """The operation that made a tensor, or the ones before it, must not be replayed."""
-        use = self._graph.packs[pack].use
-        assert use is not None
-        operation = self._graph.operations[self._graph.values[use.value].operation]
-        operation.reason = operation.reason or "does not give the same result again"
-
-    def _try(self) -> list[tuple[Recipe, _Took]]:
-        self._run.rewind()
-        saved: list[torch.Tensor] = []
-        states = [RandomState(self._run.devices)]
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.append(tensor.detach())
-            states.append(RandomState(self._run.devices))
-            return saved[-1]
-
-        args, kwargs = self._run.arguments.source(isolated_block.Hooks())
-        where = _Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
-        with _compat.saved_tensors_hooks(pack, lambda tensor: tensor):
-            self._run.arguments.run(self._run.function, args, kwargs)
-        torch.clear_autocast_cache()
-        if len(saved) != len(self._graph.packs):
-            return []
-        found = candidates(self._graph, self._part_bytes)
-        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in found]
-        return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
-
-    def _proved(
-        self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: _Where
-    ) -> _Took:
-        took: list[_Took] = []
-        if set(recipe.decisions) == {KEEP}:
-            return _Took()
-        for _ in range(PROOFS):
-            rebuild, now = Rebuild(recipe), _Took()
-            for index, tensor in enumerate(saved):
-                began = self._now()
-                rebuild.saved(index, tensor)
-                if index + 1 in recipe.states:
-                    RandomState(self._run.devices)
-                now.saving_ns += self._now() - began
-            for count in recipe.states:
-                rebuild.take_state(count, states[count])
-            # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
-            with no_autocast((self._run.device.type,)), torch.no_grad():
-                self._rebuild_all(rebuild, saved, where, now)
-            took.append(now)
-            if now.rebuilding_ns > LONG_NS:
-                break
-        return _Took(
-            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
-        )
-
-    def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: _Where, took: _Took) -> None:
-        for index in rebuild.recipe.order:
-            began = self._now()
-            again = rebuild.tensor(index, where)
-            took.rebuilding_ns += self._now() - began
-            if again is None or not _same(again, saved[index]):
-                raise _NotTheSame(index)
-            del again
-
-    def _now(self) -> int:
-        clock.wait_for(self._run.device)
-        return clock.read()
-
-
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Bit for bit, in the same layout."""
-    if first.stride() != second.stride() or first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return torch.equal(first, second) or fingerprint(first) == fingerprint(second)
-
-
-@dataclasses.dataclass
-class _Where:
-    """What was there before the block, while it is proved."""
-
-    arguments: Sequence[torch.Tensor]
-    parameters: Sequence[torch.Tensor | None]
-    buffers: Sequence[torch.Tensor | None]
-
-    def argument(self, index: int) -> torch.Tensor:
-        return self.arguments[index].detach()
-
-    def parameter(self, index: int) -> torch.Tensor:
-        found = self.parameters[index]
-        assert found is not None
-        return found
-
-    def buffer(self, index: int) -> torch.Tensor:
-        found = self.buffers[index]
-        assert found is not None
-        return found
-
-
-# -- metering ------------------------------------------------------------------------------------------------
-
-
-class _Metered:
-    """One option's forward and backward, alone, under a meter."""
-
-    def __init__(self, run: _BlockRuns, recipe: Recipe) -> None:
-        run.rewind()
-        self.stage = StageMeasure(run.block.name, "block")
-        meter = memory.meter_for(run.device)
-        static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
-        created = Created(meter)
-        handles = [
-            p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
-            for p in parameters_of(run.block)
-            if p.requires_grad and p.is_leaf and id(p) not in run.shared
-        ]
-        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
-        try:
-            with meter:
-                alone.run_saving(run.function, run.arguments, run.waiting, created, lambda: _Saved(run, recipe))
-        finally:
-            for handle in handles:
-                handle.remove()
-        alone.read_saving()
-
-
-class _Saved:
-    """Pack hooks that keep and rebuild as the executor does."""
-
-    def __init__(self, run: _BlockRuns, recipe: Recipe) -> None:
-        self.count = 0
-        self.storages: set[int] = set()
-        self.sizes: dict[int, int] = {}
-        self.stays = False
-        self._run, self._recipe, self._rebuild = run, recipe, Rebuild(recipe)
-        self._leaves: list[torch.Tensor] = []
-        if 0 in recipe.states:
-            self._rebuild.take_state(0, RandomState(run.devices))
-
-    def recording(self) -> Any:
-        return _compat.saved_tensors_hooks(self._pack, self._unpack)
-
-    def given(self, args: Any, kwargs: Any) -> None:
-        """The arguments that the block is called with."""
-        self._leaves = [t.detach() for t in Tree.of((args, kwargs)).leaves]
-
-    def _pack(self, tensor: torch.Tensor) -> Any:
-        index = self.count
-        self.count += 1
-        keep = self._rebuild.saved(index, tensor)
-        if self.count in self._recipe.states:
-            self._rebuild.take_state(self.count, RandomState(self._run.devices))
-        held = tensor if keep else self._rebuild.held().get(index)
-        if held is not None and held.device == self._run.device:
-            self.sizes.update(memory.storages([held]))
-            self.stays |= not memory.can_travel(held)
-        return index, tensor.detach() if keep else None
-
-    def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:
-        index, tensor = held
-        if tensor is not None:
-            return tensor
-        rebuilt = self._rebuild.tensor(index, _Where(self._leaves, self._run.parameters(), self._run.buffers()))
-        assert rebuilt is not None
-        return rebuilt

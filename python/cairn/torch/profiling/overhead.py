@@ -28,9 +28,10 @@ from ..base.stages import BLOCK, StageRef
 from ..base.tree import Tree
 from ..rerun_state.rng_and_autocast import RandomState, no_autocast
 from ..runtime.executor import Executor
-from ..selective.block_graph import BlockGraph, BlockRecorder
+from ..selective.block_graph import BlockGraph
 from ..selective.block_options import choices
 from ..selective.block_runs import Inside
+from ..selective.graph_recorder import BlockRecorder
 from ..selective.recompute import Rebuild, Recipe, compile_recipe
 
 BLOCKS = 4

@@ -40,7 +40,6 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from typing import TypeVar
@@ -50,6 +49,7 @@ from torch.utils.flop_counter import flop_registry
 from ..base.stage_measure import KEEP
 from . import bit_masks
 from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
+from .min_cut import Network, Side, connected
 
 DROP, MASK = "d", "m"  # what is done with a saved tensor, beside keeping it
 STEADY_CHOICES = 12  # that are worth measuring by times that do not vary, keep everything among them
@@ -229,9 +229,6 @@ def _keeps_zeros(op: Operation) -> bool:
 
 # -- the cut -------------------------------------------------------------------------------------------------
 
-#: The nodes on the source's side of a cut.
-Side = list[tuple[str, int]]
-
 
 class _Model:
     """A block's choices as a network; see the top of this file."""
@@ -331,14 +328,14 @@ class _Model:
             found[choice.decisions] = choice
         return sorted(found.values(), key=lambda choice: -choice.kept_bytes)
 
-    def _found_pieces(self) -> list[_Network]:
+    def _found_pieces(self) -> list[Network]:
         """The networks of the operations that may run again, apart where nothing connects them."""
         needs: list[Set[int] | None] = []
         for index, op in enumerate(self._graph.operations):
             found = self._needed(index, op)  # of what ran earlier
             needs.append(None if found is None or any(needs[other] is None for other in found) else found)
         gains = self._gains()
-        pieces = _connected([index for index in gains if needs[index] is not None], needs)
+        pieces = connected([index for index in gains if needs[index] is not None], needs)
         return [self._network(piece, gains, needs) for piece in pieces]
 
     def _needed(self, index: int, op: Operation) -> Set[int] | None:
@@ -358,18 +355,18 @@ class _Model:
                 gains[index] = gains.get(index, 0) + self.bytes_of(value)
         return gains
 
-    def _network(self, piece: Iterable[int], gains: Mapping[int, int], needs: Sequence[Set[int] | None]) -> _Network:
-        network = _Network()
+    def _network(self, piece: Iterable[int], gains: Mapping[int, int], needs: Sequence[Set[int] | None]) -> Network:
+        network = Network()
         for index in piece:
             op, node = self._graph.operations[index], ("r", index)
-            network.edge(_Network.SOURCE, node, gains.get(index, 0), 0)
+            network.edge(Network.SOURCE, node, gains.get(index, 0), 0)
             for other in needs[index] or ():
-                network.edge(node, ("r", other), _Network.INFINITE, 0)
+                network.edge(node, ("r", other), Network.INFINITE, 0)
             if index in self._masks:
-                network.edge(node, _Network.SINK, 0, self._step_ns)
+                network.edge(node, Network.SINK, 0, self._step_ns)
                 network.edge(node, ("draw", index), self._mask_bytes(index), self._mask_ns(index))
                 node = "draw", index
-            network.edge(node, _Network.SINK, 0, self._time(op) if not op.reason else _Network.INFINITE)
+            network.edge(node, Network.SINK, 0, self._time(op) if not op.reason else Network.INFINITE)
         return network
 
     def _mask_bytes(self, index: int) -> int:
@@ -420,105 +417,3 @@ class _Model:
 
     def _made_by(self, value: int) -> int:
         return self._graph.values[value].operation
-
-
-def _connected(operations: Iterable[int], needs: Sequence[Set[int] | None]) -> list[list[int]]:
-    """These operations and what they need, and that again, in groups that need nothing of each other."""
-    beside: dict[int, set[int]] = {index: set() for index in operations}
-    for index in (missing := list(beside)):  # which grows
-        for other in needs[index] or ():
-            if other not in beside:
-                beside[other] = set()
-                missing.append(other)
-            beside[index].add(other)
-            beside[other].add(index)
-    groups: list[list[int]] = []
-    met: set[int] = set()
-    for first in missing:
-        if first not in met:
-            met.add(first)
-            for index in (group := [first]):
-                group += sorted(beside[index] - met)
-                met |= beside[index]
-            groups.append(group)
-    return groups
-
-
-class _Network:
-    """A flow network, cut by Dinic's algorithm. Nodes are any hashable things; capacities have two prices, both > 0."""
-
-    SOURCE, SINK = ("source", 0), ("sink", 0)
-    INFINITE = 1 << 100
-
-    def __init__(self) -> None:
-        self._number: dict[tuple[str, int], int] = {}
-        self._ends: list[int] = []  # of edge 2i and its reverse 2i + 1
-        self._capacities: list[tuple[int, int]] = []  # of edge 2i
-        self._edges: list[list[int]] = []  # by node
-        self._node(self.SOURCE)
-        self._node(self.SINK)
-
-    def _node(self, name: tuple[str, int]) -> int:
-        number = self._number.setdefault(name, len(self._number))
-        if number == len(self._edges):
-            self._edges.append([])
-        return number
-
-    def edge(self, start: tuple[str, int], end: tuple[str, int], nbytes: int, nanoseconds: int) -> None:
-        a, b = self._node(start), self._node(end)
-        self._edges[a].append(len(self._ends))
-        self._edges[b].append(len(self._ends) + 1)
-        self._ends += [b, a]
-        self._capacities.append((nbytes, nanoseconds))
-
-    def source_side(self, per_byte: int, per_ns: int) -> Side:
-        """The nodes on the source's side of a minimum cut, as few as possible, the source left out."""
-        self._room = [x for b, ns in self._capacities for x in (per_byte * b + per_ns * ns, 0)]
-        while True:
-            levels = self._levels()
-            if levels[1] < 0:
-                return [name for name, number in self._number.items() if levels[number] > 0]
-            nexts = [0] * len(self._edges)
-            while self._augment(levels, nexts):
-                pass
-
-    def _levels(self) -> list[int]:
-        levels = [-1] * len(self._edges)
-        levels[0] = 0
-        queue = deque([0])
-        while queue:
-            node = queue.popleft()
-            for edge in self._edges[node]:
-                if self._room[edge] > 0 and levels[self._ends[edge]] < 0:
-                    levels[self._ends[edge]] = levels[node] + 1
-                    queue.append(self._ends[edge])
-        return levels
-
-    def _augment(self, levels: Sequence[int], nexts: list[int]) -> bool:
-        """Sends what one path can take from the source to the sink, along ascending levels."""
-        path: list[int] = []
-        node = 0
-        while node != 1:
-            edge = self._way_on(node, levels, nexts)
-            if edge is not None:
-                path.append(edge)
-                node = self._ends[edge]
-            elif not path:
-                return False
-            else:
-                nexts[self._ends[path[-1] ^ 1]] += 1
-                node = self._ends[path.pop() ^ 1]
-        amount = min(self._room[edge] for edge in path)
-        for edge in path:
-            self._room[edge] -= amount
-            self._room[edge ^ 1] += amount
-        return True
-
-    def _way_on(self, node: int, levels: Sequence[int], nexts: list[int]) -> int | None:
-        edges = self._edges[node]
-        while nexts[node] < len(edges):
-            edge = edges[nexts[node]]
-            if self._room[edge] > 0 and levels[self._ends[edge]] == levels[node] + 1:
-                return edge
-            nexts[node] += 1
-        return None

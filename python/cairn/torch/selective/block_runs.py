@@ -29,8 +29,9 @@ from ..rerun_state.constant_guards import Constants
 from ..rerun_state.module_state import BlockState
 from ..rerun_state.rng_and_autocast import Modes, RandomState
 from . import matching_runs
-from .block_graph import BlockGraph, BlockRecorder
+from .block_graph import BlockGraph
 from .block_options import MASK
+from .graph_recorder import BlockRecorder
 from .matching_runs import Called, Entry, Finding, Key, Latest
 from .recompute import Rebuild, Recipe, compile_recipe, mask_of
 from .saved_tensors import FirstRun, LaterRun

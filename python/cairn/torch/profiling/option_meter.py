@@ -1,0 +1,81 @@
+"""The memory of a block's run with an option: what it saves, and what its backward takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..base import _compat, memory
+from ..base.stage_measure import StageMeasure
+from ..base.tree import Tree
+from ..rerun_state.rng_and_autocast import RandomState
+from ..selective.recompute import Rebuild, Recipe
+from .block_meter import BlockMeter, Created, parameters_of
+from .option_proofs import Where
+from .option_runs import BlockRuns
+
+
+class Metered:
+    """One option's forward and backward, alone, under a meter."""
+
+    def __init__(self, run: BlockRuns, recipe: Recipe) -> None:
+        run.rewind()
+        self.stage = StageMeasure(run.block.name, "block")
+        meter = memory.meter_for(run.device)
+        static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
+        created = Created(meter)
+        handles = [
+            p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
+            for p in parameters_of(run.block)
+            if p.requires_grad and p.is_leaf and id(p) not in run.shared
+        ]
+        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
+        try:
+            with meter:
+                alone.run_saving(run.function, run.arguments, run.waiting, created, lambda: _Saved(run, recipe))
+        finally:
+            for handle in handles:
+                handle.remove()
+        alone.read_saving()
+
+
+class _Saved:
+    """Pack hooks that keep and rebuild as the executor does."""
+
+    def __init__(self, run: BlockRuns, recipe: Recipe) -> None:
+        self.count = 0
+        self.storages: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        self.stays = False
+        self._run, self._recipe, self._rebuild = run, recipe, Rebuild(recipe)
+        self._leaves: list[torch.Tensor] = []
+        if 0 in recipe.states:
+            self._rebuild.take_state(0, RandomState(run.devices))
+
+    def recording(self) -> Any:
+        return _compat.saved_tensors_hooks(self._pack, self._unpack)
+
+    def given(self, args: Any, kwargs: Any) -> None:
+        """The arguments that the block is called with."""
+        self._leaves = [t.detach() for t in Tree.of((args, kwargs)).leaves]
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        index = self.count
+        self.count += 1
+        keep = self._rebuild.saved(index, tensor)
+        if self.count in self._recipe.states:
+            self._rebuild.take_state(self.count, RandomState(self._run.devices))
+        held = tensor if keep else self._rebuild.held().get(index)
+        if held is not None and held.device == self._run.device:
+            self.sizes.update(memory.storages([held]))
+            self.stays |= not memory.can_travel(held)
+        return index, tensor.detach() if keep else None
+
+    def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:
+        index, tensor = held
+        if tensor is not None:
+            return tensor
+        rebuilt = self._rebuild.tensor(index, Where(self._leaves, self._run.parameters(), self._run.buffers()))
+        assert rebuilt is not None
+        return rebuilt

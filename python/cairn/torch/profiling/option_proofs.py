@@ -1,0 +1,153 @@
+"""Which options of a block give the same tensors when they are recomputed, bit for bit, and what that takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+from ..base import _compat, clock
+from ..base.stage_measure import KEEP
+from ..base.tensor_fingerprints import fingerprint
+from ..base.tree import Tree
+from ..rerun_state.rng_and_autocast import RandomState, no_autocast
+from ..selective.block_graph import BlockGraph
+from ..selective.block_options import candidates
+from ..selective.recompute import Rebuild, Recipe, compile_recipe
+from . import isolated_block
+from .option_runs import BlockRuns
+
+PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
+LONG_NS = 500_000_000  # what takes longer is done and timed once
+LEAST_BYTES = 4096  # an option that saves less is not worth having
+ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
+
+
+@dataclasses.dataclass
+class Took:
+    """Times of an option beyond those of keeping everything."""
+
+    saving_ns: int = 0
+    rebuilding_ns: int = 0
+
+
+class _NotTheSame(Exception):
+    """A tensor did not come out as it was saved."""
+
+    def __init__(self, pack: int) -> None:
+        super().__init__(pack)
+        self.pack = pack
+
+
+class Proofs:
+    """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
+
+    def __init__(self, run: BlockRuns, graph: BlockGraph, asked: Sequence[int], part_bytes: int) -> None:
+        self._run, self._graph, self._asked, self._part_bytes = run, graph, asked, part_bytes
+
+    def choices(self) -> list[tuple[Recipe, Took]]:
+        """The choices with their times; the first keeps everything."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._try()
+            except _NotTheSame as error:
+                self._rule_out(error.pack)
+        return []
+
+    def _rule_out(self, pack: int) -> None:
+        """The operation that made a tensor, or the ones before it, must not be replayed."""
+        use = self._graph.packs[pack].use
+        assert use is not None
+        operation = self._graph.operations[self._graph.values[use.value].operation]
+        operation.reason = operation.reason or "does not give the same result again"
+
+    def _try(self) -> list[tuple[Recipe, Took]]:
+        self._run.rewind()
+        saved: list[torch.Tensor] = []
+        states = [RandomState(self._run.devices)]
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor.detach())
+            states.append(RandomState(self._run.devices))
+            return saved[-1]
+
+        args, kwargs = self._run.arguments.source(isolated_block.Hooks())
+        where = Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
+        with _compat.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self._run.arguments.run(self._run.function, args, kwargs)
+        torch.clear_autocast_cache()
+        if len(saved) != len(self._graph.packs):
+            return []
+        found = candidates(self._graph, self._part_bytes)
+        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in found]
+        return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
+
+    def _proved(
+        self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: Where
+    ) -> Took:
+        took: list[Took] = []
+        if set(recipe.decisions) == {KEEP}:
+            return Took()
+        for _ in range(PROOFS):
+            rebuild, now = Rebuild(recipe), Took()
+            for index, tensor in enumerate(saved):
+                began = self._now()
+                rebuild.saved(index, tensor)
+                if index + 1 in recipe.states:
+                    RandomState(self._run.devices)
+                now.saving_ns += self._now() - began
+            for count in recipe.states:
+                rebuild.take_state(count, states[count])
+            # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
+            with no_autocast((self._run.device.type,)), torch.no_grad():
+                self._rebuild_all(rebuild, saved, where, now)
+            took.append(now)
+            if now.rebuilding_ns > LONG_NS:
+                break
+        return Took(
+            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
+        )
+
+    def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: Where, took: Took) -> None:
+        for index in rebuild.recipe.order:
+            began = self._now()
+            again = rebuild.tensor(index, where)
+            took.rebuilding_ns += self._now() - began
+            if again is None or not _same(again, saved[index]):
+                raise _NotTheSame(index)
+            del again
+
+    def _now(self) -> int:
+        clock.wait_for(self._run.device)
+        return clock.read()
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit, in the same layout."""
+    if first.stride() != second.stride() or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return torch.equal(first, second) or fingerprint(first) == fingerprint(second)
+
+
+@dataclasses.dataclass
+class Where:
+    """What was there before the block, while it is proved."""
+
+    arguments: Sequence[torch.Tensor]
+    parameters: Sequence[torch.Tensor | None]
+    buffers: Sequence[torch.Tensor | None]
+
+    def argument(self, index: int) -> torch.Tensor:
+        return self.arguments[index].detach()
+
+    def parameter(self, index: int) -> torch.Tensor:
+        found = self.parameters[index]
+        assert found is not None
+        return found
+
+    def buffer(self, index: int) -> torch.Tensor:
+        found = self.buffers[index]
+        assert found is not None
+        return found

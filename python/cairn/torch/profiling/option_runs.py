@@ -1,0 +1,110 @@
+"""One block of a profiled step, run again and again: recorded, and with its backward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any
+
+import torch
+
+from ..base import _compat
+from ..base.blocks import Block
+from ..base.layouts import Layouts
+from ..base.tree import Tree
+from ..rerun_state.attributes import Attributes
+from ..rerun_state.constant_guards import Constants
+from ..rerun_state.guards import is_noted
+from ..rerun_state.rng_and_autocast import with_generator
+from ..selective.block_graph import BlockGraph
+from ..selective.graph_recorder import BlockRecorder
+from . import isolated_block
+from .block_meter import Rewinding, parameters_of
+from .side_outputs import Beside
+
+
+class BlockRuns:
+    """Runs one call of a block alone, as often as is needed, each time the same."""
+
+    def __init__(
+        self,
+        block: Block,
+        function: Callable[..., Any],
+        arguments: isolated_block.Arguments,
+        device: torch.device,
+        arriving: Layouts,
+    ) -> None:
+        self.block, self.function, self.arguments, self.device = block, function, arguments, device
+        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.waiting: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
+        self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
+        self.devices = (device,) if with_generator(device) else ()
+        self._rewinding = Rewinding(block, device)
+        self._attributes = Attributes(block.parts(), with_large=True)  # each run replaces the same
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """A context after which generators, buffers and attributes are as before it."""
+        try:
+            yield
+        finally:
+            self.rewind()
+
+    def rewind(self) -> None:
+        self._rewinding.rewind()
+        self._attributes.restore()
+
+    def parameters(self) -> list[torch.Tensor | None]:
+        return [p for part in self.block.parts() for p in part._parameters.values()]
+
+    def buffers(self) -> list[torch.Tensor | None]:
+        return [b for part in self.block.parts() for b in part._buffers.values()]
+
+    def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
+        """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
+        self.rewind()
+        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
+        args, kwargs = self.arguments.source(isolated_block.Hooks())
+        leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
+        recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
+        count, has_ended = 0, False
+        holds = saving or self.block.has_gradients_inside
+
+        def pack(tensor: torch.Tensor) -> Any:
+            nonlocal count
+            with recorder.paused():
+                recorder.pack(tensor)
+                count += 1
+                return count - 1, tensor.detach() if holds else None
+
+        def unpack(held: Any) -> torch.Tensor:
+            if has_ended and asked is not None:
+                asked.append(held[0])
+            elif not has_ended:
+                recorder.read(held[0])
+            return held[1]
+
+        with _compat.saved_tensors_hooks(pack, unpack), recorder:
+            result = self.arguments.run(self.function, args, kwargs)
+        has_ended = True
+        graph = recorder.graph(result)
+        if not constants.hold(parts, list(map(vars, parts))):
+            graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
+        for (module, name), value in self._attributes.filled():
+            if is_noted(value):  # and so would have to be as it was
+                kind = type(module).__name__
+                graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
+        if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
+            graph.closed = graph.closed or "puts other tensors in the place of its buffers"
+        if saving and not graph.closed:
+            self.backward(*beside.root(result, self.arriving))
+        torch.clear_autocast_cache()
+        return graph
+
+    def backward(self, made: list[torch.Tensor], grads: Layouts) -> None:
+        root = isolated_block.sink(made, isolated_block.Hooks(), grads)
+        made.clear()
+        with isolated_block.as_in_backward(self.device):
+            root.backward()
+        for parameter in parameters_of(self.block):
+            parameter.grad = None

@@ -7,6 +7,9 @@ import cairn
 import cairn.torch as ct
 import pytest
 import torch
+from cairn.torch import compiling
+from cairn.torch.compiled.backend import Backend
+from cairn.torch.compiled.request import Request
 from cairn.torch.compiling import backend
 from torch import nn
 from torch.nn import functional as F
@@ -232,7 +235,7 @@ def test_backend_is_an_entry_point_of_the_installed_package():
     ("options", "text"),
     [
         ({}, "needs options"),
-        ({"budget": "1GiB", "kernels": "fast"}, "inductor' or 'eager"),
+        ({"budget": "1GiB", "kernels": "fast"}, "one of inductor, eager"),
         ({"budget": "1GiB", "segments": 3}, "segments"),
         ({"budget": 0.5}, "ratio"),
     ],
@@ -240,6 +243,57 @@ def test_backend_is_an_entry_point_of_the_installed_package():
 def test_backend_refuses_by_name(options, text):
     with pytest.raises((TypeError, ValueError), match=text):
         backend(None, [], options=options)
+
+
+def test_backend_names_the_least_budget():
+    torch._dynamo.reset()
+    model, x = made("adapted")
+    step = torch.compile(model, backend=backend, options={"budget": 1, "kernels": "eager", "time_limit": "300ms"})
+    for _ in range(2):
+        with pytest.raises(ct.InfeasibleBudget, match="least budget that works") as caught:
+            step(x)
+        assert caught.value.least_bytes > 1
+
+
+def test_backend_counts_the_step_of_the_optimizer():
+    torch._dynamo.reset()
+    model, x = made("adapted")
+    big = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1 << 20))], foreach=True)
+    options = {"budget": "9MiB", "kernels": "eager", "time_limit": "300ms", "optimizer": big}
+    with pytest.raises(ct.InfeasibleBudget, match="step of the optimizer") as caught:
+        torch.compile(model, backend=backend, options=options)(x)
+    assert caught.value.least_bytes > 12 << 20  # two of state, and one that the step makes for all
+
+
+def test_each_shape_has_a_plan_within_the_budget():
+    torch._dynamo.reset()
+    model, _ = made("adapted")
+    budget = int(1.5 * least("adapted"))
+    several = Backend(Request(budget=budget, kernels="eager", time_limit="300ms"))
+    step = torch.compile(model, backend=several, dynamic=False)
+    for rows in (256, 300):
+        squared(step(torch.randn(rows, 64))).backward()
+        model.zero_grad()
+    peaks = [plan.measured_peak_bytes for plan in several.plans]
+    assert len(peaks) == 2
+    assert max(peaks) <= budget
+
+
+def test_what_the_whole_step_takes_beyond_its_prediction_is_left_free(monkeypatch):
+    model, x = made("adapted")
+
+    def loss(output):
+        return output.repeat(8, 1).exp().mean()
+
+    monkeypatch.setattr(compiling, "_loss_costs", lambda sample, device: (0, 0))  # not known, so not predicted
+    torch._dynamo.reset()
+    plain = ct.report(ct.compile(model, x, budget="1GiB", kernels="eager", loss_fn=loss, progress=False))
+    assert plain.measured_peak_bytes > 1.1 * plain.plans[-1].peak_bytes
+    budget = int(0.95 * plain.measured_peak_bytes)
+    torch._dynamo.reset()
+    tight = ct.report(ct.compile(model, x, budget=budget, kernels="eager", loss_fn=loss, progress=False))
+    assert tight.measured_peak_bytes <= budget
+    assert tight.plans[-1].reserve_bytes > plain.plans[-1].reserve_bytes
 
 
 def test_what_cannot_be_captured_is_named():

@@ -13,14 +13,23 @@ from cairn import format_bytes, parse_duration
 from torch import nn
 
 from .base import _compat, budgets, clock, memory
-from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
+from .base.choices import CREATED
+from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import telling
 from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
 from .compiled.compiled_plan import CompiledPlan
-from .compiled.request import CREATED, GRADIENTS, KERNELS, OPTIONS, Request
-from .planning.arguments import check_budget, check_call, check_names, check_optimizer, positional
+from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
+from .planning.arguments import (
+    check_budget,
+    check_call,
+    check_choice,
+    check_flag,
+    check_names,
+    check_optimizer,
+    positional,
+)
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .profiling.profileable import check_gradients, device_of
 from .profiling.sample import Sample
@@ -129,7 +138,7 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     Raises
     ------
     InfeasibleBudget
-        No schedule fits; torch wraps it into its BackendCompilerFailed.
+        No schedule fits, by the first call of the compiled model; the error names the least budget that works.
     """
     given = {name: value for name, value in others.items() if value is not None}
     if given:
@@ -142,7 +151,8 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     request = Request(**named)
     _check(request)
     if optimizer is not None:
-        request.resident["optimizer state"] = measure_optimizer(unwrapped(optimizer)).state_bytes
+        taken = measure_optimizer(unwrapped(optimizer))
+        request.resident["optimizer state"], request.optimizer_step_bytes = taken.state_bytes, taken.step_bytes
     return Backend(request)(module, inputs)
 
 
@@ -159,14 +169,9 @@ def _follow(request: Request, plan: CompiledPlan) -> None:
 def _check(request: Request) -> None:
     """Refuses settings that make no sense, by name and value."""
     check_budget(request.budget)
-    for name, value, choices in (
-        ("kernels", request.kernels, KERNELS),
-        ("gradients", request.gradients, GRADIENTS),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}; it can be {' or '.join(map(repr, choices))}")
-    if not isinstance(request.holds_output, bool):
-        raise TypeError(f"holds_output must be True or False, not {request.holds_output!r}")
+    check_choice("kernels", request.kernels, KERNELS)
+    check_choice("gradients", request.gradients, GRADIENTS)
+    check_flag("holds_output", request.holds_output)
     parse_duration(request.time_limit)
 
 
@@ -312,16 +317,11 @@ def _captured_whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Errors of Cairn come out of the compiler as they are; what Dynamo cannot capture is named with its line."""
+    """What Dynamo cannot capture is named with its line."""
     from torch._dynamo import exc
 
     try:
         yield
-    except exc.BackendCompilerFailed as error:
-        inner = getattr(error, "inner_exception", None)
-        if isinstance(inner, (InfeasibleBudget, PlanMismatch, Unsupported, TypeError, ValueError)):
-            raise inner from None
-        raise
     except exc.Unsupported as error:
         raise Unsupported(
             f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "

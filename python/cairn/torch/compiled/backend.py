@@ -17,10 +17,11 @@ from cairn import format_bytes
 from torch import fx
 
 from ..base import _compat_compile, memory
-from ..base.errors import BudgetExceeded, Unsupported, warn
+from ..base.choices import ACCUMULATED
+from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
 from .compiled_plan import CompiledPlan
 from .planner import Planner
-from .request import ACCUMULATED, Request
+from .request import Request
 
 ROUNDS = 3
 
@@ -37,10 +38,15 @@ class Backend:
         self.compilations = 0
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compiles one graph."""
-        device = _device_of(inputs)
+        """Compiles one graph.
+
+        Where that is refused, the first call says so: torch would wrap an error that is raised here.
+        """
         self.compilations += 1
-        planner, compiled = self.planned(module, inputs, device, 0)
+        try:
+            planner, compiled = self.planned(module, inputs, _device_of(inputs), 0)
+        except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
+            return _refusing(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
         return _First(self, module, planner, compiled)
@@ -49,9 +55,13 @@ class Backend:
         self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
         """A plan, and the code that keeps to it."""
-        correction_bytes += self.request.correction_bytes
-        request = dataclasses.replace(self.request, correction_bytes=correction_bytes)
-        planner = Planner(request, device, self._resident(inputs, device))
+        resident = self._resident(inputs, device)
+        request = dataclasses.replace(
+            self.request,
+            correction_bytes=correction_bytes + self.request.correction_bytes,
+            optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(inputs, resident)),
+        )
+        planner = Planner(request, device, resident)
         return planner, _compile(module, inputs, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
@@ -66,6 +76,23 @@ class Backend:
         if self.request.gradients == ACCUMULATED:
             resident["gradients that exist"] = memory.dense_bytes(t for t in trained if t.is_leaf)
         return {name: size for name, size in resident.items() if size}
+
+    def _optimizer_peak(self, inputs: Sequence[Any], resident: Mapping[str, int]) -> int:
+        """Of the optimizer's step, which follows when all gradients are there and the graph's results are not."""
+        if self.request.optimizer_step_bytes is None:
+            return 0
+        own = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+        gradients = 0 if self.request.gradients == ACCUMULATED else memory.dense_bytes(own)
+        return sum(resident.values()) + gradients + self.request.optimizer_step_bytes
+
+
+def _refusing(error: Exception) -> Callable[..., Any]:
+    """Raises an error whenever it is called."""
+
+    def run(*_: Any) -> Any:
+        raise error
+
+    return run
 
 
 class _First:

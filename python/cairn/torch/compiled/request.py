@@ -9,16 +9,15 @@ import torch
 
 from ..._budget import Budget
 from ..base import budgets
+from ..base.choices import ACCUMULATED, CREATED
+from ..planning.plan import UNCERTAINTY
 from .compiled_plan import CompiledPlan
 from .problem import Surroundings
 
-CREATED, ACCUMULATED = "created", "accumulated"
 KERNELS = ("inductor", "eager")
 GRADIENTS = (CREATED, ACCUMULATED)
 #: What options= of torch.compile(backend="cairn") may name.
 OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_limit", "solver")
-#: A measured step may take so much more than the predicted one: share of what is not resident, and bytes on top.
-UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.005, 2 * 1024 * 1024)}
 
 
 @dataclasses.dataclass
@@ -28,6 +27,8 @@ class Request:
     Attributes:
         budget: bytes, a size, or a cairn.Budget.
         solver, time_limit: the solver, which is called up to three times, and how long it may take in all.
+        optimizer_peak_bytes: of the optimizer's step, everything resident included, where that is known.
+        optimizer_step_bytes: what that step takes beside parameters, gradients and state; None without an optimizer.
         resident: what is on the device all along beside the graph's inputs, bytes by name.
         plan: one that was made before, instead of a budget; nothing is solved then.
         correction_bytes: by how much a measured step passed its prediction; it is left free.
@@ -41,6 +42,7 @@ class Request:
     time_limit: str = "3s"
     model_name: str = "graph"
     optimizer_peak_bytes: int = 0
+    optimizer_step_bytes: int | None = None
     resident: dict[str, int] = dataclasses.field(default_factory=dict)
     loss_ns: int = 0
     loss_workspace_bytes: int = 0

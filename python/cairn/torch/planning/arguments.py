@@ -62,10 +62,10 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
     """Raises for values that `plan` does not take, and for names that neither it nor a solver has."""
     check_names(options, [*PLAN_OPTIONS, *solver_options()], "a plan")
     _check_offloading(allowed(options.get("allow"), options.get("host_budget")), options)
-    _check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
-    _check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
+    check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
+    check_choice("gradients", options.get("gradients", ACCUMULATED), (ACCUMULATED, CREATED))
     chains = [info.name for info in cairn.solvers() if info.takes_chains]
-    _check_choice("solver", options.get("solver", "auto"), chains)
+    check_choice("solver", options.get("solver", "auto"), chains)
     _check_way(options.get("host_budget"), options.get("tier", "host"), options.get("link"))
     own = {name: value for name, value in options.items() if name in solver_options()}
     cairn.solver_accepts("auto", _ANY, **own)  # raises for values that no solver takes
@@ -78,7 +78,7 @@ def allowed(allow: Any, host_budget: Any) -> tuple[str, ...]:
     if not isinstance(allow, (tuple, list, set, frozenset)):
         raise ValueError(f"allow={allow!r}: it is a tuple of names, of {', '.join(map(repr, ALLOWED))}")
     for name in allow:
-        _check_choice("a name in allow=", name, ALLOWED)
+        check_choice("a name in allow=", name, ALLOWED)
     if "recompute" not in allow:
         raise ValueError(
             f"allow={allow!r}: it contains 'recompute' always; what shall never run again is named by keep= of profile"
@@ -142,13 +142,13 @@ def check_profile_options(options: Mapping[str, Any]) -> None:
     """The same of `profile`."""
     check_count("passes", options.get("passes", 1), 1)
     for name in ("inside", "outside", "holds_output"):
-        _check_flag(name, options.get(name, True))
+        check_flag(name, options.get(name, True))
 
 
 def check_watching(check_steps: Any, strict: Any) -> None:
     """The same of what measures the first steps."""
     check_count("check_steps", check_steps, 0)
-    _check_flag("strict", strict)
+    check_flag("strict", strict)
 
 
 def check_count(name: str, value: Any, least: int) -> None:
@@ -159,19 +159,21 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} is {value}; at least {least}")
 
 
-def _check_flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: Any) -> None:
+    """Raises TypeError for what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def check_apply_options(options: Mapping[str, Any]) -> None:
     """The same of `apply`."""
-    _check_flag("preserve_rng_state", options.get("preserve_rng_state", True))
-    _check_choice("on_shape_change", options.get("on_shape_change", POLICIES[0]), POLICIES)
-    _check_choice("determinism_check", options.get("determinism_check", "default"), DETERMINISM_CHECKS)
+    check_flag("preserve_rng_state", options.get("preserve_rng_state", True))
+    check_choice("on_shape_change", options.get("on_shape_change", POLICIES[0]), POLICIES)
+    check_choice("determinism_check", options.get("determinism_check", "default"), DETERMINISM_CHECKS)
 
 
-def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises ValueError for what is none of the choices, with the nearest that is."""
     choices = list(choices)
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, 1)

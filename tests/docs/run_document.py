@@ -1,7 +1,10 @@
-"""Runs the examples of one Markdown document, in order, in the current folder: run_document.py DOCUMENT.
+"""Runs the examples of Markdown documents, each document in a folder of its own: run_document.py DOCUMENT...
+
+All documents share one interpreter, so that torch is imported, and measured by cairn.torch, only once. A document that
+fails does not stop the others.
 
 Fenced blocks of these kinds are examples, and are run; all others are text:
-  python   in one interpreter for the whole document, each block seeing what those before it defined
+  python   each block sees what those before it in the document defined
   sh       by bash, with `cairn` and the project's Python on the path; a command that fails fails the block
   c        a whole program: compiled against the built library, without warnings, and run
 A block inside an HTML comment is run too: what an example needs but a reader does not. A block that cannot be run here
@@ -15,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +65,8 @@ def run_c(block: Block, number: int, build: Path) -> None:
     subprocess.run([program], check=True)
 
 
-def main(path: Path) -> None:
-    """Runs all blocks; an exception or a failing command ends the run."""
-    build = Path(os.environ["CAIRN_BUILD_DIR"])
+def run(path: Path, build: Path) -> None:
+    """Runs all blocks of one document; an exception or a failing command ends it."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     for number, block in enumerate(blocks_of(path.read_text(encoding="utf-8"))):
         start = time.monotonic()
@@ -77,5 +80,21 @@ def main(path: Path) -> None:
         print(f"   {time.monotonic() - start:.1f} s", flush=True)
 
 
+def main(paths: list[Path]) -> int:
+    """Runs all documents; 1 if one fails."""
+    build, start, failed = Path(os.environ["CAIRN_BUILD_DIR"]).resolve(), Path.cwd(), 0
+    for number, path in enumerate(paths):
+        folder = start / f"{number}-{path.stem}"
+        folder.mkdir()
+        os.chdir(folder)
+        try:
+            run(path, build)
+        except Exception:
+            failed = 1
+            traceback.print_exc()
+            print(f"-- {path} FAILED", flush=True)
+    return failed
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    sys.exit(main([Path(each).resolve() for each in sys.argv[1:]]))

@@ -13,22 +13,27 @@ ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).parent / "run_document.py"
 BUILD = Path(os.environ.get("CAIRN_BUILD_DIR", ROOT / "build" / "release"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+IMPORTS_TORCH = re.compile(r"^(import|from) (torch|cairn\.torch)\b", re.MULTILINE)
 
 
-def run_document(path: Path, folder: Path, timeout: int = 300) -> subprocess.CompletedProcess:
+def run_documents(paths: list[Path], folder: Path, timeout: int = 300) -> subprocess.CompletedProcess:
     path_list = [str(BUILD / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "CAIRN_BUILD_DIR": str(BUILD), "PATH": os.pathsep.join(path_list)}
     return subprocess.run(
-        [sys.executable, RUNNER, path], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout,
+        [sys.executable, RUNNER, *paths], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout,
         check=False,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_examples_run(document, tmp_path):
-    if find_spec("torch") is None and "import torch" in document.read_text(encoding="utf-8"):
+@pytest.mark.parametrize("with_torch", [False, True], ids=["without torch", "with torch"])
+def test_examples_run(tmp_path, with_torch):
+    """All documents of a kind in one process: most of what one with torch takes is importing it."""
+    if with_torch and find_spec("torch") is None:
         pytest.skip("an environment without torch")
-    done = run_document(document, tmp_path)
+    documents = [
+        path for path in DOCUMENTS if bool(IMPORTS_TORCH.search(path.read_text(encoding="utf-8"))) == with_torch
+    ]
+    done = run_documents(documents, tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
@@ -63,7 +68,7 @@ def test_every_document_is_reached_from_the_first_one():
 def example(tmp_path: Path, text: str) -> subprocess.CompletedProcess:
     document = tmp_path / "document.md"
     document.write_text(text)
-    return run_document(document, tmp_path, timeout=60)
+    return run_documents([document], tmp_path, timeout=60)
 
 
 def test_blocks_run_in_order_and_share_a_folder(tmp_path):

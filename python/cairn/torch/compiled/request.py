@@ -10,7 +10,7 @@ import torch
 from ..._budget import Budget
 from ..base import budgets
 from ..base.choices import ACCUMULATED, CREATED
-from ..planning.plan import UNCERTAINTY
+from ..planning.task import UNCERTAINTY
 from .compiled_plan import CompiledPlan
 from .problem import Surroundings
 

@@ -1,5 +1,5 @@
 # Two commands need nothing prepared: make demo, make test. CMake does the work underneath (CMakePresets.json).
-.PHONY: help build demo test bench clean
+.PHONY: help build demo test bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -7,6 +7,7 @@ help:
 	@echo "make test    run all tests, C and Python (about 15 minutes)"
 	@echo "make build   build/release/bin/cairn, build/release/lib/libcairn.so, the Python package in .venv"
 	@echo "make bench   run the benchmarks"
+	@echo "make docs    build the documentation as a site, in build/site"
 	@echo "make clean   remove what was built; .venv stays (remove it by hand)"
 	@echo "Each sets up what it needs, the first time, and says so. bash .ci/run runs the tests and all gates."
 
@@ -24,6 +25,9 @@ test:
 bench:
 	@tools/bootstrap demo
 	@.venv/bin/python tools/run_benchmarks.py
+
+docs:
+	@tools/build_docs
 
 clean:
 	rm -rf build dist demo-out

@@ -1,5 +1,6 @@
 """Every example in the documentation runs."""
 
+import ast
 import os
 import re
 import subprocess
@@ -63,6 +64,16 @@ def test_every_document_is_reached_from_the_first_one():
             targets = [document.parent / target for target, _ in LINK.findall(document.read_text(encoding="utf-8"))]
             ahead += [target for target in targets if target.suffix == ".md"]
     assert {path.relative_to(ROOT) for path in DOCUMENTS if path not in reached} == set()
+
+
+@pytest.mark.parametrize("page, package", [("cairn.md", "cairn"), ("torch.md", "cairn/torch")])
+def test_reference_has_every_public_name(page, package):
+    """Each as a line `::: NAME`, from which the site makes its description."""
+    tree = ast.parse((ROOT / "python" / package / "__init__.py").read_text(encoding="utf-8"))
+    public = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and
+                  isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__")  # fmt: skip
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: [\w.]*?(\w+)$", text, re.MULTILINE)) == sorted(public)
 
 
 def example(tmp_path: Path, text: str) -> subprocess.CompletedProcess:

@@ -9,11 +9,15 @@ import dataclasses
 class Budget:
     """How much memory a training step may take.
 
-    Attributes:
-        total: device memory: bytes, a size such as "8GiB", a share of the device's memory such as "80%", or "auto"
-            (what is free on the device).
-        host: host memory for offloaded tensors: bytes or a size; "auto" leaves it to the plan's `host_budget`.
-        reserve: bytes of `total` that the plan leaves free; None lets the profile decide.
+    Attributes
+    ----------
+    total
+        Device memory: bytes, a size such as "8GiB", a share of the device's memory such as "80%", or "auto"
+        (what is free on the device).
+    host
+        Host memory for offloaded tensors: bytes or a size; "auto" leaves it to the plan's `host_budget`.
+    reserve
+        Bytes of `total` that the plan leaves free; None lets the profile decide.
     """
 
     total: int | str = "auto"

@@ -20,12 +20,18 @@ from ._library import lib, number_of, text_of
 class Progress:
     """How far a long call has come.
 
-    Attributes:
-        phase: what is being done.
-        done: work units done in this phase; None when not known.
-        total: work units of this phase; None when not known.
-        best_ns: makespan of the best answer so far, nanoseconds; None when there is none.
-        lower_bound_ns: what is proved about every makespan so far, nanoseconds; None when nothing is.
+    Attributes
+    ----------
+    phase
+        What is being done.
+    done
+        Work units done in this phase; None when not known.
+    total
+        Work units of this phase; None when not known.
+    best_ns
+        Makespan of the best answer so far, nanoseconds; None when there is none.
+    lower_bound_ns
+        What is proved about every makespan so far, nanoseconds; None when nothing is.
     """
 
     phase: str

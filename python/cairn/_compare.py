@@ -36,10 +36,14 @@ _MEANT = {"budget": "budgets", "solver": "only", "solvers": "only"}
 class Comparison:
     """Answers of several solvers to one problem, at the same budgets.
 
-    Attributes:
-        problem: what was solved.
-        solutions: name of a solver to its solutions, in the order of the budgets.
-        left_out: name of a solver that was not asked to the reason.
+    Attributes
+    ----------
+    problem
+        What was solved.
+    solutions
+        Name of a solver to its solutions, in the order of the budgets.
+    left_out
+        Name of a solver that was not asked to the reason.
     """
 
     problem: Problem
@@ -119,19 +123,29 @@ def compare(
 ) -> Comparison:
     """Asks every available solver that takes the problem, as ``cairn compare`` does.
 
-    Args:
-        problem: a Chain or a Graph.
-        budgets: how many, at most 1,000, evenly spaced from the least memory to what storing everything takes; or
-            which: bytes, text such as "8GiB", None for no limit.
-        only: names of solvers; None: all that take the problem, brute force where it is small enough.
-        machine: replaces the problem's.
-        progress: as in ``solve``.
-        options: those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. What is some
-            solvers' own goes to those.
+    Parameters
+    ----------
+    problem
+        A Chain or a Graph.
+    budgets
+        How many, at most 1,000, evenly spaced from the least memory to what storing everything takes; or
+        which: bytes, text such as "8GiB", None for no limit.
+    only
+        Names of solvers; None: all that take the problem, brute force where it is small enough.
+    machine
+        Replaces the problem's.
+    progress
+        As in ``solve``.
+    options
+        Those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. What is some
+        solvers' own goes to those.
 
-    Raises:
-        BadInput: no budgets, or too many, or one that is no size.
-        Unsupported: no solver takes an option for this problem.
+    Raises
+    ------
+    BadInput
+        No budgets, or too many, or one that is no size.
+    Unsupported
+        No solver takes an option for this problem.
     """
     for name in _MEANT.keys() & options:
         raise TypeError(f"compare has no option {name!r}; did you mean {_MEANT[name]!r}?")

@@ -59,8 +59,10 @@ class Document:
     def save(self, path: FilePath) -> None:
         """Writes it to a file: whole, to a temporary name beside it, then renamed.
 
-        Raises:
-            Io: the file cannot be written.
+        Raises
+        ------
+        Io
+            The file cannot be written.
         """
         file_write(path, self.to_json())
 

@@ -12,15 +12,24 @@ class Error(Exception):
 
     Positions and texts that do not apply are None.
 
-    Attributes:
-        code: name of the status in C and on the command line, such as ``"bad_input"``.
-        message: the reason, without the position.
-        line: 1-based line in the text that was read.
-        column: 1-based column in that line, in bytes.
-        offset: 0-based byte offset in that text.
-        index: what is at fault: a stage (1-based), or a node or an operation (0-based).
-        path: JSON path of the field at fault, such as ``"stages[3].options[0].saved_bytes"``.
-        file: the file that was read or written.
+    Attributes
+    ----------
+    code
+        Name of the status in C and on the command line, such as ``"bad_input"``.
+    message
+        The reason, without the position.
+    line
+        1-based line in the text that was read.
+    column
+        1-based column in that line, in bytes.
+    offset
+        0-based byte offset in that text.
+    index
+        What is at fault: a stage (1-based), or a node or an operation (0-based).
+    path
+        JSON path of the field at fault, such as ``"stages[3].options[0].saved_bytes"``.
+    file
+        The file that was read or written.
     """
 
     code = "error"
@@ -153,9 +162,12 @@ class Internal(Error, RuntimeError):
 class InvalidSchedule(Error, ValueError):
     """A schedule breaks a rule of the format or exceeds the budget.
 
-    Attributes:
-        violation: which rule, at which operation.
-        replay: what the simulator said (``replay.valid`` is False).
+    Attributes
+    ----------
+    violation
+        Which rule, at which operation.
+    replay
+        What the simulator said (``replay.valid`` is False).
     """
 
     code = "invalid_schedule"
@@ -171,8 +183,10 @@ class InvalidSchedule(Error, ValueError):
 class NoSchedule(Error):
     """There is no schedule to go on with.
 
-    Attributes:
-        solution: the answer without a schedule; None when the error did not come from one.
+    Attributes
+    ----------
+    solution
+        The answer without a schedule; None when the error did not come from one.
     """
 
     code = "unknown"
@@ -185,10 +199,14 @@ class NoSchedule(Error):
 class InfeasibleBudget(NoSchedule):
     """No schedule fits in the budget.
 
-    Attributes:
-        budget_bytes: the budget that was asked for.
-        least_bytes: the least budget that works; None when it is not known.
-        solution: the answer that said so; None when the error did not come from one.
+    Attributes
+    ----------
+    budget_bytes
+        The budget that was asked for.
+    least_bytes
+        The least budget that works; None when it is not known.
+    solution
+        The answer that said so; None when the error did not come from one.
     """
 
     code = "infeasible"

@@ -37,12 +37,18 @@ def _normalize(value: Any, **least: int | None) -> None:
 class Machine:
     """Host memory and the link to it, which offloading needs. Sizes and rates may be given as text, "12GB/s".
 
-    Attributes:
-        host_bytes: host memory that offloaded values may take, bytes.
-        to_host_bytes_per_s: bandwidth from device to host, bytes per second, at least 1.
-        to_device_bytes_per_s: bandwidth from host to device, bytes per second, at least 1.
-        shared_link: both directions share one lane.
-        latency_ns: what every transfer takes before its first byte, nanoseconds.
+    Attributes
+    ----------
+    host_bytes
+        Host memory that offloaded values may take, bytes.
+    to_host_bytes_per_s
+        Bandwidth from device to host, bytes per second, at least 1.
+    to_device_bytes_per_s
+        Bandwidth from host to device, bytes per second, at least 1.
+    shared_link
+        Both directions share one lane.
+    latency_ns
+        What every transfer takes before its first byte, nanoseconds.
     """
 
     host_bytes: int
@@ -93,13 +99,20 @@ def machine_of(pointer: Any) -> Machine | None:
 class Option:
     """One way to run a stage.
 
-    Attributes:
-        saved_bytes: all that the backward needs, bytes: the stage's output included, its input excluded.
-        forward_ns: time of the forward that saves it, nanoseconds.
-        backward_ns: time of the backward, nanoseconds.
-        forward_workspace_bytes: memory beyond the result while that forward runs, bytes; may be negative.
-        backward_workspace_bytes: the same of the backward.
-        name: for people.
+    Attributes
+    ----------
+    saved_bytes
+        All that the backward needs, bytes: the stage's output included, its input excluded.
+    forward_ns
+        Time of the forward that saves it, nanoseconds.
+    backward_ns
+        Time of the backward, nanoseconds.
+    forward_workspace_bytes
+        Memory beyond the result while that forward runs, bytes; may be negative.
+    backward_workspace_bytes
+        The same of the backward.
+    name
+        For people.
     """
 
     saved_bytes: int
@@ -141,15 +154,24 @@ class Stage:
     Give either ``options``, or the fields of its only option (``saved_bytes``, ``forward_ns``, ``backward_ns`` and the
     two workspaces); these are then named "keep". What is None takes the default of the file format.
 
-    Attributes:
-        output_bytes: the stage's output, bytes.
-        options: the ways to run it, at least one; option 0 is what storing everything uses.
-        name: for people.
-        grad_bytes: gradient of the output, bytes (default: ``output_bytes``).
-        weight_grad_bytes: gradients of the stage's parameters that its backward adds to what is resident, bytes.
-        no_recompute: the forward must run exactly once, and save.
-        forward_only_ns: time of a forward that saves nothing, nanoseconds (default: the first option's forward).
-        forward_only_workspace_bytes: workspace of that forward, bytes (default: the first option's).
+    Attributes
+    ----------
+    output_bytes
+        The stage's output, bytes.
+    options
+        The ways to run it, at least one; option 0 is what storing everything uses.
+    name
+        For people.
+    grad_bytes
+        Gradient of the output, bytes (default: ``output_bytes``).
+    weight_grad_bytes
+        Gradients of the stage's parameters that its backward adds to what is resident, bytes.
+    no_recompute
+        The forward must run exactly once, and save.
+    forward_only_ns
+        Time of a forward that saves nothing, nanoseconds (default: the first option's forward).
+    forward_only_workspace_bytes
+        Workspace of that forward, bytes (default: the first option's).
     """
 
     output_bytes: int
@@ -239,15 +261,24 @@ class Stage:
 class Node:
     """One operation of a graph.
 
-    Attributes:
-        cost_ns: time to compute it, nanoseconds.
-        bytes: size of its output, bytes; 0 for an alias.
-        deps: indices of the earlier nodes that it reads, each once.
-        name: for people.
-        workspace_bytes: memory beyond the result while it runs, bytes; may be negative.
-        alias_of: index of the earlier node whose storage this one shares; None for a storage of its own.
-        keep: an output of the whole computation, never lost.
-        no_recompute: computed exactly once.
+    Attributes
+    ----------
+    cost_ns
+        Time to compute it, nanoseconds.
+    bytes
+        Size of its output, bytes; 0 for an alias.
+    deps
+        Indices of the earlier nodes that it reads, each once.
+    name
+        For people.
+    workspace_bytes
+        Memory beyond the result while it runs, bytes; may be negative.
+    alias_of
+        Index of the earlier node whose storage this one shares; None for a storage of its own.
+    keep
+        An output of the whole computation, never lost.
+    no_recompute
+        Computed exactly once.
     """
 
     cost_ns: int
@@ -350,9 +381,12 @@ class Problem(Document):
 
         A problem that was measured at batch 32 is ``problem.scaled(48, 32)`` at batch 48.
 
-        Raises:
-            BadInput: the multiplier or the divisor is less than 1.
-            Overflow: a size or time passes 2^63 - 1.
+        Raises
+        ------
+        BadInput
+            The multiplier or the divisor is less than 1.
+        Overflow
+            A size or time passes 2^63 - 1.
         """
         parts = integer(multiplier, "multiplier"), integer(divisor, "divisor")
         pointer = ctypes.POINTER(_structs.Problem)()
@@ -370,11 +404,16 @@ class Problem(Document):
     def from_json(cls: type[P], text: str | bytes) -> P:
         """Reads a cairn-chain or cairn-graph file's text. ``Chain.from_json`` and ``Graph.from_json`` take only theirs.
 
-        Raises:
-            Parse: not JSON; the error has line and column.
-            BadInput: a field is missing, unknown or wrong; the error has its path.
-            Overflow: a sum of sizes or times passes 2^63 - 1.
-            TooLarge: a stated limit is exceeded.
+        Raises
+        ------
+        Parse
+            Not JSON; the error has line and column.
+        BadInput
+            A field is missing, unknown or wrong; the error has its path.
+        Overflow
+            A sum of sizes or times passes 2^63 - 1.
+        TooLarge
+            A stated limit is exceeded.
         """
         data = json_bytes(text)
         pointer = ctypes.POINTER(_structs.Problem)()
@@ -385,9 +424,12 @@ class Problem(Document):
     def load(cls: type[P], path: FilePath) -> P:
         """Reads a cairn-chain or cairn-graph file.
 
-        Raises:
-            OSError: the file cannot be read.
-            Error: as from_json, with the file in the error.
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        Error
+            As from_json, with the file in the error.
         """
         with naming(path):
             return cls.from_json(file_read(path))
@@ -396,18 +438,29 @@ class Problem(Document):
 class Chain(Problem):
     """A chain of stages: the forward runs stages 1 to n, the backward n to 1.
 
-    Args:
-        stages: the stages, in the order of the forward.
-        input_bytes: the chain's input, bytes; resident from the start to the end.
-        input_grad_bytes: gradient of the input, bytes (default: ``input_bytes``).
-        fixed_bytes: memory that is always resident and counts toward the budget, bytes.
-        machine: the link to host memory; None: no offloading.
-        name: for people.
-        provenance: JSON values saying where the problem comes from.
+    Parameters
+    ----------
+    stages
+        The stages, in the order of the forward.
+    input_bytes
+        The chain's input, bytes; resident from the start to the end.
+    input_grad_bytes
+        Gradient of the input, bytes (default: ``input_bytes``).
+    fixed_bytes
+        Memory that is always resident and counts toward the budget, bytes.
+    machine
+        The link to host memory; None: no offloading.
+    name
+        For people.
+    provenance
+        JSON values saying where the problem comes from.
 
-    Raises:
-        BadInput: a value breaks a rule; the error names stage and field.
-        Overflow: a sum of sizes or times passes 2^63 - 1.
+    Raises
+    ------
+    BadInput
+        A value breaks a rule; the error names stage and field.
+    Overflow
+        A sum of sizes or times passes 2^63 - 1.
     """
 
     __slots__ = ()
@@ -500,17 +553,27 @@ class Chain(Problem):
 class Graph(Problem):
     """A graph of operations, listed in the order in which they are first computed.
 
-    Args:
-        nodes: the operations; each depends on earlier ones only.
-        fixed_bytes: memory that is always resident and counts toward the budget, bytes.
-        backward_begins_at: how many nodes come before the backward; None when it is not known.
-        machine: the link to host memory; None: no offloading.
-        name: for people.
-        provenance: JSON values saying where the problem comes from.
+    Parameters
+    ----------
+    nodes
+        The operations; each depends on earlier ones only.
+    fixed_bytes
+        Memory that is always resident and counts toward the budget, bytes.
+    backward_begins_at
+        How many nodes come before the backward; None when it is not known.
+    machine
+        The link to host memory; None: no offloading.
+    name
+        For people.
+    provenance
+        JSON values saying where the problem comes from.
 
-    Raises:
-        BadInput: a value breaks a rule; the error names node and field.
-        Overflow: a sum of sizes or times passes 2^63 - 1.
+    Raises
+    ------
+    BadInput
+        A value breaks a rule; the error names node and field.
+    Overflow
+        A sum of sizes or times passes 2^63 - 1.
     """
 
     __slots__ = ()

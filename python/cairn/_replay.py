@@ -10,12 +10,18 @@ from typing import Any, NamedTuple
 class Violation:
     """The first rule that a schedule breaks.
 
-    Attributes:
-        code: which rule, such as ``"over_budget"``.
-        op: position of the operation at fault, from 0; None when no single one is.
-        message: a sentence.
-        needed_bytes: what an operation over the budget needs, bytes; else None.
-        free_bytes: what the budget leaves it, bytes; else None.
+    Attributes
+    ----------
+    code
+        Which rule, such as ``"over_budget"``.
+    op
+        Position of the operation at fault, from 0; None when no single one is.
+    message
+        A sentence.
+    needed_bytes
+        What an operation over the budget needs, bytes; else None.
+    free_bytes
+        What the budget leaves it, bytes; else None.
     """
 
     code: str
@@ -28,11 +34,16 @@ class Violation:
 class Span(NamedTuple):
     """When an operation occupied its lane.
 
-    Attributes:
-        op: position in the list, from 0.
-        lane: "compute", "to_host" or "to_device".
-        start_ns: nanoseconds from the start of the step.
-        end_ns: nanoseconds from the start of the step.
+    Attributes
+    ----------
+    op
+        Position in the list, from 0.
+    lane
+        "compute", "to_host" or "to_device".
+    start_ns
+        Nanoseconds from the start of the step.
+    end_ns
+        Nanoseconds from the start of the step.
     """
 
     op: int
@@ -44,10 +55,14 @@ class Span(NamedTuple):
 class MemoryPoint(NamedTuple):
     """Memory in use from a time on.
 
-    Attributes:
-        time_ns: nanoseconds from the start of the step.
-        device_bytes: bytes on the device, fixed ones included.
-        host_bytes: bytes on the host.
+    Attributes
+    ----------
+    time_ns
+        Nanoseconds from the start of the step.
+    device_bytes
+        Bytes on the device, fixed ones included.
+    host_bytes
+        Bytes on the host.
     """
 
     time_ns: int
@@ -59,17 +74,28 @@ class MemoryPoint(NamedTuple):
 class Replay:
     """What the simulator found. When the schedule is not valid, the numbers are None.
 
-    Attributes:
-        valid: no rule is broken, and the budget holds.
-        makespan_ns: end of the last operation, nanoseconds.
-        peak_bytes: largest device memory at any time, bytes.
-        host_peak_bytes: largest host memory at any time, bytes.
-        compute_ns: time of all computations, nanoseconds.
-        recompute_ns: of those that are not the first of their stage or node, nanoseconds.
-        stall_ns: makespan less all compute time, nanoseconds.
-        violation: the first rule that is broken; None when valid.
-        timeline: computations and transfers in list order, if asked for.
-        memory: device and host memory over time, if asked for.
+    Attributes
+    ----------
+    valid
+        No rule is broken, and the budget holds.
+    makespan_ns
+        End of the last operation, nanoseconds.
+    peak_bytes
+        Largest device memory at any time, bytes.
+    host_peak_bytes
+        Largest host memory at any time, bytes.
+    compute_ns
+        Time of all computations, nanoseconds.
+    recompute_ns
+        Of those that are not the first of their stage or node, nanoseconds.
+    stall_ns
+        Makespan less all compute time, nanoseconds.
+    violation
+        The first rule that is broken; None when valid.
+    timeline
+        Computations and transfers in list order, if asked for.
+    memory
+        Device and host memory over time, if asked for.
     """
 
     valid: bool

@@ -147,8 +147,10 @@ class Schedule(Document):
         beside them and checked by ``verify``: budget and peak in bytes, times in nanoseconds. A machine replaces the
         problem's.
 
-        Raises:
-            BadInput: an operation is malformed or out of range; ``index`` of the error is its position.
+        Raises
+        ------
+        BadInput
+            An operation is malformed or out of range; ``index`` of the error is its position.
         """
         info = _structs.ScheduleInfo(
             solver=None if solver is None else encoded(solver, "solver"),
@@ -254,9 +256,12 @@ class Schedule(Document):
     def from_json(cls, problem: Problem, text: str | bytes) -> Schedule:
         """Reads a cairn-schedule file's text.
 
-        Raises:
-            Mismatch: it names another problem's hash.
-            Parse, BadInput, TooLarge: the text is not a schedule; the error says where.
+        Raises
+        ------
+        Mismatch
+            It names another problem's hash.
+        Parse, BadInput, TooLarge
+            The text is not a schedule; the error says where.
         """
         data = json_bytes(text)
         pointer = ctypes.POINTER(_structs.Schedule)()
@@ -267,9 +272,12 @@ class Schedule(Document):
     def load(cls, problem: Problem, path: FilePath) -> Schedule:
         """Reads a cairn-schedule file.
 
-        Raises:
-            OSError: the file cannot be read.
-            Error: as from_json, with the file in the error.
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        Error
+            As from_json, with the file in the error.
         """
         with naming(path):
             return cls.from_json(problem, file_read(path))
@@ -308,14 +316,21 @@ def _replay_of(
 def simulate(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED, *, timeline: bool = False) -> Replay:
     """Replays a schedule and says what it takes. A broken rule is a result: ``replay.valid`` is False.
 
-    Args:
-        problem: the problem that the schedule was made for.
-        schedule: what to replay.
-        budget: device memory, bytes or text; None for no limit; by default the one that the schedule records.
-        timeline: also collect ``replay.timeline`` and ``replay.memory``.
+    Parameters
+    ----------
+    problem
+        The problem that the schedule was made for.
+    schedule
+        What to replay.
+    budget
+        Device memory, bytes or text; None for no limit; by default the one that the schedule records.
+    timeline
+        Also collect ``replay.timeline`` and ``replay.memory``.
 
-    Raises:
-        Mismatch: the schedule was made for another problem.
+    Raises
+    ------
+    Mismatch
+        The schedule was made for another problem.
     """
     limit = budget_bytes(budget)
     replay = _structs.Replay()
@@ -358,11 +373,16 @@ def simulate(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED
 class Verified:
     """A schedule that the simulator accepted for its problem and budget: what executors take. Made by ``verify`` only.
 
-    Attributes:
-        problem: the problem.
-        schedule: the schedule.
-        replay: what the simulator found.
-        budget_bytes: the budget that it was verified under, bytes; None for none.
+    Attributes
+    ----------
+    problem
+        The problem.
+    schedule
+        The schedule.
+    replay
+        What the simulator found.
+    budget_bytes
+        The budget that it was verified under, bytes; None for none.
     """
 
     __slots__ = ("__weakref__", "_handle", "budget_bytes", "problem", "replay", "schedule")
@@ -399,14 +419,21 @@ class Verified:
 def verify(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -> Verified:
     """Replays a schedule and compares makespan and peak with the recorded ones.
 
-    Args:
-        problem: the problem that the schedule was made for.
-        schedule: what to judge.
-        budget: device memory, bytes or text; None for no limit; by default the one that the schedule records.
+    Parameters
+    ----------
+    problem
+        The problem that the schedule was made for.
+    schedule
+        What to judge.
+    budget
+        Device memory, bytes or text; None for no limit; by default the one that the schedule records.
 
-    Raises:
-        InvalidSchedule: a rule is broken, or the budget does not hold; ``violation`` of the error says which and where.
-        Mismatch: the schedule was made for another problem.
+    Raises
+    ------
+    InvalidSchedule
+        A rule is broken, or the budget does not hold; ``violation`` of the error says which and where.
+    Mismatch
+        The schedule was made for another problem.
     """
     limit = budget_bytes(budget)
     replay = _structs.Replay()
@@ -451,9 +478,12 @@ def reported(function: Any, *arguments: Any) -> str:
 def trace(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -> str:
     """A timeline as JSON that https://ui.perfetto.dev opens: three lanes, device and host memory.
 
-    Raises:
-        InvalidSchedule: there is no timeline of a schedule that is not valid.
-        Mismatch: the schedule was made for another problem.
+    Raises
+    ------
+    InvalidSchedule
+        There is no timeline of a schedule that is not valid.
+    Mismatch
+        The schedule was made for another problem.
     """
     replay = simulate(problem, schedule, budget)
     if replay.violation is not None:

@@ -37,32 +37,58 @@ class Outcome(str, enum.Enum):
 class Solution:
     """What a solver answered. Fields are those of ``cairn solve --json``, and two more; None where one does not apply.
 
-    Attributes:
-        outcome: what was found.
-        solver: the solver that gave the answer (``auto`` names whom it chose).
-        budget_bytes: the budget, bytes; None for none.
-        makespan_ns: time of the step, nanoseconds, from the simulator.
-        peak_bytes: largest device memory, bytes, from the simulator.
-        host_peak_bytes: largest host memory, bytes, from the simulator.
-        lower_bound_ns: no schedule of the problem within the budget is faster, nanoseconds.
-        gap: (makespan - bound) / makespan.
-        least_bytes: least budget at which this solver succeeds, bytes.
-        least_is_exact: no schedule at all needs less.
-        least_lower_bytes: proved lower bound on what any schedule needs, bytes.
-        store_all_bytes: peak of storing everything, bytes.
-        store_all_ns: makespan of storing everything, nanoseconds.
-        reason: why this solver, or why there is no answer.
-        optimal_in: class of schedules in which the answer is proved optimal, such as "persistent".
-        recompute_ns: time of the forwards that are not the first of their stage or node, nanoseconds.
-        stall_ns: makespan less all compute time, nanoseconds.
-        solve_ns: what the call took, nanoseconds; of several budgets, the first counts for all that they share.
-        solver_peak_bytes: memory that the solver took, bytes.
-        checkpoints: indices of the layers that a selection solver keeps.
-        objective_bytes: what a selection solver minimized, bytes.
-        iterations: of a search that work limits, so many at most.
-        stopped_early: ended by the time limit or by the progress callback, with the best answer so far.
-        problem: what was solved.
-        schedule: the answer's schedule; None when the outcome is infeasible or unknown.
+    Attributes
+    ----------
+    outcome
+        What was found.
+    solver
+        The solver that gave the answer (``auto`` names whom it chose).
+    budget_bytes
+        The budget, bytes; None for none.
+    makespan_ns
+        Time of the step, nanoseconds, from the simulator.
+    peak_bytes
+        Largest device memory, bytes, from the simulator.
+    host_peak_bytes
+        Largest host memory, bytes, from the simulator.
+    lower_bound_ns
+        No schedule of the problem within the budget is faster, nanoseconds.
+    gap
+        (makespan - bound) / makespan.
+    least_bytes
+        Least budget at which this solver succeeds, bytes.
+    least_is_exact
+        No schedule at all needs less.
+    least_lower_bytes
+        Proved lower bound on what any schedule needs, bytes.
+    store_all_bytes
+        Peak of storing everything, bytes.
+    store_all_ns
+        Makespan of storing everything, nanoseconds.
+    reason
+        Why this solver, or why there is no answer.
+    optimal_in
+        Class of schedules in which the answer is proved optimal, such as "persistent".
+    recompute_ns
+        Time of the forwards that are not the first of their stage or node, nanoseconds.
+    stall_ns
+        Makespan less all compute time, nanoseconds.
+    solve_ns
+        What the call took, nanoseconds; of several budgets, the first counts for all that they share.
+    solver_peak_bytes
+        Memory that the solver took, bytes.
+    checkpoints
+        Indices of the layers that a selection solver keeps.
+    objective_bytes
+        What a selection solver minimized, bytes.
+    iterations
+        Of a search that work limits, so many at most.
+    stopped_early
+        Ended by the time limit or by the progress callback, with the best answer so far.
+    problem
+        What was solved.
+    schedule
+        The answer's schedule; None when the outcome is infeasible or unknown.
     """
 
     outcome: Outcome
@@ -99,9 +125,12 @@ class Solution:
     def require(self) -> Schedule:
         """The schedule, or an error that says what would do.
 
-        Raises:
-            InfeasibleBudget: nothing fits in the budget; ``least_bytes`` of the error is the least that works.
-            NoSchedule: the search was stopped before anything was found, or the solver makes no schedules.
+        Raises
+        ------
+        InfeasibleBudget
+            Nothing fits in the budget; ``least_bytes`` of the error is the least that works.
+        NoSchedule
+            The search was stopped before anything was found, or the solver makes no schedules.
         """
         if self.schedule is not None:
             return self.schedule
@@ -289,14 +318,22 @@ _TYPE_NAMES = ("size", "rate", "duration", "count", "choice", "text", "flag")
 class OptionInfo:
     """An option of ``solve``.
 
-    Attributes:
-        name: as a keyword argument, such as "time_limit".
-        type: "size" (bytes), "rate" (bytes per second), "duration" (nanoseconds), "count", "choice", "text" or "flag".
-        min: least number, inclusive.
-        max: largest number, inclusive.
-        choices: of a "choice".
-        fallback: what holds when it is not set, in words.
-        help: one line.
+    Attributes
+    ----------
+    name
+        As a keyword argument, such as "time_limit".
+    type
+        "size" (bytes), "rate" (bytes per second), "duration" (nanoseconds), "count", "choice", "text" or "flag".
+    min
+        Least number, inclusive.
+    max
+        Largest number, inclusive.
+    choices
+        Of a "choice".
+    fallback
+        What holds when it is not set, in words.
+    help
+        One line.
     """
 
     name: str
@@ -347,19 +384,32 @@ def _no_such_option(name: str) -> str:
 class SolverInfo:
     """A solver, as ``cairn solvers`` lists it.
 
-    Attributes:
-        name: what ``solve(solver=...)`` takes.
-        takes_chains: whether it takes chains.
-        takes_graphs: whether it takes graphs.
-        needs_machine: only problems with a machine.
-        minimizes_memory: takes part in ``minimize="memory"``, not in ``minimize="time"``.
-        exhaustive: brute force, for tiny problems only.
-        available: built in, and found at run time.
-        optimal_in: class of schedules in which its answer is optimal; None for none, "all" for everything.
-        summary: what it does, one line.
-        source: authors, year, section; None where it has none.
-        cost: time and memory, in words.
-        options: names of those that are its own; ``auto`` has those of all.
+    Attributes
+    ----------
+    name
+        What ``solve(solver=...)`` takes.
+    takes_chains
+        Whether it takes chains.
+    takes_graphs
+        Whether it takes graphs.
+    needs_machine
+        Only problems with a machine.
+    minimizes_memory
+        Takes part in ``minimize="memory"``, not in ``minimize="time"``.
+    exhaustive
+        Brute force, for tiny problems only.
+    available
+        Built in, and found at run time.
+    optimal_in
+        Class of schedules in which its answer is optimal; None for none, "all" for everything.
+    summary
+        What it does, one line.
+    source
+        Authors, year, section; None where it has none.
+    cost
+        Time and memory, in words.
+    options
+        Names of those that are its own; ``auto`` has those of all.
     """
 
     name: str
@@ -417,10 +467,14 @@ def check_solver(name: str) -> None:
 class Acceptance:
     """Whether a solver takes a problem. True or False as a condition.
 
-    Attributes:
-        accepted: it does.
-        code: "unsupported" or "unavailable" where it does not.
-        reason: a sentence where it does not.
+    Attributes
+    ----------
+    accepted
+        It does.
+    code
+        "unsupported" or "unavailable" where it does not.
+    reason
+        A sentence where it does not.
     """
 
     accepted: bool
@@ -436,8 +490,10 @@ def solver_accepts(
 ) -> Acceptance:
     """Whether a solver takes this problem with these options (those of ``solve``), and if not, why.
 
-    Raises:
-        BadInput: there is no such solver or option.
+    Raises
+    ------
+    BadInput
+        There is no such solver or option.
     """
     check_solver(solver)
     chosen = _OptionSet()
@@ -485,21 +541,34 @@ def solve(
     The interpreter lock is released meanwhile, and Ctrl-C stops it: the KeyboardInterrupt then carries the best answer
     so far as ``solution`` (None where there is none).
 
-    Args:
-        problem: a Chain or a Graph.
-        budget: device memory, bytes or text such as "8GiB", fixed bytes and the input included; None for no limit.
-        solver: a name of ``solvers()``.
-        machine: replaces the problem's; the schedule then records it.
-        progress: called now and then from the calling thread. What it raises comes out here; a true result stops the
-            search with the best answer so far.
-        options: those of ``options()``, such as ``slots=1000``, ``time_limit="2s"``, ``minimize="memory"``.
+    Parameters
+    ----------
+    problem
+        A Chain or a Graph.
+    budget
+        Device memory, bytes or text such as "8GiB", fixed bytes and the input included; None for no limit.
+    solver
+        A name of ``solvers()``.
+    machine
+        Replaces the problem's; the schedule then records it.
+    progress
+        Called now and then from the calling thread. What it raises comes out here; a true result stops the
+        search with the best answer so far.
+    options
+        Those of ``options()``, such as ``slots=1000``, ``time_limit="2s"``, ``minimize="memory"``.
 
-    Raises:
-        BadInput: a budget or an option is not valid.
-        Unsupported: the solver cannot handle this problem, or does not take an option.
-        Unavailable: the solver was not built in.
-        MemoryLimit: the solver would need more memory than it may use.
-        Cancelled: stopped before anything was found.
+    Raises
+    ------
+    BadInput
+        A budget or an option is not valid.
+    Unsupported
+        The solver cannot handle this problem, or does not take an option.
+    Unavailable
+        The solver was not built in.
+    MemoryLimit
+        The solver would need more memory than it may use.
+    Cancelled
+        Stopped before anything was found.
     """
     chosen = _chosen(solver, machine, options)
     if budget is not None or options.get("minimize") != "memory":
@@ -559,12 +628,18 @@ def _solved(
 class Limits:
     """Least memory, and what storing everything takes.
 
-    Attributes:
-        least_bytes: least budget at which the solver succeeds, bytes; None: at none.
-        least_is_exact: no schedule at all needs less.
-        least_lower_bytes: proved lower bound on what any schedule needs, bytes.
-        store_all_bytes: peak of storing everything, bytes.
-        store_all_ns: makespan of storing everything, nanoseconds.
+    Attributes
+    ----------
+    least_bytes
+        Least budget at which the solver succeeds, bytes; None: at none.
+    least_is_exact
+        No schedule at all needs less.
+    least_lower_bytes
+        Proved lower bound on what any schedule needs, bytes.
+    store_all_bytes
+        Peak of storing everything, bytes.
+    store_all_ns
+        Makespan of storing everything, nanoseconds.
     """
 
     least_bytes: int | None
@@ -604,10 +679,14 @@ def limits(
 class Bound:
     """A proved lower bound.
 
-    Attributes:
-        lower_bound_ns: no schedule within the budget has a smaller makespan, nanoseconds; None: nothing is proved.
-        method: how it was proved.
-        least_lower_bytes: every schedule needs at least this; more than the budget: there is none within it.
+    Attributes
+    ----------
+    lower_bound_ns
+        No schedule within the budget has a smaller makespan, nanoseconds; None: nothing is proved.
+    method
+        How it was proved.
+    least_lower_bytes
+        Every schedule needs at least this; more than the budget: there is none within it.
     """
 
     lower_bound_ns: int | None
@@ -637,16 +716,26 @@ def bound(
 class MaxBatch:
     """The largest batch, and what is proved about larger ones.
 
-    Attributes:
-        batch: the largest for which a schedule was found; None: not even 1.
-        refuted_batch: neither this batch nor any larger one is possible; None: nothing is proved.
-        budget_bytes: the budget, bytes.
-        makespan_ns: of the schedule for ``batch``, nanoseconds.
-        peak_bytes: its peak, bytes.
-        recompute_ns: time that it spends on recomputation, nanoseconds.
-        forward_ns: one forward at ``batch``, which ``recompute_ns`` does not exceed, nanoseconds.
-        solver: whose schedule it is.
-        stopped_early: by the time limit or the progress callback: the largest so far.
+    Attributes
+    ----------
+    batch
+        The largest for which a schedule was found; None: not even 1.
+    refuted_batch
+        Neither this batch nor any larger one is possible; None: nothing is proved.
+    budget_bytes
+        The budget, bytes.
+    makespan_ns
+        Of the schedule for ``batch``, nanoseconds.
+    peak_bytes
+        Its peak, bytes.
+    recompute_ns
+        Time that it spends on recomputation, nanoseconds.
+    forward_ns
+        One forward at ``batch``, which ``recompute_ns`` does not exceed, nanoseconds.
+    solver
+        Whose schedule it is.
+    stopped_early
+        By the time limit or the progress callback: the largest so far.
     """
 
     batch: int | None
@@ -677,20 +766,32 @@ def max_batch(
 ) -> MaxBatch:
     """Finds the largest batch that fits a budget when recomputation may take as long as one forward.
 
-    Args:
-        problem: a Chain, or a Graph with ``backward_begins_at``, measured at a batch.
-        budget: device memory, bytes or text such as "16GB".
-        batch: the batch at which the problem was measured. At others, sizes and times are as many times larger, fixed
-            bytes are not (``Problem.scaled``).
-        solver: whose schedules count.
-        machine: replaces the problem's.
-        progress: as in ``solve``; a true result ends the search with the largest batch so far.
-        options: those of ``options()``; ``time_limit`` holds for the whole search.
+    Parameters
+    ----------
+    problem
+        A Chain, or a Graph with ``backward_begins_at``, measured at a batch.
+    budget
+        Device memory, bytes or text such as "16GB".
+    batch
+        The batch at which the problem was measured. At others, sizes and times are as many times larger, fixed
+        bytes are not (``Problem.scaled``).
+    solver
+        Whose schedules count.
+    machine
+        Replaces the problem's.
+    progress
+        As in ``solve``; a true result ends the search with the largest batch so far.
+    options
+        Those of ``options()``; ``time_limit`` holds for the whole search.
 
-    Raises:
-        BadInput: no budget, or a graph that does not say where its backward begins.
-        Overflow: there is no largest batch.
-        Cancelled: stopped before anything was found.
+    Raises
+    ------
+    BadInput
+        No budget, or a graph that does not say where its backward begins.
+    Overflow
+        There is no largest batch.
+    Cancelled
+        Stopped before anything was found.
     """
     chosen = _chosen(solver, machine, options)
     chosen.set_budget(budget)

@@ -94,9 +94,12 @@ def size_bytes(size: Any, field: str) -> int:
 def parse_size(size: Size) -> int:
     """Bytes of "8GiB", "1.5GB", "12000" or an int. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB of 1024.
 
-    Raises:
-        BadInput: not a size, or negative.
-        TypeError: neither text nor an integer.
+    Raises
+    ------
+    BadInput
+        Not a size, or negative.
+    TypeError
+        Neither text nor an integer.
     """
     return size_bytes(size, "size")
 

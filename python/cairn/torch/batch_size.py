@@ -44,12 +44,18 @@ BUDGET, EXTRA_TIME = "budget", "extra_time"
 class MaxBatch:
     """What `max_batch` found. Sizes in bytes.
 
-    Attributes:
-        batch: the largest size at `dim`.
-        dim: the dimension that was resized: 0 for the batch.
-        plan: the plan of its step, for `apply`.
-        measured_peak_bytes: the peak of a step with this plan, measured.
-        limit: what refuses a larger one: "budget" or "extra_time".
+    Attributes
+    ----------
+    batch
+        The largest size at `dim`.
+    dim
+        The dimension that was resized: 0 for the batch.
+    plan
+        The plan of its step, for `apply`.
+    measured_peak_bytes
+        The peak of a step with this plan, measured.
+    limit
+        What refuses a larger one: "budget" or "extra_time".
     """
 
     batch: int

@@ -28,8 +28,10 @@ from .tracing.surroundings import Surroundings
 class Traced:
     """A training step as a graph; made by `trace`.
 
-    Attributes:
-        graph: the problem: a node for each operation, in the order of the step.
+    Attributes
+    ----------
+    graph
+        The problem: a node for each operation, in the order of the step.
     """
 
     def __init__(self, graph: cairn.Graph, program: Program, surroundings: Surroundings, device: torch.device) -> None:
@@ -58,9 +60,11 @@ class Traced:
         args, kwargs: other inputs of the same shapes; those that were traced if neither is given.
         measure: also measure the peak of memory.
 
-        Raises:
-            PlanMismatch: the schedule was verified for another graph, or shapes, inputs or parameters are not those
-                that were traced.
+        Raises
+        ------
+        PlanMismatch
+            The schedule was verified for another graph, or shapes, inputs or parameters are not those
+            that were traced.
         """
         ops = self._program.store_all() if verified is None else self._ops(verified)
         externals = [outside.tensor for outside in self._program.externals]
@@ -125,9 +129,12 @@ def trace(
     The step runs once as ever and is recorded; then what was recorded runs again, its results are compared with the
     step's bit for bit, and its operations are measured. This takes the memory of plain training.
 
-    Raises:
-        Unsupported: the step does something that one graph cannot stand for; the message names the operation.
-        PlanMismatch: `times_of` was traced from another step.
+    Raises
+    ------
+    Unsupported
+        The step does something that one graph cannot stand for; the message names the operation.
+    PlanMismatch
+        `times_of` was traced from another step.
     """
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")

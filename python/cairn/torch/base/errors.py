@@ -36,14 +36,21 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
     """No plan fits in the budget. It is a torch.OutOfMemoryError as well, so that those who look for the largest batch
     that does not raise one (accelerate's find_executable_batch_size, for example) go on with a smaller one.
 
-    Attributes:
-        budget_bytes: the budget that was asked for.
-        least_bytes: the least budget that works, the reserve included; more than that for a step of other shapes that
-            is only estimated, which the text says.
-        reserve_bytes: what of it a plan leaves free.
-        composition: what makes up the peak at the least budget, bytes by name.
-        peak_at: when that peak is.
-        blocking: what the first operation does that does not fit in the budget that was asked for.
+    Attributes
+    ----------
+    budget_bytes
+        The budget that was asked for.
+    least_bytes
+        The least budget that works, the reserve included; more than that for a step of other shapes that
+        is only estimated, which the text says.
+    reserve_bytes
+        What of it a plan leaves free.
+    composition
+        What makes up the peak at the least budget, bytes by name.
+    peak_at
+        When that peak is.
+    blocking
+        What the first operation does that does not fit in the budget that was asked for.
     """
 
     reserve_bytes: int
@@ -112,8 +119,10 @@ class RecomputationError(TorchError, RuntimeError):
     """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice. A
     RuntimeError, as what autograd raises where saved tensors were changed.
 
-    Attributes:
-        difference: what the block does differently when it is recomputed; empty where it was not recomputed.
+    Attributes
+    ----------
+    difference
+        What the block does differently when it is recomputed; empty where it was not recomputed.
     """
 
     difference = ""
@@ -136,9 +145,12 @@ class TierUnavailable(TorchError, cairn.Io):
 class TransferFailed(TorchError, cairn.Io):
     """A copy to or from the slower memory failed, or was cancelled after one that did. The next step is sound.
 
-    Attributes:
-        what: what was being copied.
-        nbytes: how much of it.
+    Attributes
+    ----------
+    what
+        What was being copied.
+    nbytes
+        How much of it.
     """
 
     what: Any

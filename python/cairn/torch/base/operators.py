@@ -88,13 +88,20 @@ def _is_on_cuda(tensor: torch.Tensor) -> bool:
 class Facts:
     """What one operator does.
 
-    Attributes:
-        name: as in torch, "aten::add_".
-        written: the arguments that it writes, by position or by keyword.
-        is_collective: it talks to other processes.
-        is_literal: it makes a tensor of numbers in the program text.
-        overwrites: it does not read what it writes into.
-        changes_view: what it writes is a tensor's shape and strides, not its contents.
+    Attributes
+    ----------
+    name
+        As in torch, "aten::add_".
+    written
+        The arguments that it writes, by position or by keyword.
+    is_collective
+        It talks to other processes.
+    is_literal
+        It makes a tensor of numbers in the program text.
+    overwrites
+        It does not read what it writes into.
+    changes_view
+        What it writes is a tensor's shape and strides, not its contents.
     """
 
     name: str

@@ -25,11 +25,16 @@ ORIGIN = "cairn_origin"
 class Emitted:
     """A joint graph in a schedule's order.
 
-    Attributes:
-        module: the graph.
-        saved: nodes of the forward, and inputs, that the backward reads.
-        sizes: symbolic sizes that it reads.
-        recomputed: how many calls the backward repeats.
+    Attributes
+    ----------
+    module
+        The graph.
+    saved
+        Nodes of the forward, and inputs, that the backward reads.
+    sizes
+        Symbolic sizes that it reads.
+    recomputed
+        How many calls the backward repeats.
     """
 
     module: fx.GraphModule

@@ -26,16 +26,24 @@ from ..base.errors import Unsupported
 class Result:
     """One storage that one call makes.
 
-    Attributes:
-        node: the node whose value has the storage: the call itself, or a member of its tuple. None for the end of the
-            forward, where its outputs are handed over.
-        call: the operator's call; a placeholder for a tangent.
-        nbytes: size of the storage, bytes.
-        deps: indices of the results that the call reads, through views too, ascending.
-        alias_of: index of the result whose storage an operator with effects returns again; None for a new storage.
-        is_backward: computed behind the forward.
-        once: computed exactly once: random numbers, collectives, effects, and what depends on a buffer that the step
-            writes.
+    Attributes
+    ----------
+    node
+        The node whose value has the storage: the call itself, or a member of its tuple. None for the end of the
+        forward, where its outputs are handed over.
+    call
+        The operator's call; a placeholder for a tangent.
+    nbytes
+        Size of the storage, bytes.
+    deps
+        Indices of the results that the call reads, through views too, ascending.
+    alias_of
+        Index of the result whose storage an operator with effects returns again; None for a new storage.
+    is_backward
+        Computed behind the forward.
+    once
+        Computed exactly once: random numbers, collectives, effects, and what depends on a buffer that the step
+        writes.
     """
 
     node: fx.Node | None
@@ -51,15 +59,23 @@ class Result:
 class JointGraph:
     """A training step: what its results are, in the order in which they are first computed.
 
-    Attributes:
-        module: the joint graph.
-        results: the storages; those of the forward, the end of the forward, the tangents, then the backward's.
-        end_of_forward: index of the result that stands for the end of the forward.
-        base: for each node with a tensor, the index of its result; absent where the storage is a placeholder's or a
-            constant's, which are always there.
-        outputs: the forward's outputs. grads: the backward's. None where there is none.
-        values: the fake tensor, or the size, of each node.
-        written: the inputs whose contents the step replaces.
+    Attributes
+    ----------
+    module
+        The joint graph.
+    results
+        The storages; those of the forward, the end of the forward, the tangents, then the backward's.
+    end_of_forward
+        Index of the result that stands for the end of the forward.
+    base
+        For each node with a tensor, the index of its result; absent where the storage is a placeholder's or a
+        constant's, which are always there.
+    outputs
+        The forward's outputs. grads: the backward's. None where there is none.
+    values
+        The fake tensor, or the size, of each node.
+    written
+        The inputs whose contents the step replaces.
     """
 
     module: fx.GraphModule

@@ -24,10 +24,14 @@ class Costs:
 class Surroundings:
     """What a step has around its graph. Sizes in bytes.
 
-    Attributes:
-        fixed_bytes: resident all along: parameters, buffers, gradients that are there, optimizer state, inputs.
-        holds_output: the training loop holds the forward's outputs during the backward.
-        loss_ns, loss_workspace_bytes: of a loss outside the graph, forward and backward.
+    Attributes
+    ----------
+    fixed_bytes
+        Resident all along: parameters, buffers, gradients that are there, optimizer state, inputs.
+    holds_output
+        The training loop holds the forward's outputs during the backward.
+    loss_ns, loss_workspace_bytes
+        Of a loss outside the graph, forward and backward.
     """
 
     fixed_bytes: int = 0

@@ -24,14 +24,22 @@ OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_
 class Request:
     """Settings of one compilation.
 
-    Attributes:
-        budget: bytes, a size, or a cairn.Budget.
-        solver, time_limit: the solver, which is called up to three times, and how long it may take in all.
-        optimizer_peak_bytes: of the optimizer's step, everything resident included, where that is known.
-        optimizer_step_bytes: what that step takes beside parameters, gradients and state; None without an optimizer.
-        resident: what is on the device all along beside the graph's inputs, bytes by name.
-        plan: one that was made before, instead of a budget; nothing is solved then.
-        correction_bytes: by how much a measured step passed its prediction; it is left free.
+    Attributes
+    ----------
+    budget
+        Bytes, a size, or a cairn.Budget.
+    solver, time_limit
+        The solver, which is called up to three times, and how long it may take in all.
+    optimizer_peak_bytes
+        Of the optimizer's step, everything resident included, where that is known.
+    optimizer_step_bytes
+        What that step takes beside parameters, gradients and state; None without an optimizer.
+    resident
+        What is on the device all along beside the graph's inputs, bytes by name.
+    plan
+        One that was made before, instead of a budget; nothing is solved then.
+    correction_bytes
+        By how much a measured step passed its prediction; it is left free.
     """
 
     budget: Any = "auto"

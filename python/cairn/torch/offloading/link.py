@@ -27,13 +27,19 @@ _WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some h
 class Link:
     """The way between a device and a tier, as measured.
 
-    Attributes:
-        to_host_bytes_per_s: rate of copies out.
-        to_device_bytes_per_s: rate of copies in, the pages of new tensors included.
-        latency_ns: what a copy of no size takes.
-        is_shared: copies out and in take from each other: true of the CPU, where both go through its memory.
-        slowdown: by how much longer computing takes while something is copied: on the CPU copies take a core, or a
-            part of its memory's speed; 1.0 is twice as long. A machine file cannot say it; the times of plans do.
+    Attributes
+    ----------
+    to_host_bytes_per_s
+        Rate of copies out.
+    to_device_bytes_per_s
+        Rate of copies in, the pages of new tensors included.
+    latency_ns
+        What a copy of no size takes.
+    is_shared
+        Copies out and in take from each other: true of the CPU, where both go through its memory.
+    slowdown
+        By how much longer computing takes while something is copied: on the CPU copies take a core, or a
+        part of its memory's speed; 1.0 is twice as long. A machine file cannot say it; the times of plans do.
     """
 
     to_host_bytes_per_s: int

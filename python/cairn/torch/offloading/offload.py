@@ -162,20 +162,30 @@ def offload(
 
     Results are bit for bit those without. Make it once and enter it in every step: it keeps its slower memory.
 
-    Args:
-        left_alone: the model, whose parameters and buffers stay where they are, and other tensors that are in memory
-            anyway: inputs, targets. (Of a leaf that requires gradients it is known without.)
-        tier: "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is
-            other memory.
-        host_budget: the most slower memory that is used; what does not fit there stays. None: what there is.
-        min_bytes: storages smaller than this stay.
-        resident_bytes: how much of what is moved may be in fast memory at a time, on its way out or fetched ahead.
-            None: 64 MiB, or twice the largest storage if that is more.
-        streams: 2: copies out and back go on at the same time; 1: they take turns.
+    Parameters
+    ----------
+    left_alone
+        The model, whose parameters and buffers stay where they are, and other tensors that are in memory
+        anyway: inputs, targets. (Of a leaf that requires gradients it is known without.)
+    tier
+        "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is
+        other memory.
+    host_budget
+        The most slower memory that is used; what does not fit there stays. None: what there is.
+    min_bytes
+        Storages smaller than this stay.
+    resident_bytes
+        How much of what is moved may be in fast memory at a time, on its way out or fetched ahead.
+        None: 64 MiB, or twice the largest storage if that is more.
+    streams
+        2: copies out and back go on at the same time; 1: they take turns.
 
-    Raises:
-        TierUnavailable: no slower memory of that kind can be had; also in the forward, when more of it is needed.
-        TransferFailed: in the forward or the backward, when a copy failed. The next step is sound.
+    Raises
+    ------
+    TierUnavailable
+        No slower memory of that kind can be had; also in the forward, when more of it is needed.
+    TransferFailed
+        In the forward or the backward, when a copy failed. The next step is sound.
     """
     return Offload(
         left_alone,

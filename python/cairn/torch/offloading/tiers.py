@@ -267,11 +267,16 @@ def open_tier(
 ) -> Tier:
     """The slower memory for values of a device.
 
-    Args:
-        where: "host", or "file:PATH": a file beside that path (in it, if it is a folder).
-        capacity_bytes: how much of it; 0 for a tier that grows later.
-        device: whose values it takes; for a CUDA device host memory is pinned.
-        host_budget: the most that it may have, also when it grows; bytes or a size such as "8GiB". None: what there is.
+    Parameters
+    ----------
+    where
+        "host", or "file:PATH": a file beside that path (in it, if it is a folder).
+    capacity_bytes
+        How much of it; 0 for a tier that grows later.
+    device
+        Whose values it takes; for a CUDA device host memory is pinned.
+    host_budget
+        The most that it may have, also when it grows; bytes or a size such as "8GiB". None: what there is.
 
     Raises TierUnavailable if there is not as much.
     """

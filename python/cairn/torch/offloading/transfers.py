@@ -247,9 +247,12 @@ def _pieces(place: _Place, parts: Sequence[torch.Tensor]) -> list[Piece]:
 class Transfers:
     """Copies between a device and a tier, beside the computation.
 
-    Attributes:
-        tier: the slower memory, which belongs to the transfers and is closed with them.
-        device: the device.
+    Attributes
+    ----------
+    tier
+        The slower memory, which belongs to the transfers and is closed with them.
+    device
+        The device.
     """
 
     def __init__(self, tier: Tier, device: torch.device | str, shared_link: bool = False) -> None:

@@ -112,11 +112,16 @@ class Arguments:
     """The arguments of one call of a block, which can be passed on with fresh graph inputs; and after `capture`, what
     it reads beside them.
 
-    Attributes:
-        tensors: all of them.
-        differentiable: those with gradients.
-        captured: what it reads with a history without having it from its arguments, once that is known.
-        writes_captured: it has written some of that in place.
+    Attributes
+    ----------
+    tensors
+        All of them.
+    differentiable
+        Those with gradients.
+    captured
+        What it reads with a history without having it from its arguments, once that is known.
+    writes_captured
+        It has written some of that in place.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], has_gradients_inside: bool = False) -> None:

@@ -31,9 +31,12 @@ class Constants:
 
     Parts and plain objects are referred to weakly, so that a model is freed as ever.
 
-    Attributes:
-        flags: the modules' training flags.
-        numbers: of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
+    Attributes
+    ----------
+    flags
+        The modules' training flags.
+    numbers
+        Of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
     """
 
     __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects",

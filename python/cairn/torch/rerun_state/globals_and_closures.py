@@ -116,8 +116,10 @@ _forward_of = operator.attrgetter("forward")
 class Elsewhere:
     """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to.
 
-    Attributes:
-        read: all names of attributes and globals in the code.
+    Attributes
+    ----------
+    read
+        All names of attributes and globals in the code.
     """
 
     __slots__ = ("_constants", "_definitions", "_noted", "read")
@@ -183,8 +185,10 @@ def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) 
 class _Places:
     """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures.
 
-    Attributes:
-        are_lasting: the namespaces are dicts that are there as long as this is.
+    Attributes
+    ----------
+    are_lasting
+        The namespaces are dicts that are there as long as this is.
     """
 
     __slots__ = ("_cells", "_first_class", "_lasting", "_owners", "are_lasting", "names")

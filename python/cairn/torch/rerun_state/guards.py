@@ -51,8 +51,10 @@ class Noted:
 
     exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
 
-    Attributes:
-        deep_in: the namespaces in which `deep_ones_hold` looks.
+    Attributes
+    ----------
+    deep_in
+        The namespaces in which `deep_ones_hold` looks.
     """
 
     __slots__ = ("_are_dicts", "_contents", "_deep", "_exact", "_flat", "_frozen", "_gone", "_ids", "_numbers",

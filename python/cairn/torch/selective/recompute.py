@@ -51,12 +51,18 @@ class Sources(Protocol):
 class Item:
     """A saved tensor of which more has to be known than that it is kept.
 
-    Attributes:
-        decision: what is done with it.
-        sample: how a few bytes are compared; None where it is kept, or not on the CPU.
-        is_held: something is kept of it to rebuild others.
-        takes_state: the state of the generators is taken down after it.
-        meta: what it looks like.
+    Attributes
+    ----------
+    decision
+        What is done with it.
+    sample
+        How a few bytes are compared; None where it is kept, or not on the CPU.
+    is_held
+        Something is kept of it to rebuild others.
+    takes_state
+        The state of the generators is taken down after it.
+    meta
+        What it looks like.
     """
 
     __slots__ = ("_dtype", "_maker", "_place", "_shape", "decision", "index", "is_held", "meta", "sample",
@@ -92,17 +98,26 @@ class Item:
 class Recipe:
     """A choice, ready to be carried out.
 
-    Attributes:
-        order: of the tensors that are not kept, as the backward asks for them.
-        code: rebuilds them in that order.
-        held: the saved tensors of which something is kept for it.
-        states: when random state is taken down: after so many saved tensors.
-        samples: by saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
-        calls: of the block's parts, in which hooks have to be in force; None: in all of the block.
-        wanted: the same by the identities of parts, once they are known.
-        items: what to do when autograd saves one tensor after the other where hooks are in force. Of one that is just
-            kept, and that nothing is rebuilt from: whether it is kept with its history, as torch itself does; not if it
-            may come from the node that saves it, which would be a cycle.
+    Attributes
+    ----------
+    order
+        Of the tensors that are not kept, as the backward asks for them.
+    code
+        Rebuilds them in that order.
+    held
+        The saved tensors of which something is kept for it.
+    states
+        When random state is taken down: after so many saved tensors.
+    samples
+        By saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
+    calls
+        Of the block's parts, in which hooks have to be in force; None: in all of the block.
+    wanted
+        The same by the identities of parts, once they are known.
+    items
+        What to do when autograd saves one tensor after the other where hooks are in force. Of one that is just
+        kept, and that nothing is rebuilt from: whether it is kept with its history, as torch itself does; not if it
+        may come from the node that saves it, which would be a cycle.
     """
 
     graph: BlockGraph

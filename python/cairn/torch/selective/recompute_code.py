@@ -67,12 +67,18 @@ class Missing(Exception):
 class Code:
     """Compiled segments.
 
-    Attributes:
-        begin: makes the generator, from what is kept, random states, and the list that takes the tensors.
-        source: its text.
-        operations: what it runs, in order.
-        held: the saved tensors of which something must be kept for it.
-        states: when random state is taken down: after so many saved tensors.
+    Attributes
+    ----------
+    begin
+        Makes the generator, from what is kept, random states, and the list that takes the tensors.
+    source
+        Its text.
+    operations
+        What it runs, in order.
+    held
+        The saved tensors of which something must be kept for it.
+    states
+        When random state is taken down: after so many saved tensors.
     """
 
     __slots__ = ("__weakref__", "begin", "held", "operations", "source", "states")

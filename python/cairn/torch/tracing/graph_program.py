@@ -72,15 +72,24 @@ class Call:
 class Operation:
     """One node of the graph.
 
-    Attributes:
-        name: for people.
-        calls: what to do.
-        outputs: which results it hands on; the others die with it.
-        storage_bytes: bytes of each storage that is new with it; none for a view.
-        deps: the operations whose results it reads, ascending.
-        base: the operation whose storage its outputs show, for a view.
-        once: it draws random numbers, talks to other processes or does not repeat its bits, so it is computed once.
-        keep: its outputs are results of the step.
+    Attributes
+    ----------
+    name
+        For people.
+    calls
+        What to do.
+    outputs
+        Which results it hands on; the others die with it.
+    storage_bytes
+        Bytes of each storage that is new with it; none for a view.
+    deps
+        The operations whose results it reads, ascending.
+    base
+        The operation whose storage its outputs show, for a view.
+    once
+        It draws random numbers, talks to other processes or does not repeat its bits, so it is computed once.
+    keep
+        Its outputs are results of the step.
     """
 
     name: str
@@ -107,14 +116,22 @@ class Operation:
 class Program:
     """A training step.
 
-    Attributes:
-        operations: in the order of the step.
-        externals: the tensors from outside.
-        backward_begins_at: how many operations come before the backward.
-        loss: where the loss is.
-        outputs: the tensors of the model's output, where they are results.
-        grads: gradients by the name of their parameter or input.
-        written: what the step leaves in tensors from outside (buffers): (external, where its new contents are).
+    Attributes
+    ----------
+    operations
+        In the order of the step.
+    externals
+        The tensors from outside.
+    backward_begins_at
+        How many operations come before the backward.
+    loss
+        Where the loss is.
+    outputs
+        The tensors of the model's output, where they are results.
+    grads
+        Gradients by the name of their parameter or input.
+    written
+        What the step leaves in tensors from outside (buffers): (external, where its new contents are).
     """
 
     operations: tuple[Operation, ...]

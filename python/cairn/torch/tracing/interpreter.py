@@ -21,16 +21,24 @@ from .graph_program import External, LiveValues, Outside, Program, Value
 class Step:
     """What one run of a traced step gave.
 
-    Attributes:
-        loss: the loss.
-        grads: gradients by the name of their parameter, or of the input that they belong to ("args[0]").
-        outputs: the tensors of the model's output, in the order in which they appear in it; empty unless the step was
-            traced with `keep_output=True`.
-        peak_bytes: the largest memory that was allocated at any time, parameters, buffers and inputs included; None if
-            it was not measured.
-        predicted_peak_bytes: what the simulator says of the schedule.
-        computed: how many operations were performed, recomputations included.
-        host_peak_bytes: the largest memory that copies on the host took at any time.
+    Attributes
+    ----------
+    loss
+        The loss.
+    grads
+        Gradients by the name of their parameter, or of the input that they belong to ("args[0]").
+    outputs
+        The tensors of the model's output, in the order in which they appear in it; empty unless the step was
+        traced with `keep_output=True`.
+    peak_bytes
+        The largest memory that was allocated at any time, parameters, buffers and inputs included; None if
+        it was not measured.
+    predicted_peak_bytes
+        What the simulator says of the schedule.
+    computed
+        How many operations were performed, recomputations included.
+    host_peak_bytes
+        The largest memory that copies on the host took at any time.
     """
 
     loss: torch.Tensor

@@ -39,13 +39,20 @@ from .tape import Storage, Tape
 class _Performed:
     """A call that the step performed.
 
-    Attributes:
-        function: what a run calls for it: the operator, or the operator and a check of what it gives.
-        facts: what is known of the operator.
-        args, kwargs: what it was called with.
-        results: what it returned, as a list.
-        written: the tensors that it wrote into.
-        once: it must not be repeated.
+    Attributes
+    ----------
+    function
+        What a run calls for it: the operator, or the operator and a check of what it gives.
+    facts
+        What is known of the operator.
+    args, kwargs
+        What it was called with.
+    results
+        What it returned, as a list.
+    written
+        The tensors that it wrote into.
+    once
+        It must not be repeated.
     """
 
     function: Callable[..., Any]

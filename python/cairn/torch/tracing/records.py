@@ -59,16 +59,26 @@ class Geometry:
 class Record:
     """One operation to be.
 
-    Attributes:
-        name: for people.
-        is_backward: it was performed in the backward.
-        base: for a view, what made the storage that it shows.
-        calls: what to do; operands stand in the place of tensors.
-        outputs: what it hands on.
-        shows: how each output shows its storage.
-        storages: of each output, where they are new: the storage, as a number of its own, and its bytes.
-        once: it must be performed exactly once.
-        position: where it stands among the records.
+    Attributes
+    ----------
+    name
+        For people.
+    is_backward
+        It was performed in the backward.
+    base
+        For a view, what made the storage that it shows.
+    calls
+        What to do; operands stand in the place of tensors.
+    outputs
+        What it hands on.
+    shows
+        How each output shows its storage.
+    storages
+        Of each output, where they are new: the storage, as a number of its own, and its bytes.
+    once
+        It must be performed exactly once.
+    position
+        Where it stands among the records.
     """
 
     name: str

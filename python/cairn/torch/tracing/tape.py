@@ -23,15 +23,24 @@ from .step_watch import Places, existing_storages
 class Storage:
     """One storage, as it is now.
 
-    Attributes:
-        ref: which one.
-        root: what made its contents.
-        root_shows: how the root shows it.
-        shows: every view of the contents that is known.
-        depends: on parameters, inputs, random numbers: on more than the program's text.
-        externals: the tensors from outside that lie in it.
-        was_read: somebody has read these contents.
-        was_written: they are not those that it was made with.
+    Attributes
+    ----------
+    ref
+        Which one.
+    root
+        What made its contents.
+    root_shows
+        How the root shows it.
+    shows
+        Every view of the contents that is known.
+    depends
+        On parameters, inputs, random numbers: on more than the program's text.
+    externals
+        The tensors from outside that lie in it.
+    was_read
+        Somebody has read these contents.
+    was_written
+        They are not those that it was made with.
     """
 
     ref: _compat.StorageRef

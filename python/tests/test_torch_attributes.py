@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch.runtime import step_run
+from cairn.torch.runtime import recomputation
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -197,14 +197,14 @@ def test_generators_that_a_model_has_of_its_own_are_left_as_they_were(kind: str)
 
 
 def test_verify_tells_what_a_plan_leaves_in_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(step_run.Attributes):
+    class Forgetful(recomputation.Attributes):
         def restore(self) -> None:
             """Does nothing."""
 
     model, x = nn.Sequential(*(Writing("a counter") for _ in range(4))), torch.randn(256, 16)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Writing)
     plan = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
-    monkeypatch.setattr(step_run, "Attributes", Forgetful)
+    monkeypatch.setattr(recomputation, "Attributes", Forgetful)
     with pytest.raises(ct.VerificationFailed, match=r"the attribute 0\.counter \(block 0\) differs"):
         ct.verify(model, plan, x, loss_fn=torch.sum)
     assert not model[0].counter

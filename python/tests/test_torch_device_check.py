@@ -101,7 +101,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """The CPU plays a device: the host compares no values by itself."""
     played = Device()
     monkeypatch.setattr(recompute_check, "sent", played.sent)
-    monkeypatch.setattr("cairn.torch.runtime.step_run.spread", lambda tensor: None)
+    monkeypatch.setattr("cairn.torch.runtime.recomputation.spread", lambda tensor: None)
     monkeypatch.setattr(
         "cairn.torch.runtime.executor.checks_for",
         lambda device, kind: recompute_check.Checks(CPU) if kind == "default" else None,

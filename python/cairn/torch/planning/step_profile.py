@@ -272,7 +272,7 @@ def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
 def shifted_ns(stage: StageMeasure) -> list[int]:
     """By the options of a stage, what of its backward's time the chain counts with its forward."""
     again_ns = 0 if stage.keep_reason else stage.again_ns
-    options = (stage, *(option for _, option in stage.opened()))
+    options: list[StageMeasure | OptionMeasure] = [stage, *(option for _, option in stage.opened())]
     return [min(again_ns, measured.backward_ns) for measured in options]
 
 

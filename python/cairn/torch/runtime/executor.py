@@ -35,7 +35,8 @@ from ..schedule.transfer_plan import Itinerary, has_transfers
 from ..selective.block_runs import Inside, OpenedBlock
 from ..selective.submodule_hooks import Handlers
 from .recompute_check import checks_for
-from .step_run import Run, Settings, Site, Trace
+from .step_run import Run
+from .step_settings import Settings, Site, Trace
 from .step_transfers import Depot, Travel
 
 COPIES_OF_ANOTHER = (

@@ -1,6 +1,7 @@
 """One training step under a schedule: from the model's forward to the end of its backward.
 
-A `Run` is made when the model's forward begins and walks the list of operations once:
+A `Run` is made when the model's forward begins and walks the list of operations once. What it has at hand is in
+`step_values.py`, and how it recomputes a block in `recomputation.py`.
 
 * *Forward.* Each planned block calls `block`. Operations before the block's first forward are performed, then the block
   itself runs, in the model's own forward, with pack hooks that keep or drop what autograd saves. Drops that follow are
@@ -33,89 +34,38 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
-from ..base.errors import RecomputationError, Unsupported, is_out_of_memory
-from ..base.layouts import Look, first_byte
-from ..base.tensor_fingerprints import fingerprint, spread
+from ..base.errors import RecomputationError, Unsupported
+from ..base.layouts import Look
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import Standing
-from ..rerun_state.backend_flags import Switches
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.globals_and_closures import begin_step
-from ..rerun_state.module_state import Before, BlockState, Record
-from ..rerun_state.rng_and_autocast import Modes, RandomState, no_autocast, with_generator
-from ..rerun_state.sharded import gather
-from ..schedule.program import (
-    BACKWARD,
-    DISCARD,
-    DROP,
-    FORWARD_DROP,
-    FORWARD_KEEP,
-    FORWARD_SAVE,
-    OFFLOAD,
-    ON_VALUES,
-    OUTPUT,
-    PREFETCH,
-    SAVED,
-    Op,
-    Program,
-    Value,
-)
-from ..selective.block_options import SEED_BYTES
-from ..selective.block_runs import OpenedBlock, Saving
+from ..rerun_state.module_state import Before
+from ..rerun_state.rng_and_autocast import Modes, RandomState, with_generator
+from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
 from ..selective.matching_runs import Finding
 from ..selective.recompute import Rebuild
-from ..selective.saved_tensors import Box, FirstRun, Holder, LaterRun, Lease, RebuiltHolder, View, geometry, hooks
-from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
-from .block_records import Argument, BlockRun, Outputs, Returned, hidden_in
-from .offloaded_tensors import Cargo
-from .recompute_check import Checks, Marks, StepCheck
+from ..selective.saved_tensors import Box, FirstRun, Holder, Lease, RebuiltHolder, View, hooks
+from .block_records import Argument, BlockRun, Returned, hidden_in
+from .recomputation import Recomputation, digest
+from .recompute_check import Checks
 from .single_runs import Part
+from .step_settings import Settings, Site, Trace
 from .step_transfers import Travel
 from .unplanned_runs import Beyond
 
 _NOTHING = contextlib.nullcontext()
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all steps of an executor have in common."""
-
-    program: Program
-    preserve_rng_state: bool = True
-    determinism_check: str = "default"
-    devices: tuple[torch.device, ...] = ()  # those with a generator of their own
-    device_types: tuple[str, ...] = ("cpu",)
-    resident: Callable[[], frozenset[int]] = frozenset  # storages that never travel: parameters and buffers
-
-
-@dataclass
-class Site:
-    """A planned block as a step sees it."""
-
-    name: str
-    state: BlockState
-    opened: OpenedBlock | None = None
-    is_kept: bool = False  # it must not be recomputed
-
-
-@dataclass
-class Trace:
-    """What a step did, in order: runs of blocks as (operation, stage), and what was not as planned."""
-
-    runs: list[tuple[str, int]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-class Run:
+class Run(Recomputation):
     """One step; see the top of this file."""
 
     def __init__(
@@ -126,45 +76,25 @@ class Run:
         travel: Travel | None = None,
         checks: Checks | None = None,
     ) -> None:
-        self._check = None if checks is None else StepCheck(checks, settings.program)
-        self._settings, self._program, self._sites = settings, settings.program, sites
-        self._trace = trace
-        self._travel = travel
-        self._cargo: dict[Value, Cargo] = {}  # of what is on the host
-        self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
-        self._switches = Switches()
+        super().__init__(settings, sites, trace, travel, checks)
         self._modes: Modes | None = None  # of the block that ran last
         self._last_state: RandomState | None = None  # before it ran
-        self._switched = False  # they differ in the backward that was looked at last
-        self._casting = False  # autocast is on in that backward
-        self._compared_in = -1  # its number
         self._position = 0  # in the list of operations: the next one
         self._ready = 0  # the stage whose backward may run
         self.running = 0  # the block that the model is running; 0: none
         self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
         self._failure = ""  # in words: the error's traceback has the frames of those who have the graph
-        self._blocks: dict[int, BlockRun] = {}
-        self._leases: dict[int, weakref.ref[Lease]] = {}
         self._ran: set[int] = set()  # the blocks that the model's forward has run
         self.without_gradients: set[str] = set()  # the names of blocks that it has run so, which are no stages then
         self.left_out: list[str] = []  # the stages that it has not run, once it has ended
         self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
-        self._outputs: dict[Value, Outputs] = {}
-        self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
-        self._passed: dict[int, frozenset[int]] = {}  # and which lie in what the stage was passed
-        self._returned: dict[int, list[Returned]] = {}
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
         self._coming: list[int] = []  # those of them whose backward is still to come
-        self._in_forward = True
         self._partial = False  # some backwards that the list has will not come
         self._calls: dict[str, int] = {}
         self._lock = threading.RLock()
         begin_step()
         self._settle()
-
-    def name(self, stage: int) -> str:
-        """The name of a stage, for people."""
-        return str(self._program.ref(stage))
 
     def next_call(self, name: str) -> int:
         """Counts the calls of a block."""
@@ -228,23 +158,6 @@ class Run:
             arguments = self._arguments(stage, tree.leaves)
         variables = Variables(self._sites[stage].state.brings_back)
         return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
-
-    def new_marks(self) -> Marks | None:
-        """For what a first run computes, where that is compared on the device."""
-        return None if self._check is None else self._check.marks()
-
-    def note_returned(self, block: BlockRun, output: Any) -> None:
-        """Notes after a first run what it returned, for its recomputation to be compared with."""
-        assert block.found is not None
-        block.samples = self._samples(output, block.found)
-        if block.marks is not None:
-            block.marks.returned(output)
-
-    def abandon(self) -> None:
-        """To be called when the step failed: gives the slower memory free for the next one."""
-        if self._travel is not None:
-            self._travel.close()
-        self._travel, self._cargo = None, {}
 
     def forward_ended(self) -> None:
         """To be called when the model's forward has returned."""
@@ -320,9 +233,9 @@ class Run:
         lease, self._blocks[stage] = self._lease(stage), block
         block.box = None if finding.key is None else Box(finding.key)
         saving = self._saving(op, block)
-        leaves, digest = block.tree.leaves, _digest if self._settings.determinism_check == "values" else None
+        leaves, telling = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
         marks = block.marks = self.new_marks()
-        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, digest, block.box, saving, marks)
+        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, telling, block.box, saving, marks)
         try:
             with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
@@ -336,29 +249,6 @@ class Run:
         if first.close():
             self._idle[stage] = lease
         return output
-
-    def _saving(self, op: Op, block: BlockRun) -> Saving | None:
-        """Prepares a run of an opened block that keeps a part; None if it keeps everything or nothing."""
-        opened = self._sites[op.stage].opened
-        if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
-            return None
-        return opened.saving(op.option, block.box.key, self._settings.devices)
-
-    def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
-        """After a run: what rebuilds the tensors that it did not keep."""
-        if block.box is None:
-            return
-        block.box.rebuild = None
-        if saving is not None:
-            block.box.rebuild = saving.finish(output, block.random_state)
-            if saving.difference:
-                change = f"{saving.difference} has changed"
-                self._trace.notes.append(f"'{self.name(stage)}' was recorded again, which takes time: {change}")
-            if block.box.rebuild is None:
-                self._note_reason(stage, saving.reason)
-
-    def _note_reason(self, stage: int, reason: str) -> None:
-        self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {reason}")
 
     def _lease(self, stage: int) -> Lease:
         lease = Lease(self, stage)
@@ -376,21 +266,6 @@ class Run:
         if self._last_state is None or not self._last_state.equals(state):  # blocks between two draws share one
             self._last_state = state
         return self._last_state
-
-    def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
-        """Where each tensor argument of a block will be found when it runs again."""
-        if not self._program.replayed[stage]:
-            return list(map(Argument.kept, leaves))
-        returned = self._returned.pop(stage - 1, [])
-        outputs = self._outputs_before(stage)
-        arguments = [Argument.found(leaf, returned, outputs) for leaf in leaves]
-        self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
-        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
-            if value in self._outputs:
-                self._outputs[value].keep_only(self._wanted[stage - 1])
-            if value in self._cargo:
-                self._cargo[value].keep_only(self._wanted[stage - 1])
-        return arguments
 
     def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
         """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
@@ -455,6 +330,12 @@ class Run:
             self._run_again(op)
         self._after(position)
 
+    def _run_again(self, op: Op) -> None:
+        block = self._blocks.get(op.stage)
+        if block is None:
+            return  # it did not run as planned, or autograd is done with it
+        self._produce(op, self.again(op, block))
+
     def _after(self, position: int) -> None:
         """Lets go of what an operation read last."""
         op = self._program.ops[position]
@@ -462,122 +343,6 @@ class Run:
             self._drop((OUTPUT, op.stage - 1))
         for value in self._program.releases[position]:
             self._let_go(value)
-
-    def _produce(self, op: Op, output: Any) -> None:
-        product = op.product
-        if product is not None and self._program.replayed[op.stage + 1]:
-            passed = self._passed.get(op.stage, frozenset())
-            self._outputs[product] = Outputs(output, self._wanted.get(op.stage), passed)
-
-    def _drop(self, value: Value) -> None:
-        """What the list removes from the device: nothing that stays there instead of on the host."""
-        if value not in self._staying:
-            self._take(value)
-            if value in self._cargo:
-                self._cargo[value].empty()
-                self._let_go(value)
-            else:
-                self._remove(value)
-
-    def _remove(self, value: Value) -> None:
-        kind, stage = value
-        if kind == SAVED and stage in self._blocks:
-            first, box = self._blocks[stage].first, self._blocks[stage].box
-            for holder in first.alive() if first is not None else ():
-                holder.empty()
-            if box is not None:
-                box.rebuild = None
-        self._let_go(value)
-
-    def _let_go(self, value: Value) -> None:
-        """Of an output; that of a native stage stays while the next stage may still ask for it."""
-        kind, stage = value
-        if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
-            return
-        if value in self._staying:
-            return
-        if value in self._cargo and self._travel is not None and self._travel.is_arriving(value):
-            self._cargo[value].has_readers = False
-        self._outputs.pop(value, None)
-
-    # -- transfers -------------------------------------------------------------------------------------------
-
-    def _wait(self, position: int) -> None:
-        if self._travel is not None:
-            self._travel.wait(position)
-
-    def _move(self, position: int, op: Op) -> None:
-        value, travel = op.subject, self._travel
-        if op.kind == DROP:
-            self._drop(value)
-        elif op.kind == OFFLOAD:
-            self._offload(position, value)
-        elif op.kind == DISCARD:
-            self._discard(value)
-        elif travel is not None and travel.holds(value):
-            travel.prefetch(value)
-
-    def _offload(self, position: int, value: Value) -> None:
-        if self._travel is None:
-            self._staying.add(value)
-            return
-        self._take(value)
-        cargo = self._cargo_of(value, self._travel.device)
-        if not cargo.tensors:
-            if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
-                self._staying.add(value)
-            return  # else it was not made, or autograd is done with it
-        if self._travel.offload(position, value, cargo.tensors):
-            self._cargo[value] = cargo
-            cargo.tensors = []
-        else:
-            self._staying.add(value)
-            self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
-
-    def _cargo_of(self, value: Value, device: torch.device) -> Cargo:
-        kind, stage = value
-        block = self._blocks.get(stage) if kind == SAVED else None
-        if block is None:
-            return Cargo(None, (), self._outputs.get(value), device)
-        given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
-        before = self._outputs_there(stage)
-        found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
-        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value), device)
-
-    @functools.cached_property
-    def _resident(self) -> frozenset[int]:
-        return self._settings.resident()
-
-    def _leave(self, value: Value) -> None:
-        """Lets go of what travels: nobody asks for it any more."""
-        self._staying.discard(value)
-        self._cargo.pop(value, None)
-        if self._travel is not None:
-            self._travel.leave(value)
-
-    def _discard(self, value: Value) -> None:
-        self._staying.discard(value)
-        if self._travel is not None and self._travel.holds(value):
-            self._travel.discard(value)
-        if self._travel is None or not self._travel.is_arriving(value):
-            self._cargo.pop(value, None)
-
-    def _take(self, value: Value) -> None:
-        """Takes what was asked back, once it is there."""
-        travel = self._travel
-        if travel is None or not travel.is_arriving(value):
-            return
-        outputs = self._cargo[value].unpack(travel.take(value))
-        if outputs is not None:
-            self._outputs[value] = outputs
-        if not travel.holds(value):
-            del self._cargo[value]
-        else:
-            self._cargo[value].has_readers = True
-
-    def _is_leased(self, stage: int) -> bool:
-        lease = self._leases.get(stage)
-        return lease is not None and lease() is not None
 
     def _end_backward(self, stage: int) -> None:
         self._remove((SAVED, stage))
@@ -692,13 +457,6 @@ class Run:
             self._give_up(stage, box)
         return tensor
 
-    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
-        """A saved tensor, under the switches of the forward; None if it cannot be rebuilt. `in_backward` was called."""
-        if self._switched or self._casting:
-            with self._switches.in_force(), no_autocast(self._settings.device_types):
-                return rebuild.tensor(index, where)
-        return rebuild.tensor(index, where)
-
     def _refuse_inside(self, stage: int) -> None:
         if self.running == stage:
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
@@ -712,43 +470,6 @@ class Run:
             opened.distrust(box.key, "did not give the same tensors again")
         self.note_again(stage)
 
-    def note_again(self, stage: int) -> None:
-        """Notes that a tensor could not be rebuilt."""
-        self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
-
-    def refuse_changed(self, stage: int, record: Record) -> None:
-        """Raises if a block's parameters and buffers were written since its first run, or its flags are others."""
-        difference = record.difference()
-        if difference is not None:
-            raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
-
-    def refuse_other_values(self, stage: int) -> None:
-        """Raises where a block that ran again computed something else, unless that was to be accepted."""
-        if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
-            error = RecomputationError(
-                f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
-                "or something else that it reads was changed after the forward, or its operations do not repeat; keep "
-                "this block, or accept it with determinism_check='none'"
-            )
-            error.difference = "it returns other values"
-            raise error
-
-    def in_backward(self) -> int:
-        """Looks, once in a backward, under which switches it runs; a number for that backward."""
-        backward = _compat.backward_id()
-        if backward < 0 or backward != self._compared_in:
-            begin_step()
-            self._compared_in, self._switched = backward, not self._switches.are_in_force()
-            self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
-        return backward
-
-    def record_of(self, stage: int) -> Record:
-        """What a block's first run found."""
-        block = self._blocks.get(stage)
-        if block is None or block.found is None:
-            raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
-        return block.found
-
     def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
         block = self._blocks.get(stage)
@@ -757,169 +478,6 @@ class Run:
         if self.running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
             self.boundary(stage)
         return self.seen(self.find(stage, block, index), view)
-
-    def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
-        """A tensor, or a view of one."""
-        if view is None or view == geometry(tensor):
-            return tensor
-        if isinstance(view, Look):
-            return view.seen(tensor, first_byte(tensor))
-        with torch.no_grad():
-            return tensor.as_strided(*view)
-
-    # -- later runs ------------------------------------------------------------------------------------------
-
-    def _run_again(self, op: Op) -> None:
-        block = self._blocks.get(op.stage)
-        if block is None:
-            return  # it did not run as planned, or autograd is done with it
-        self._produce(op, self.again(op, block))
-
-    def again(self, op: Op, block: BlockRun) -> Any:
-        """Runs a block again, which fills its holders or not; its output."""
-        written = block.variables.written()
-        if written is not None:
-            raise RecomputationError(
-                f"'{self.name(op.stage)}' cannot be run again: {written} was modified in place after the forward"
-            )
-        return block.variables.run(self._again, op, block)
-
-    def _again(self, op: Op, block: BlockRun) -> Any:
-        site, first, found = self._sites[op.stage], block.first, block.found
-        assert first is not None and found is not None
-        self.refuse_changed(op.stage, found)
-        self.in_backward()
-        saving = self._saving(op, block)
-        checking = self._settings.determinism_check != "none"
-        marks = None if self._check is None or block.marks is None else self._check.marks(block.marks)
-        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
-        self._trace.runs.append((op.kind, op.stage))
-        with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
-            modules = site.state.modules()
-            gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
-            surroundings.enter_context(parametrized.as_found(block.weights))
-            # in the forward, whatever the first run left has yet to be read
-            attributes = Attributes(modules, with_large=self._in_forward)
-            surroundings.callback(attributes.restore)
-            self._restore(block, surroundings, op.kind == FORWARD_SAVE)
-            args, kwargs = self._build(op.stage, block)
-            if block.calls is None:
-                surroundings.enter_context(saved_tensors_hooks(*hooks(later)))
-                run = block.forward
-            else:
-                surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
-                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(later)).run, block.forward)
-            recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
-            with recording:  # of what the block does, and nobody else
-                output = run(*args, **kwargs)
-            later.finish()
-            site.state.fills = site.state.fills or attributes.are_filled()
-        if block.samples is not None and self._samples(output, found) != block.samples:
-            site.state.copy_all_buffers()
-            self.refuse_other_values(op.stage)
-        if marks is not None and block.marks is not None and self._check is not None:
-            marks.returned(output)
-            self._check.compare(op.stage, block.marks, marks)
-        if op.kind == FORWARD_SAVE:
-            self._note_saved(op.stage, block, saving, output)
-        return output
-
-    def _samples(self, output: Any, found: Record) -> list[Any]:
-        """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
-        in_full = found.is_in_doubt or self._settings.determinism_check == "values"
-        return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
-
-    def rehearse(self) -> dict[int, Exception]:
-        """Recomputes each block of the step once, the last one first; by stage, the errors of those that differ.
-
-        To be called after the forward, for schedules that keep the inputs of blocks.
-        """
-        found = {}
-        for stage in sorted(self._blocks, reverse=True):
-            try:
-                self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                found[stage] = error.with_traceback(None)
-        return found
-
-    def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
-        """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
-        if self._switched:
-            surroundings.enter_context(self._switches.in_force())
-        block.modes.enter(surroundings)
-        if block.standing is not None:
-            surroundings.enter_context(block.standing.in_force())
-        if block.contents is not None:
-            block.contents.restore()
-        if block.found is not None:
-            copies = surroundings.enter_context(block.found.in_force())
-            if saves:
-                block.copies = frozenset(map(_compat.storage_key, copies))
-        if block.random_state is not None:
-            surroundings.callback(block.random_state.exchange().restore)
-
-    def _build(self, stage: int, block: BlockRun) -> Any:
-        for name, tensor, version in block.hidden:
-            if _compat.version(tensor) != version:
-                raise RecomputationError(
-                    f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
-                    "modified in place after the forward"
-                )
-        casting = any(enabled for _, enabled, _ in block.modes.autocast)
-        leaves = []
-        for index, argument in enumerate(block.arguments):
-            tensor = self.find(stage, block, index)
-            if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
-                tensor = _fresh(tensor, argument.requires_grad, casting)
-            leaves.append(tensor)
-        return block.tree.build(leaves)
-
-    def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
-        """A tensor argument of a block, as it is in memory now."""
-        argument = block.arguments[index]
-        if argument.tensor is not None:
-            tensor, intact = argument.tensor, _compat.version(argument.tensor) == argument.version
-        else:
-            outputs = self._outputs_before(stage)
-            if outputs is None:
-                raise RecomputationError(
-                    f"'{self.name(stage)}' needs the output of '{self.name(stage - 1)}', which can no longer be "
-                    "computed: its graph was freed by an earlier backward without retain_graph=True"
-                )
-            tensor, intact = outputs.tensors[argument.output], outputs.is_intact(argument.output)
-        if not intact:
-            raise RecomputationError(
-                f"argument {block.argument_name(index)} of '{self.name(stage)}' was modified in place "
-                "after the forward, but its backward needs the old value"
-            )
-        if argument.view is None:
-            return tensor
-        with torch.no_grad():
-            return tensor.as_strided(*argument.view)
-
-    def _outputs_before(self, stage: int) -> Outputs | None:
-        if self._travel is not None:
-            self._take((OUTPUT, stage - 1))
-            self._take((SAVED, stage - 1))
-        return self._outputs_there(stage)
-
-    def _outputs_there(self, stage: int) -> Outputs | None:
-        """The same without what is on its way back."""
-        return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
-
-
-def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Tensor:
-    """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
-    fresh = tensor.detach().requires_grad_(requires_grad)
-    return fresh.view_as(fresh) if casting and requires_grad else fresh
-
-
-def _digest(tensor: torch.Tensor) -> int:
-    """The fingerprint of a saved tensor; 0 of what may be a seed, which kernels that draw nothing do not write."""
-    is_seed = tensor.dtype is torch.uint64 or (tensor.dtype is torch.int64 and tensor.dim() == 0)  # no list of indices
-    return 0 if is_seed and tensor.nbytes <= SEED_BYTES else fingerprint(tensor)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:

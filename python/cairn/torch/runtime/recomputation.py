@@ -1,0 +1,286 @@
+"""Recomputes blocks of a training step, from what was noted when they ran first."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..base import _compat
+from ..base.errors import RecomputationError, is_out_of_memory
+from ..base.layouts import Look, first_byte
+from ..base.tensor_fingerprints import fingerprint, spread
+from ..base.tree import Tree, unique_tensors_in
+from ..rerun_state import parametrized
+from ..rerun_state.attributes import Attributes
+from ..rerun_state.backend_flags import Switches
+from ..rerun_state.globals_and_closures import begin_step
+from ..rerun_state.module_state import Record
+from ..rerun_state.rng_and_autocast import no_autocast
+from ..rerun_state.sharded import gather
+from ..schedule.program import FORWARD_KEEP, FORWARD_SAVE, Op
+from ..selective.block_options import SEED_BYTES
+from ..selective.block_runs import Saving
+from ..selective.recompute import Rebuild
+from ..selective.saved_tensors import LaterRun, Lease, View, geometry, hooks
+from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
+from .block_records import BlockRun
+from .recompute_check import Checks, Marks, StepCheck
+from .step_settings import Settings, Site, Trace
+from .step_transfers import Travel
+from .step_values import StepValues
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Recomputation(StepValues):
+    """A step that can recompute its blocks; with which values and when, the schedule says."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sites: dict[int, Site],
+        trace: Trace,
+        travel: Travel | None = None,
+        checks: Checks | None = None,
+    ) -> None:
+        super().__init__(settings, trace, travel)
+        self._sites = sites
+        self._check = None if checks is None else StepCheck(checks, settings.program)
+        self._switches = Switches()
+        self._switched = False  # they differ in the backward that was looked at last
+        self._casting = False  # autocast is on in that backward
+        self._compared_in = -1  # its number
+        self._in_forward = True
+
+    def in_backward(self) -> int:
+        """Looks, once in a backward, under which switches it runs; a number for that backward."""
+        backward = _compat.backward_id()
+        if backward < 0 or backward != self._compared_in:
+            begin_step()
+            self._compared_in, self._switched = backward, not self._switches.are_in_force()
+            self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
+        return backward
+
+    def record_of(self, stage: int) -> Record:
+        """What a block's first run found."""
+        block = self._blocks.get(stage)
+        if block is None or block.found is None:
+            raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
+        return block.found
+
+    def refuse_changed(self, stage: int, record: Record) -> None:
+        """Raises if a block's parameters and buffers were written since its first run, or its flags are others."""
+        difference = record.difference()
+        if difference is not None:
+            raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
+
+    # -- before and after a run ------------------------------------------------------------------------------
+
+    def new_marks(self) -> Marks | None:
+        """For what a first run computes, where that is compared on the device."""
+        return None if self._check is None else self._check.marks()
+
+    def _saving(self, op: Op, block: BlockRun) -> Saving | None:
+        """Prepares a run of an opened block that keeps a part; None if it keeps everything or nothing."""
+        opened = self._sites[op.stage].opened
+        if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
+            return None
+        return opened.saving(op.option, block.box.key, self._settings.devices)
+
+    def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
+        """After a run: what rebuilds the tensors that it did not keep."""
+        if block.box is None:
+            return
+        block.box.rebuild = None
+        if saving is not None:
+            block.box.rebuild = saving.finish(output, block.random_state)
+            if saving.difference:
+                change = f"{saving.difference} has changed"
+                self._trace.notes.append(f"'{self.name(stage)}' was recorded again, which takes time: {change}")
+            if block.box.rebuild is None:
+                self._note_reason(stage, saving.reason)
+
+    def _note_reason(self, stage: int, reason: str) -> None:
+        self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {reason}")
+
+    def note_returned(self, block: BlockRun, output: Any) -> None:
+        """Notes after a first run what it returned, for its recomputation to be compared with."""
+        assert block.found is not None
+        block.samples = self._samples(output, block.found)
+        if block.marks is not None:
+            block.marks.returned(output)
+
+    def _samples(self, output: Any, found: Record) -> list[Any]:
+        """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
+        in_full = found.is_in_doubt or self._settings.determinism_check == "values"
+        return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
+
+    def refuse_other_values(self, stage: int) -> None:
+        """Raises where a block that ran again computed something else, unless that was to be accepted."""
+        if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
+            error = RecomputationError(
+                f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
+                "or something else that it reads was changed after the forward, or its operations do not repeat; keep "
+                "this block, or accept it with determinism_check='none'"
+            )
+            error.difference = "it returns other values"
+            raise error
+
+    # -- a part of what a block saved ------------------------------------------------------------------------
+
+    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
+        """A saved tensor, under the switches of the forward; None if it cannot be rebuilt. `in_backward` was called."""
+        if self._switched or self._casting:
+            with self._switches.in_force(), no_autocast(self._settings.device_types):
+                return rebuild.tensor(index, where)
+        return rebuild.tensor(index, where)
+
+    def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+        """A tensor, or a view of one."""
+        if view is None or view == geometry(tensor):
+            return tensor
+        if isinstance(view, Look):
+            return view.seen(tensor, first_byte(tensor))
+        with torch.no_grad():
+            return tensor.as_strided(*view)
+
+    def note_again(self, stage: int) -> None:
+        """Notes that a tensor could not be rebuilt."""
+        self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
+
+    # -- a block as a whole ----------------------------------------------------------------------------------
+
+    def again(self, op: Op, block: BlockRun) -> Any:
+        """Runs a block again, which fills its holders or not; its output."""
+        written = block.variables.written()
+        if written is not None:
+            raise RecomputationError(
+                f"'{self.name(op.stage)}' cannot be run again: {written} was modified in place after the forward"
+            )
+        return block.variables.run(self._again, op, block)
+
+    def _again(self, op: Op, block: BlockRun) -> Any:
+        site, first, found = self._sites[op.stage], block.first, block.found
+        assert first is not None and found is not None
+        self.refuse_changed(op.stage, found)
+        self.in_backward()
+        saving = self._saving(op, block)
+        checking = self._settings.determinism_check != "none"
+        marks = None if self._check is None or block.marks is None else self._check.marks(block.marks)
+        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
+        self._trace.runs.append((op.kind, op.stage))
+        with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
+            modules = site.state.modules()
+            gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
+            surroundings.enter_context(parametrized.as_found(block.weights))
+            # in the forward, whatever the first run left has yet to be read
+            attributes = Attributes(modules, with_large=self._in_forward)
+            surroundings.callback(attributes.restore)
+            self._restore(block, surroundings, op.kind == FORWARD_SAVE)
+            args, kwargs = self._build(op.stage, block)
+            if block.calls is None:
+                surroundings.enter_context(saved_tensors_hooks(*hooks(later)))
+                run = block.forward
+            else:
+                surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
+                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(later)).run, block.forward)
+            recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
+            with recording:  # of what the block does, and nobody else
+                output = run(*args, **kwargs)
+            later.finish()
+            site.state.fills = site.state.fills or attributes.are_filled()
+        if block.samples is not None and self._samples(output, found) != block.samples:
+            site.state.copy_all_buffers()
+            self.refuse_other_values(op.stage)
+        if marks is not None and block.marks is not None and self._check is not None:
+            marks.returned(output)
+            self._check.compare(op.stage, block.marks, marks)
+        if op.kind == FORWARD_SAVE:
+            self._note_saved(op.stage, block, saving, output)
+        return output
+
+    def rehearse(self) -> dict[int, Exception]:
+        """Recomputes each block of the step once, the last one first; by stage, the errors of those that differ.
+
+        To be called after the forward, for schedules that keep the inputs of blocks.
+        """
+        found = {}
+        for stage in sorted(self._blocks, reverse=True):
+            try:
+                self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                found[stage] = error.with_traceback(None)
+        return found
+
+    def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
+        """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
+        if self._switched:
+            surroundings.enter_context(self._switches.in_force())
+        block.modes.enter(surroundings)
+        if block.standing is not None:
+            surroundings.enter_context(block.standing.in_force())
+        if block.contents is not None:
+            block.contents.restore()
+        if block.found is not None:
+            copies = surroundings.enter_context(block.found.in_force())
+            if saves:
+                block.copies = frozenset(map(_compat.storage_key, copies))
+        if block.random_state is not None:
+            surroundings.callback(block.random_state.exchange().restore)
+
+    def _build(self, stage: int, block: BlockRun) -> Any:
+        for name, tensor, version in block.hidden:
+            if _compat.version(tensor) != version:
+                raise RecomputationError(
+                    f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
+                    "modified in place after the forward"
+                )
+        casting = any(enabled for _, enabled, _ in block.modes.autocast)
+        leaves = []
+        for index, argument in enumerate(block.arguments):
+            tensor = self.find(stage, block, index)
+            if tensor.requires_grad != argument.requires_grad or not isinstance(tensor, torch.nn.Parameter):
+                tensor = _fresh(tensor, argument.requires_grad, casting)
+            leaves.append(tensor)
+        return block.tree.build(leaves)
+
+    def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
+        """A tensor argument of a block, as it is in memory now."""
+        argument = block.arguments[index]
+        if argument.tensor is not None:
+            tensor, intact = argument.tensor, _compat.version(argument.tensor) == argument.version
+        else:
+            outputs = self._outputs_before(stage)
+            if outputs is None:
+                raise RecomputationError(
+                    f"'{self.name(stage)}' needs the output of '{self.name(stage - 1)}', which can no longer be "
+                    "computed: its graph was freed by an earlier backward without retain_graph=True"
+                )
+            tensor, intact = outputs.tensors[argument.output], outputs.is_intact(argument.output)
+        if not intact:
+            raise RecomputationError(
+                f"argument {block.argument_name(index)} of '{self.name(stage)}' was modified in place "
+                "after the forward, but its backward needs the old value"
+            )
+        if argument.view is None:
+            return tensor
+        with torch.no_grad():
+            return tensor.as_strided(*argument.view)
+
+
+def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Tensor:
+    """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
+    fresh = tensor.detach().requires_grad_(requires_grad)
+    return fresh.view_as(fresh) if casting and requires_grad else fresh
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """The fingerprint of a saved tensor; 0 of what may be a seed, which kernels that draw nothing do not write."""
+    is_seed = tensor.dtype is torch.uint64 or (tensor.dtype is torch.int64 and tensor.dim() == 0)  # no list of indices
+    return 0 if is_seed and tensor.nbytes <= SEED_BYTES else fingerprint(tensor)

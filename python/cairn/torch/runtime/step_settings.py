@@ -1,0 +1,44 @@
+"""What the steps of an executor share, and what they note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..rerun_state.module_state import BlockState
+from ..schedule.program import (
+    Program,
+)
+from ..selective.block_runs import OpenedBlock
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all steps of an executor have in common."""
+
+    program: Program
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+    devices: tuple[torch.device, ...] = ()  # those with a generator of their own
+    device_types: tuple[str, ...] = ("cpu",)
+    resident: Callable[[], frozenset[int]] = frozenset  # storages that never travel: parameters and buffers
+
+
+@dataclass
+class Site:
+    """A planned block as a step sees it."""
+
+    name: str
+    state: BlockState
+    opened: OpenedBlock | None = None
+    is_kept: bool = False  # it must not be recomputed
+
+
+@dataclass
+class Trace:
+    """What a step did, in order: runs of blocks as (operation, stage), and what was not as planned."""
+
+    runs: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,185 @@
+"""What a training step has at hand under a schedule: records of blocks, their outputs, and copies in host memory."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..base import _compat
+from ..schedule.program import DISCARD, DROP, OFFLOAD, OUTPUT, SAVED, Op, Value
+from ..selective.saved_tensors import Lease
+from .block_records import Argument, BlockRun, Outputs, Returned
+from .offloaded_tensors import Cargo
+from .step_settings import Settings, Trace
+from .step_transfers import Travel
+
+
+class StepValues:
+    """The values of one step, on the device and where they are offloaded to; dropped and moved as the schedule says."""
+
+    def __init__(self, settings: Settings, trace: Trace, travel: Travel | None) -> None:
+        self._settings, self._program, self._trace = settings, settings.program, trace
+        self._travel = travel
+        self._cargo: dict[Value, Cargo] = {}  # of what is on the host
+        self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
+        self._blocks: dict[int, BlockRun] = {}
+        self._leases: dict[int, weakref.ref[Lease]] = {}
+        self._outputs: dict[Value, Outputs] = {}
+        self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
+        self._passed: dict[int, frozenset[int]] = {}  # and which lie in what the stage was passed
+        self._returned: dict[int, list[Returned]] = {}
+
+    def name(self, stage: int) -> str:
+        """The name of a stage, for people."""
+        return str(self._program.ref(stage))
+
+    def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
+        """Where each tensor argument of a block will be found when it runs again."""
+        if not self._program.replayed[stage]:
+            return list(map(Argument.kept, leaves))
+        returned = self._returned.pop(stage - 1, [])
+        outputs = self._outputs_before(stage)
+        arguments = [Argument.found(leaf, returned, outputs) for leaf in leaves]
+        self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
+        for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
+            if value in self._outputs:
+                self._outputs[value].keep_only(self._wanted[stage - 1])
+            if value in self._cargo:
+                self._cargo[value].keep_only(self._wanted[stage - 1])
+        return arguments
+
+    def _outputs_before(self, stage: int) -> Outputs | None:
+        if self._travel is not None:
+            self._take((OUTPUT, stage - 1))
+            self._take((SAVED, stage - 1))
+        return self._outputs_there(stage)
+
+    def _outputs_there(self, stage: int) -> Outputs | None:
+        """The same without what is on its way back."""
+        return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
+
+    def _produce(self, op: Op, output: Any) -> None:
+        product = op.product
+        if product is not None and self._program.replayed[op.stage + 1]:
+            passed = self._passed.get(op.stage, frozenset())
+            self._outputs[product] = Outputs(output, self._wanted.get(op.stage), passed)
+
+    def _drop(self, value: Value) -> None:
+        """What the list removes from the device: nothing that stays there instead of on the host."""
+        if value not in self._staying:
+            self._take(value)
+            if value in self._cargo:
+                self._cargo[value].empty()
+                self._let_go(value)
+            else:
+                self._remove(value)
+
+    def _remove(self, value: Value) -> None:
+        kind, stage = value
+        if kind == SAVED and stage in self._blocks:
+            first, box = self._blocks[stage].first, self._blocks[stage].box
+            for holder in first.alive() if first is not None else ():
+                holder.empty()
+            if box is not None:
+                box.rebuild = None
+        self._let_go(value)
+
+    def _let_go(self, value: Value) -> None:
+        """Of an output; that of a native stage stays while the next stage may still ask for it."""
+        kind, stage = value
+        if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
+            return
+        if value in self._staying:
+            return
+        if value in self._cargo and self._travel is not None and self._travel.is_arriving(value):
+            self._cargo[value].has_readers = False
+        self._outputs.pop(value, None)
+
+    def _is_leased(self, stage: int) -> bool:
+        lease = self._leases.get(stage)
+        return lease is not None and lease() is not None
+
+    # -- transfers -------------------------------------------------------------------------------------------
+
+    def _wait(self, position: int) -> None:
+        if self._travel is not None:
+            self._travel.wait(position)
+
+    def _move(self, position: int, op: Op) -> None:
+        value, travel = op.subject, self._travel
+        if op.kind == DROP:
+            self._drop(value)
+        elif op.kind == OFFLOAD:
+            self._offload(position, value)
+        elif op.kind == DISCARD:
+            self._discard(value)
+        elif travel is not None and travel.holds(value):
+            travel.prefetch(value)
+
+    def _offload(self, position: int, value: Value) -> None:
+        if self._travel is None:
+            self._staying.add(value)
+            return
+        self._take(value)
+        cargo = self._cargo_of(value, self._travel.device)
+        if not cargo.tensors:
+            if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
+                self._staying.add(value)
+            return  # else it was not made, or autograd is done with it
+        if self._travel.offload(position, value, cargo.tensors):
+            self._cargo[value] = cargo
+            cargo.tensors = []
+        else:
+            self._staying.add(value)
+            self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
+
+    def _cargo_of(self, value: Value, device: torch.device) -> Cargo:
+        kind, stage = value
+        block = self._blocks.get(stage) if kind == SAVED else None
+        if block is None:
+            return Cargo(None, (), self._outputs.get(value), device)
+        given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
+        before = self._outputs_there(stage)
+        found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
+        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value), device)
+
+    @functools.cached_property
+    def _resident(self) -> frozenset[int]:
+        return self._settings.resident()
+
+    def _leave(self, value: Value) -> None:
+        """Lets go of what travels: nobody asks for it any more."""
+        self._staying.discard(value)
+        self._cargo.pop(value, None)
+        if self._travel is not None:
+            self._travel.leave(value)
+
+    def _discard(self, value: Value) -> None:
+        self._staying.discard(value)
+        if self._travel is not None and self._travel.holds(value):
+            self._travel.discard(value)
+        if self._travel is None or not self._travel.is_arriving(value):
+            self._cargo.pop(value, None)
+
+    def _take(self, value: Value) -> None:
+        """Takes what was asked back, once it is there."""
+        travel = self._travel
+        if travel is None or not travel.is_arriving(value):
+            return
+        outputs = self._cargo[value].unpack(travel.take(value))
+        if outputs is not None:
+            self._outputs[value] = outputs
+        if not travel.holds(value):
+            del self._cargo[value]
+        else:
+            self._cargo[value].has_readers = True
+
+    def abandon(self) -> None:
+        """To be called when the step failed: gives the slower memory free for the next one."""
+        if self._travel is not None:
+            self._travel.close()
+        self._travel, self._cargo = None, {}

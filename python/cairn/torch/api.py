@@ -53,19 +53,49 @@ def checkpoint(
     strict: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """Makes a model train within a budget: profile, plan and apply in one call. Returns the same module.
+    """Make a model train within a byte budget: profile, plan and apply in one call.
 
-    args, kwargs: a sample of what the training loop calls the model with (a tensor may stand for a tuple of one).
-    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
-    check_steps: so many training steps with each plan are measured. One over the budget warns, and the plan is made
-        again with a larger reserve when the optimizer steps; if strict, it raises BudgetExceeded.
-    options: loss_fn, optimizer, blocks, keep, passes, inside, outside, holds_output, progress as for `profile`;
-        host_budget, tier, link, solver, scope, gradients, allow, and those of solvers, as for `plan`;
-        preserve_rng_state, determinism_check, on_shape_change as for `apply`; here on_shape_change is "replan": for a
-        step whose inputs are larger than all that were planned for, a plan is made when it begins.
+    Loss, gradients, buffers and random state stay bit for bit those of plain training. The model is changed in place;
+    nothing is renamed or wrapped. A plan that was at work on it is replaced.
 
-    A plan that was at work is replaced. Raises InfeasibleBudget, with the least budget that works and what it is made
-    of, and then leaves the model, and the old plan, alone.
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on its device, in training mode.
+    args, kwargs
+        A sample of what the training loop calls the model with; a tensor may stand for a tuple of one. Give the largest
+        batch that training will see.
+    budget : int, str or cairn.Budget
+        Peak of allocated memory over the whole step, in bytes: parameters, gradients, optimizer state and inputs
+        included. "8GiB", "80%" (of the device), or "auto" (what is free).
+    check_steps : int
+        How many training steps with each plan are measured. One over the budget warns, and the plan is made again with
+        a larger reserve when the optimizer steps.
+    strict : bool
+        A measured step over the budget raises BudgetExceeded instead.
+    **options
+        loss_fn, optimizer, blocks, keep, passes, inside, outside, holds_output and progress as for `profile`;
+        host_budget, tier, link, solver, scope, gradients, allow, and the options of solvers, as for `plan`;
+        preserve_rng_state, determinism_check and on_shape_change as for `apply`. Here on_shape_change is "replan": for
+        a step whose inputs are larger than all that were planned for, a plan is made when it begins.
+
+    Returns
+    -------
+    nn.Module
+        The same module.
+
+    Raises
+    ------
+    InfeasibleBudget
+        No plan fits. The error names the least budget that works and what it is made of. The model, and the plan that
+        it had, are left alone.
+    Unsupported
+        The model or its step cannot be made safe; the message names what it is.
+
+    Examples
+    --------
+    >>> model = ct.checkpoint(model, x, budget="8GiB", loss_fn=loss_fn, optimizer=optimizer)
+    >>> loss_fn(model(x)).backward()
     """
     _applied(model, args, kwargs, budget, check_steps, strict, options)
     return model
@@ -127,8 +157,28 @@ def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
 
 
 def report(model: nn.Module) -> Report | CompiledReport:
-    """What is planned for a model that `compile` returned, or on which `checkpoint` or `apply` works, and what was
-    measured.
+    """What is planned for a model, and what was measured.
+
+    Parameters
+    ----------
+    model : nn.Module
+        One on which `checkpoint` or `apply` works, or that `compile` returned.
+
+    Returns
+    -------
+    Report or CompiledReport
+        Print it, or take `to_json()`.
+
+    Raises
+    ------
+    ValueError
+        No plan is at work on the model.
+    RecomputationError
+        On an accelerator, a block computed other values in the last step.
+
+    Examples
+    --------
+    >>> print(ct.report(model))
     """
     compiled = known(model)
     if compiled is not None and compiled.report is not None:
@@ -145,7 +195,26 @@ def budget(
 ) -> Iterator[Handle]:
     """`checkpoint` for the body of a with statement; afterwards the model is as it was, with the plan that it had.
 
-    No steps are checked unless check_steps= says so.
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    total : int, str or cairn.Budget
+        The budget, as for `checkpoint`.
+    sample_args, sample_kwargs
+        The sample, as `args` and `kwargs` of `checkpoint`.
+    **options
+        Those of `checkpoint`. No steps are checked unless check_steps= says so.
+
+    Yields
+    ------
+    Handle
+        The plan at work.
+
+    Examples
+    --------
+    >>> with ct.budget(model, "8GiB", x, loss_fn=loss_fn):
+    ...     loss_fn(model(x)).backward()
     """
     check_call(model, sample_kwargs, options.get("loss_fn"), sample_args)
     check_steps, strict = options.pop("check_steps", 0), options.pop("strict", False)

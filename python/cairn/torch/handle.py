@@ -31,7 +31,10 @@ _handles: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.We
 
 
 class Handle:
-    """A plan at work on a model; made by `apply`. As a context manager, it removes the plan at the end."""
+    """A plan at work on a model; made by `apply`, found by `handle`.
+
+    As a context manager, it removes the plan at the end.
+    """
 
     def __init__(self, model: nn.Module, shapes: ShapePlans, executor: Executor) -> None:
         self.shapes = shapes
@@ -54,10 +57,12 @@ class Handle:
         return self.executor.is_attached
 
     def remove(self) -> None:
-        """Restores the model exactly; steps whose forward has run can still be finished. May be called twice.
+        """Restore the model exactly. Steps whose forward has run can still be finished. May be called twice.
 
-        Raises RecomputationError, once the model is restored, if a block computed other values in the last step, on an
-        accelerator.
+        Raises
+        ------
+        RecomputationError
+            On an accelerator, if a block computed other values in the last step; the model is restored all the same.
         """
         self._take_off()
         self.executor.look()
@@ -70,7 +75,13 @@ class Handle:
             del _handles[model]
 
     def report(self) -> Report:
-        """What is planned, and what was measured of it; as `cairn.torch.report(model)`."""
+        """What is planned, and what was measured of it; as `cairn.torch.report(model)`.
+
+        Raises
+        ------
+        ValueError
+            The plan was removed.
+        """
         self.executor.look()
         if self._model() is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
@@ -102,20 +113,46 @@ def apply(
     determinism_check: str = "default",
     on_shape_change: str = "error",
 ) -> Handle:
-    """From now on, the model's training steps follow the plan. In place; nothing is renamed or wrapped.
+    """Put a plan to work: from now on, the model's training steps follow it.
 
-    Loss, gradients, buffers and random state are bit for bit those of plain training. Copies and pickles of the model
-    are without the plan. Calls without gradients, and in evaluation mode if the plan is for training, run as ever.
+    In place; nothing is renamed or wrapped. Loss, gradients, buffers and random state are bit for bit those of plain
+    training. Copies and pickles of the model are without the plan. Calls without gradients run as usual, and so do
+    calls in evaluation mode if the plan is for training.
 
-    preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; determinism_check "values" compares the
-        values of what a block saves in its runs, too (slow, for finding out what differs), but for the seeds of
-        kernels. By default outputs are compared by samples; on accelerators, saved tensors as well, without waiting
-        for the device: a difference raises RecomputationError in the next step.
-    on_shape_change: a step whose inputs are larger than the plan's raises PlanMismatch ("error"), or follows the plan
-        all the same, exact, but perhaps not within the budget ("nearest"). To plan again ("replan") takes a profile,
-        which `checkpoint` has.
+    Parameters
+    ----------
+    model : nn.Module
+        The model that the plan was made for, or another one of the same architecture.
+    plan : Plan
+        Made by `plan`, or loaded by `Plan.load`.
+    preserve_rng_state : bool
+        Restore the state of random generators for a recomputation, as in `torch.utils.checkpoint`.
+    determinism_check : {"default", "values", "none"}
+        "default" compares samples of outputs; on accelerators samples of saved tensors as well, without waiting for the
+        device: a difference raises RecomputationError in the next step. "values" compares the values of all saved
+        tensors, but for the seeds of kernels: slow, for finding out what differs. "none" compares nothing.
+    on_shape_change : {"error", "nearest"}
+        A step whose inputs are larger than the plan's raises PlanMismatch ("error"), or follows the plan all the same:
+        exact, but perhaps not within the budget ("nearest"). To plan again takes a profile, which `checkpoint` has.
 
-    Raises PlanMismatch if the plan is for another model, Unsupported if the model cannot follow a plan.
+    Returns
+    -------
+    Handle
+        Its `remove` restores the model. It is a context manager, too.
+
+    Raises
+    ------
+    PlanMismatch
+        The plan is for another model.
+    Unsupported
+        The model cannot follow a plan.
+    ValueError
+        A plan is at work on the model already.
+
+    Examples
+    --------
+    >>> with ct.apply(model, ct.Plan.load("plan.json")):
+    ...     loss_fn(model(x)).backward()
     """
     return apply_by_shape(model, plan, None, on_shape_change, preserve_rng_state, determinism_check)
 
@@ -179,7 +216,18 @@ def _depot_of(plan: Plan, device: torch.device) -> Depot | None:
 
 
 def handle(model: nn.Module) -> Handle | None:
-    """The handle of the plan that is at work on a model; None if there is none (for which `report` raises)."""
+    """The handle of the plan that is at work on a model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any model.
+
+    Returns
+    -------
+    Handle or None
+        None if no plan is at work, for which `report` raises.
+    """
     check_call(model, None)
     found = _handles.get(model)
     return None if found is None else found()

@@ -65,25 +65,54 @@ def profile(
     holds_output: bool = True,
     progress: ProgressCallback | Literal[False] | None = None,
 ) -> Profile:
-    """Measures one plain training step of `model` on sample arguments, without changing the model.
+    """Measure one plain training step of a model on a sample, without changing the model.
 
-    Plans that are at work on the model, or on others that its loss runs, are set aside meanwhile.
+    It needs the memory of the blocks' outputs, one block's saved tensors, and what lies outside blocks. So it profiles
+    models that do not fit plainly. Plans that are at work on the model, or on others that its loss runs, are set aside
+    meanwhile.
 
-    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
-    loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
-    optimizer: its state and its step are counted; it is not stepped.
-    blocks: which modules may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on its device.
+    args, kwargs
+        What the training loop calls the model with; a single tensor may stand for a tuple of one.
+    loss_fn : callable, optional
+        Makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+    optimizer : torch.optim.Optimizer, optional
+        Its state and its step are counted; it is not stepped.
+    blocks : str, type, nn.Module or list
+        Which modules may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
         ModuleList, or a list of these.
-    passes: how often the times are taken (the median counts).
-    keep: blocks (as in `blocks`) that must never be recomputed; one that lies in a block keeps all of it.
-    inside: also find out which parts of what each block saves can be rebuilt, and at what cost.
-    outside: also find out whether a tied embedding and the model's own loss can do with less memory.
-    holds_output: whether the training loop still has the model's output while the backward runs, as after
+    passes : int
+        How often the times are taken; the median counts.
+    keep : as blocks
+        Blocks that must never be recomputed; one that lies in a block keeps all of it.
+    inside : bool
+        Also find options inside blocks (selective recomputation), and what they cost.
+    outside : bool
+        Also find out whether a tied embedding and the model's own loss can do with less memory.
+    holds_output : bool
+        Whether the training loop still has the model's output while the backward runs, as after
         ``output = model(x)``. False where it keeps the loss alone, as in ``model(**batch).loss.backward()``.
-    progress: called with a cairn.Progress, block by block; a true result raises cairn.Cancelled. None shows a line on
-        a terminal, False nothing.
+    progress : callable or False, optional
+        Called with a cairn.Progress, block by block; a true result raises cairn.Cancelled. None shows a line on a
+        terminal, False nothing.
 
-    Memory needed: the blocks' outputs, one block's saved tensors, and what lies outside blocks.
+    Returns
+    -------
+    Profile
+        Bytes and nanoseconds of each stage.
+
+    Raises
+    ------
+    Unsupported
+        The step cannot be profiled; the message names why.
+
+    Examples
+    --------
+    >>> profile = ct.profile(model, x, loss_fn=loss_fn, optimizer=optimizer)
+    >>> print(ct.sweep(profile, 5))
     """
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)

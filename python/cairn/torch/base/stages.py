@@ -40,11 +40,15 @@ def listed(names: Sequence[str]) -> str:
 class StageRef:
     """One stage of a plan's chain; stages are in the order of the forward pass, numbered from 1 as in the chain.
 
-    ``kind``  ``"block"``: one call of a module, which the executor may recompute;
-              ``"outside"``: what the model itself runs before, between or after blocks. It is always kept
-              (``no_recompute`` in the chain), and the executor never touches it.
-    ``name``  the qualified name of the block's module, or a description such as ``"before transformer.h.0"``.
-    ``call``  which call of that module within one forward pass (0 is the first).
+    Attributes
+    ----------
+    kind : {"block", "outside"}
+        "block": one call of a module, which may be recomputed. "outside": what the model itself runs before, between or
+        after blocks. It is always kept (``no_recompute`` in the chain).
+    name : str
+        The qualified name of the block's module, or a description such as ``"before transformer.h.0"``.
+    call : int
+        Which call of that module within one forward pass; 0 is the first.
     """
 
     kind: str

@@ -31,12 +31,32 @@ PLAN_VERSION = 3
 class Plan:
     """A schedule for one training step, with the problem that it solves. Sizes in bytes, times in nanoseconds.
 
-    budget_bytes: what the step may take; reserve_bytes of it are left free for what the profile cannot know.
-    gradients: "accumulated" if the steps it is made for may add to existing gradients, "created" if all create theirs.
-    accumulated_peak_bytes, created_peak_bytes: predicted for either kind of step.
-    least_budget_bytes: the least budget for which there is a plan, the reserve included.
-    tier: the slower memory that values may travel to, empty if none may; of it, host_budget_bytes at most, and
-        host_bytes by this plan.
+    Attributes
+    ----------
+    budget_bytes, reserve_bytes : int
+        What the step may take, and what of it stays free for what the profile cannot know.
+    gradients : {"accumulated", "created"}
+        "accumulated" if the steps it is made for may add to existing gradients, "created" if all create theirs.
+    accumulated_peak_bytes, created_peak_bytes : int
+        Predicted for either kind of step.
+    plain_peak_bytes, plain_ns : int
+        Predicted for the step with nothing recomputed.
+    least_budget_bytes : int
+        The least budget for which there is a plan, the reserve included.
+    step_ns : int
+        Predicted time of the step.
+    lower_bound_ns : int or None
+        No schedule of the same blocks is faster.
+    solver, outcome : str
+        Who answered, and what: "optimal" or "feasible".
+    problem, schedule : dict
+        A cairn-chain and its cairn-schedule, as the command line reads them.
+    kept_because : dict
+        Why blocks are always kept, by their names.
+    tier : str
+        Where values may be offloaded to; empty if nowhere.
+    host_budget_bytes, host_bytes : int
+        The most that may be offloaded at a time, and what this plan takes of it.
     """
 
     model_name: str
@@ -88,13 +108,13 @@ class Plan:
 
     @property
     def is_plain(self) -> bool:
-        """True if nothing is recomputed or travels: the step runs as it would without a plan."""
+        """True if nothing is recomputed or offloaded: the step runs as it would without a plan."""
         forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
         return bool(forwards == len(self.stages)) and not self.inside and not self.offloads
 
     @property
     def offloads(self) -> bool:
-        """Whether anything travels to slower memory."""
+        """Whether anything is offloaded."""
         return has_transfers(self.schedule["ops"])
 
     @property
@@ -165,7 +185,13 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Reads what `to_json` wrote; refuses another version and changed content."""
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PlanMismatch
+            It is of another version, or its content was changed.
+        """
         if not isinstance(data, Mapping):
             raise PlanMismatch(f"a plan is an object, not a {type(data).__name__}")
         if data.get("format") != "cairn-torch-plan" or data.get("version") != PLAN_VERSION:
@@ -181,7 +207,13 @@ class Plan:
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as JSON."""
+        """Write the plan as JSON.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file in a folder that exists.
+        """
         target = Path(path)
         if target.is_dir():
             raise IsADirectoryError(
@@ -199,7 +231,13 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Reads a plan that `save` wrote. Raises PlanMismatch if it is another version, was changed, or is no plan."""
+        """Read a plan that `save` wrote.
+
+        Raises
+        ------
+        PlanMismatch
+            It is of another version, was changed, or is no plan.
+        """
         try:
             return cls.from_json(json.loads(Path(path).read_bytes()))
         except json.JSONDecodeError as error:

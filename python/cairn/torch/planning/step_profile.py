@@ -19,10 +19,22 @@ PROFILE_VERSION = 3
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """One training step, measured. Sizes in bytes, times in nanoseconds.
+    """One training step, measured; made by `cairn.torch.profile`. Sizes in bytes, times in nanoseconds.
 
-    `resident` names what is there during the whole step: parameters, buffers, optimizer state, input and so on.
-    `gradient_bytes` are those of all parameters; a step either creates them or adds to ones that exist.
+    Attributes
+    ----------
+    stages : tuple
+        What was measured of each stage, in the order of the forward.
+    resident : dict
+        What is there during the whole step, by name: parameters, buffers, optimizer state and so on.
+    gradient_bytes : int
+        Gradients of all parameters; a step either creates them or adds to ones that exist.
+    optimizer_step_bytes : int
+        What the optimizer's step takes beyond its state.
+    notes : tuple of str
+        What was found: why blocks are always kept, or kept and recomputed as wholes.
+    holds_output : bool
+        Whether the training loop has the model's output during the backward.
     """
 
     model_name: str
@@ -85,12 +97,25 @@ class Profile:
         *,
         travels: bool = False,
     ) -> dict[str, Any]:
-        """The step as a cairn-chain.
+        """The step as a cairn-chain, which the command line reads.
 
-        `scope` "step" counts everything on the device, "activations" leaves out parameters, buffers, gradients and
-        optimizer state. `gradients` says whether the step creates the parameters' gradients or adds to existing ones.
-        `counted` is what it supposes of the schedule. Where something `travels`, copies may be on their way while the
-        last stage's forward runs, which then counts as it is.
+        Parameters
+        ----------
+        scope : {"step", "activations"}
+            "step" counts everything on the device; "activations" leaves out parameters, buffers, gradients and
+            optimizer state.
+        gradients : {"accumulated", "created"}
+            Whether the step adds to existing gradients or creates them.
+        counted
+            What the chain supposes of the schedule.
+        travels : bool
+            Whether anything is offloaded. Copies may then be on their way while the last stage's forward runs, which
+            counts as it is.
+
+        Returns
+        -------
+        dict
+            The chain as plain data, for `json.dump`.
         """
         created = gradients == CREATED and scope == "step"
         stages = []
@@ -124,7 +149,7 @@ class Profile:
         return dataclasses.replace(self, resident=resident, optimizer_step_bytes=other.optimizer_step_bytes)
 
     def without_options(self) -> Profile:
-        """The profile of blocks that are kept or run again as wholes."""
+        """The profile of blocks that are kept or recomputed as wholes."""
         stages = tuple(dataclasses.replace(stage, options=[], digest="") for stage in self.stages)
         return dataclasses.replace(self, stages=stages)
 

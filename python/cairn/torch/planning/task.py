@@ -52,23 +52,52 @@ def plan(
 ) -> Plan:
     """The fastest schedule of the profiled step within a budget.
 
-    budget: bytes, "8GiB", "80%" (of the device), "auto" (what is free), or a cairn.Budget.
-    scope: "step" counts all that the step has on the device; "activations" leaves out parameters, buffers, gradients
-        and optimizer state.
-    gradients: "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for
-        loops in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
-    host_budget: slower memory that values may travel to: bytes, a size, "auto" (most of what is free), or None for no
-        offloading. Then what every block saved, all of it or a part, or its output alone, may stay, be computed again
-        or travel, whatever is fastest.
-    tier: which slower memory: "host", or "file:PATH" (beside that path, or in that folder).
-    link: how fast the way there is: measured if None; a `Link`, a cairn.Machine, or a rate such as "8GB/s".
-    allow: what may be done to save memory: "recompute" runs blocks again; "inside" lets blocks keep a part of what they
-        save and rebuild the rest; "offload" lets values travel, and takes a host_budget. By default all that can be.
-    solver, options: as for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless
-        a model has hundreds of blocks that are all unlike each other. One that is named, and would need more memory
-        than it may use (memory_limit=), raises cairn.MemoryLimit.
+    Parameters
+    ----------
+    profile : Profile
+        Made by `cairn.torch.profile`.
+    budget : int, str or cairn.Budget
+        Bytes, "8GiB", "80%" (of the device), "auto" (what is free).
+    host_budget : int or str, optional
+        How much may be offloaded at a time: bytes, a size, or "auto" (most of what is free). None: no offloading. Then
+        what every block saved, all of it or a part, or its output alone, may stay, be recomputed or be offloaded,
+        whatever is fastest.
+    tier : str
+        Where to: "host", or "file:PATH" (beside that path, or in that folder).
+    link : Link, cairn.Machine or str, optional
+        How fast the link is: a measurement, or a rate such as "8GB/s". Measured if None.
+    allow : collection of {"recompute", "inside", "offload"}, optional
+        What may be done to save memory: "recompute" recomputes blocks; "inside" is selective recomputation inside
+        blocks; "offload" takes a host_budget. By default all that can be.
+    solver : str
+        As for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless a model has
+        hundreds of blocks that are all unlike each other.
+    scope : {"step", "activations"}
+        "step" counts all that the step has on the device; "activations" leaves out parameters, buffers, gradients and
+        optimizer state.
+    gradients : {"accumulated", "created"}
+        "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for loops
+        in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
+    **options
+        Of the solver, as for `cairn.solve`.
 
-    Raises InfeasibleBudget with the least budget that works and what it is made of.
+    Returns
+    -------
+    Plan
+        A schedule that the simulator has verified within the budget.
+
+    Raises
+    ------
+    InfeasibleBudget
+        No plan fits. The error names the least budget that works and what it is made of.
+    cairn.MemoryLimit
+        A solver that is named would need more memory than memory_limit= allows.
+
+    Examples
+    --------
+    >>> plan = ct.plan(profile, "8GiB", host_budget="64GiB")
+    >>> plan.peak_bytes <= plan.budget_bytes
+    True
     """
     host_budget = arguments.host_budget_of(budget, host_budget)
     way = {"host_budget": host_budget, "tier": tier, "link": link}

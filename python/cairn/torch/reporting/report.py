@@ -68,7 +68,27 @@ class Offloaded:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A plan explained: print it, or take `to_json()`."""
+    """A plan explained: print it, or take `to_json()`.
+
+    Attributes
+    ----------
+    plan : Plan
+        What is explained.
+    rows : tuple
+        One for each stage: its action, sizes in bytes, times in nanoseconds.
+    composition : dict
+        What makes up the peak, bytes by name.
+    peak_at : str
+        When memory peaks.
+    measured
+        What the first steps were measured to take; None before.
+    shapes : tuple
+        The plans by shape.
+    offloading
+        What is offloaded; None if nothing is.
+    notes : tuple of str
+        What the latest steps did that is not as planned.
+    """
 
     plan: Plan
     rows: tuple[Row, ...]
@@ -256,7 +276,20 @@ def _shape_data(entry: ShapePlan) -> dict[str, Any]:
 
 
 def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[ShapePlan] = ()) -> Report:
-    """The report of a plan, without a model."""
+    """The report of a plan, without a model.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    measured, shapes
+        What `cairn.torch.report` adds: measurements of first steps, and plans by shape.
+
+    Returns
+    -------
+    Report
+        Print it, or take `to_json()`.
+    """
     check_plan(plan)
     blocks = [str(ref) for ref in plan.stages if ref.is_block]
     moment = plan.peak_moment()

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
-from cairn.torch.runtime import recomputation
+from cairn.torch.runtime import recomputation, step_run
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -204,7 +204,8 @@ def test_verify_tells_what_a_plan_leaves_in_attributes(monkeypatch: pytest.Monke
     model, x = nn.Sequential(*(Writing("a counter") for _ in range(4))), torch.randn(256, 16)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1, blocks=Writing)
     plan = ct.plan(profile, ct.plan(profile, "1GiB").least_budget_bytes)
-    monkeypatch.setattr(recomputation, "Attributes", Forgetful)
+    for module in (step_run, recomputation):
+        monkeypatch.setattr(module, "Attributes", Forgetful)
     with pytest.raises(ct.VerificationFailed, match=r"the attribute 0\.counter \(block 0\) differs"):
         ct.verify(model, plan, x, loss_fn=torch.sum)
     assert not model[0].counter

@@ -24,14 +24,34 @@ def trainer_callback(
 ) -> Any:
     """A TrainerCallback under which a Hugging Face Trainer trains within a budget.
 
-    The first batch of its data is the sample: give the largest that there will be, or pad to a fixed length. Options as
-    for `cairn.torch.checkpoint`, but holds_output is False, for a Trainer keeps the loss alone. The plan is removed
-    when training ends; `callback.report` stays: what was planned and measured (None before training).
+    The first batch of its data is the sample: give the largest that there will be, or pad to a fixed length. The plan
+    is removed when training ends; `callback.report` stays: what was planned and measured (None before training).
 
     Of a Trainer whose `compute_loss` or `training_step` is its own, or that is given a compute_loss_func, what is
     planned is its compute_loss, with the first batch that it is called with in training.
 
-    compute_loss_func: makes the loss from the model's output and the labels; the model's own call is planned then.
+    Parameters
+    ----------
+    budget : int, str or cairn.Budget
+        As for `checkpoint`.
+    compute_loss_func : callable, optional
+        Makes the loss from the model's output and the labels; the model's own call is planned then.
+    **options
+        As for `checkpoint`, but holds_output is False, because a Trainer keeps the loss alone.
+
+    Returns
+    -------
+    transformers.TrainerCallback
+        For `Trainer(callbacks=[...])`.
+
+    Raises
+    ------
+    ImportError
+        transformers is not installed.
+
+    Examples
+    --------
+    >>> trainer = Trainer(model, arguments, train_dataset=data, callbacks=[ct.trainer_callback("8GiB")])
     """
     check_checkpoint(budget, options)
     if compute_loss_func is not None:

@@ -64,10 +64,37 @@ def checkpoint_sequential(
 ) -> Any:
     """As `torch.utils.checkpoint.checkpoint_sequential`, and with a budget instead of a number of segments.
 
-    segments: the functions are cut into so many of equal count; all but the last are run again in the backward.
-    budget: bytes or a size such as "2GiB" for the activations of these functions (parameters and gradients are not
-        counted): what is run again is then chosen by measurement, at the first call and for every new input shape.
-    input: a tensor, or a tuple that is passed as several arguments. kwargs go to every function.
+    Parameters
+    ----------
+    functions : nn.Sequential or sequence of callables
+        Run one after the other. They may be unlike each other, and take and return tuples.
+    segments : int, optional
+        The functions are cut into so many of equal count; all but the last are recomputed in the backward.
+    input : torch.Tensor or tuple
+        A tuple is passed as several arguments.
+    budget : int or str, optional
+        Bytes, or a size such as "2GiB", for the activations of these functions; parameters and gradients are not
+        counted. What is recomputed is then chosen by measurement, at the first call and for every new input shape.
+    preserve_rng_state : bool
+        Restore the state of random generators for a recomputation.
+    kwargs
+        Go to every function.
+    **options
+        As for `plan`.
+
+    Returns
+    -------
+    Any
+        What the last function returns.
+
+    Raises
+    ------
+    InfeasibleBudget
+        No plan fits.
+
+    Examples
+    --------
+    >>> out = ct.checkpoint_sequential(layers, input=hidden, budget="2GiB")
     """
     chain = list(functions.children()) if isinstance(functions, nn.Sequential) else list(functions)
     if (segments is None) == (budget is None):

@@ -40,7 +40,13 @@ class Traced:
         self._switches = Switches()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the graph as a cairn-graph file, which the command line reads."""
+        """Write the graph as a cairn-graph file, which the command line reads.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file.
+        """
         self.graph.save(path)
 
     def run(
@@ -51,20 +57,29 @@ class Traced:
         *,
         measure: bool = True,
     ) -> Step:
-        """Runs the step as a verified schedule says; without one, as it was traced, nothing recomputed.
+        """Run the step as a verified schedule says; without one, as it was traced, with nothing recomputed.
 
-        Random numbers are drawn from torch's default generators, as in training; buffers get the contents that the
-        step leaves in them; parameters' `grad` is not touched.
+        Random numbers are drawn from torch's default generators, as in training. Buffers get the contents that the step
+        leaves in them. Parameters' `grad` is not touched.
 
-        verified: what `cairn.verify` returned for `graph` and a schedule.
-        args, kwargs: other inputs of the same shapes; those that were traced if neither is given.
-        measure: also measure the peak of memory.
+        Parameters
+        ----------
+        verified : cairn.Verified, optional
+            What `cairn.verify` returned for `graph` and a schedule.
+        args, kwargs
+            Other inputs of the same shapes; those that were traced if neither is given.
+        measure : bool
+            Also measure the peak of memory.
+
+        Returns
+        -------
+        Step
+            Loss, gradients, and the peak in bytes.
 
         Raises
         ------
         PlanMismatch
-            The schedule was verified for another graph, or shapes, inputs or parameters are not those
-            that were traced.
+            The schedule was verified for another graph, or shapes, inputs or parameters are not those that were traced.
         """
         ops = self._program.store_all() if verified is None else self._ops(verified)
         externals = [outside.tensor for outside in self._program.externals]
@@ -114,20 +129,36 @@ def trace(
     times_of: cairn.Graph | None = None,
     name: str | None = None,
 ) -> Traced:
-    """Traces one plain training step of `model` on sample arguments, without changing the model.
+    """Trace one plain training step of a model on a sample, without changing the model.
 
-    args, kwargs: what the training loop calls the model with; a single tensor may stand for a tuple of one.
-    loss_fn: makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
-    keep_output: the tensors of the model's output are results too and stay to the end, as for a loop that holds them.
-    numbers: what to do where the step reads numbers out of tensors (`if x.sum() > 0`): "refuse", or "check" in every
-        run that they are the same as when it was traced, so that it goes the same way.
-    passes: how often the times are taken (the median counts). 0: not at all, where of schedules memory alone counts.
-    times_of: a graph that was traced from the same step, in another process perhaps: its times are taken over, so that
+    The step runs once as usual and is recorded. Then what was recorded runs, its results are compared with the step's
+    bit for bit, and its operations are measured. This takes the memory of plain training.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on its device.
+    args, kwargs
+        What the training loop calls the model with; a single tensor may stand for a tuple of one.
+    loss_fn : callable, optional
+        Makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+    keep_output : bool
+        The tensors of the model's output are results too and stay to the end, as for a loop that holds them.
+    numbers : {"refuse", "check"}
+        What to do where the step reads numbers out of tensors (`if x.sum() > 0`). "check": in every run they must be
+        the same as when it was traced, so that it goes the same way.
+    passes : int
+        How often the times are taken; the median counts. 0: not at all, where of schedules memory alone counts.
+    times_of : cairn.Graph, optional
+        A graph that was traced from the same step, in another process perhaps. Its times are taken over, so that
         schedules of that graph are schedules of this one.
-    name: of the graph; the model's class if not given.
+    name : str, optional
+        Of the graph; the model's class if not given.
 
-    The step runs once as ever and is recorded; then what was recorded runs again, its results are compared with the
-    step's bit for bit, and its operations are measured. This takes the memory of plain training.
+    Returns
+    -------
+    Traced
+        The graph, and the step to run.
 
     Raises
     ------
@@ -135,6 +166,12 @@ def trace(
         The step does something that one graph cannot stand for; the message names the operation.
     PlanMismatch
         `times_of` was traced from another step.
+
+    Examples
+    --------
+    >>> traced = ct.trace(model, x, loss_fn=loss_fn)
+    >>> schedule = cairn.solve(traced.graph, "2GiB").require()
+    >>> step = traced.run(cairn.verify(traced.graph, schedule))
     """
     if numbers not in ("refuse", "check"):
         raise ValueError(f"numbers is {numbers!r}; it can be 'refuse' or 'check'")

@@ -104,7 +104,10 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
 
 
 class BudgetExceeded(TorchError, _NeedsSmallerBatch):
-    """A measured step took more memory than its plan's budget. As InfeasibleBudget, a torch.OutOfMemoryError too."""
+    """A measured step took more memory than its plan's budget.
+
+    As InfeasibleBudget, it is a torch.OutOfMemoryError too.
+    """
 
 
 class PlanMismatch(TorchError):
@@ -116,12 +119,13 @@ class VerificationFailed(TorchError):
 
 
 class RecomputationError(TorchError, RuntimeError):
-    """A block cannot be run again as it ran first: what it read was changed, or it does not do the same twice. A
-    RuntimeError, as what autograd raises where saved tensors were changed.
+    """A block cannot be recomputed as it ran first: what it read was changed, or it does not do the same twice.
+
+    It is a RuntimeError, as what autograd raises where saved tensors were changed.
 
     Attributes
     ----------
-    difference
+    difference : str
         What the block does differently when it is recomputed; empty where it was not recomputed.
     """
 
@@ -139,17 +143,17 @@ class RecomputationError(TorchError, RuntimeError):
 
 
 class TierUnavailable(TorchError, cairn.Io):
-    """The slower memory for offloading cannot be had: it does not fit, or there is no place for it."""
+    """The memory for offloading cannot be had: it does not fit, or there is no place for it."""
 
 
 class TransferFailed(TorchError, cairn.Io):
-    """A copy to or from the slower memory failed, or was cancelled after one that did. The next step is sound.
+    """A copy to or from a tier failed, or was cancelled after one that did. The next step is sound.
 
     Attributes
     ----------
     what
         What was being copied.
-    nbytes
+    nbytes : int
         How much of it.
     """
 

@@ -62,21 +62,42 @@ def sweep(
     gradients: str = ACCUMULATED,
     **options: Any,
 ) -> Sweep:
-    """The trade-off curve: a plan for each budget, or for that many budgets from the least to storing everything.
+    """The trade-off curve: a plan for each budget.
 
     Many budgets take little more time than one: the solver's tables serve all of them. With a model, steps are run and
     measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and what PyTorch offers.
 
-    budgets: a list of what `plan` takes as one ("6MiB", bytes, "80%", a cairn.Budget), or how many there shall be.
-    plot: path of a picture to draw (needs matplotlib), where blocks may be kept in part with the curve of whole blocks
-        beside it, and with all that is measured. Where the number of budgets is given, curves are drawn through more.
-    model, args, kwargs, loss_fn: what was profiled. It is left as it was; a plan at work on it is set aside meanwhile.
-    beside: of PyTorch, "every block" (each checkpointed; a transformers model does so by itself),
-        "checkpoint_sequential" (over the longest run of blocks that form a sequence, with every number of segments),
-        and "torch.compile" (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not
-        apply, is in `left_out`.
-    rounds: so many steps of each are timed, in turns.
-    The others are as for `plan`. Of a model that `compile` returned: the curve of its graph, `sweep(compiled, 10)`.
+    Parameters
+    ----------
+    profile : Profile
+        Made by `profile`. Or a model that `compile` returned, for the curve of its graph: `sweep(compiled, 10)`.
+    budgets : int or iterable
+        How many budgets, from the least that works to the one that stores everything; or a list of what `plan` takes as
+        one ("6MiB", bytes, "80%", a cairn.Budget).
+    plot : str or Path, optional
+        A picture to draw (needs matplotlib): the curve, where blocks have options inside with that of whole blocks
+        beside it, and all that is measured. Where the number of budgets is given, curves are drawn through more.
+    model, args, kwargs, loss_fn
+        What was profiled, to measure steps. It is left as it was; a plan at work on it is set aside meanwhile.
+    beside : iterable of str
+        Of PyTorch, "every block" (each checkpointed; a transformers model does so by itself), "checkpoint_sequential"
+        (over the longest run of blocks that form a sequence, with every number of segments), and "torch.compile"
+        (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not apply, is in
+        `left_out`.
+    rounds : int
+        How many steps of each way are timed, in turns.
+    host_budget, tier, link, allow, solver, scope, gradients, **options
+        As for `plan`.
+
+    Returns
+    -------
+    Sweep
+        A sequence of points, and what was measured.
+
+    Examples
+    --------
+    >>> for point in ct.sweep(profile, 5):
+    ...     print(point.budget_bytes, point.overhead)
     """
     compiled = known(profile)
     if compiled is not None:

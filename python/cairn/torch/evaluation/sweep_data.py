@@ -15,7 +15,17 @@ PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One point of the trade-off curve; None where no plan exists."""
+    """One point of the trade-off curve; None where no plan exists.
+
+    Attributes
+    ----------
+    budget_bytes : int
+        The budget.
+    peak_bytes, step_ns : int or None
+        Predicted peak and time of the step.
+    overhead : float or None
+        Predicted extra time, as a share of the plain step's.
+    """
 
     budget_bytes: int
     peak_bytes: int | None
@@ -62,9 +72,17 @@ class Way:
 class Measurement(Way):
     """A way to run the step, as measured.
 
-    step_ns: median of the rounds. overhead: extra time as a share of the plain step's, the median over the rounds of
-        the ratio to the plain step of the same round; to the predicted plain step where that could not be measured.
-    same_loss: whether the loss is the plain step's to the bit; None where it could not be compared.
+    Attributes
+    ----------
+    peak_bytes : int
+        Measured peak of the step.
+    step_ns : int
+        Time of a step, the median of the rounds.
+    overhead : float
+        Extra time as a share of the plain step's: the median over the rounds of the ratio to the plain step of the same
+        round; to the predicted plain step where that could not be measured.
+    same_loss : bool or None
+        Whether the loss is the plain step's to the bit; None where it could not be compared.
     """
 
     peak_bytes: int
@@ -81,8 +99,19 @@ class Measurement(Way):
 class Sweep(Sequence[Point]):
     """The trade-off curve; as a sequence, its points. Sizes in bytes, times in nanoseconds.
 
-    whole_blocks: the curve of whole blocks at the same budgets, where blocks may be kept in part and a picture or
-        measurements were asked for. measured: what was measured. left_out: what was not, and why.
+    Attributes
+    ----------
+    points : tuple of Point
+        The curve.
+    whole_blocks : tuple of Point
+        The curve of whole blocks at the same budgets, where blocks have options inside and a picture or measurements
+        were asked for.
+    measured : tuple of Measurement
+        What was measured.
+    left_out : dict
+        What was not measured, and why.
+    rounds : int
+        How many steps of each way were timed.
     """
 
     model_name: str

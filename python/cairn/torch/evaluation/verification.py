@@ -32,10 +32,22 @@ UNSTEADY = 8
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found. Peaks are of whole steps, in bytes; `accumulated` of a step onto existing gradients.
+    """What `verify` found. Peaks are of whole steps, in bytes.
 
-    `differences`: the first of each kind. `unsteady`: what differed, but differs between two plain steps about as much:
-    some kernels on CUDA add up in no fixed order.
+    Attributes
+    ----------
+    differences : tuple of str
+        What is not bit for bit as in plain training: the first of each kind.
+    compared : bool
+        Whether a plain step ran as well.
+    created, accumulated : Measured
+        The planned step that creates its gradients, and one that adds to existing gradients.
+    plain : Measured or None
+        The plain step, if it ran.
+    plan : Plan
+        What was verified.
+    unsteady : tuple of str
+        What differed, but differs between two plain steps about as much: some kernels on CUDA add up in no fixed order.
     """
 
     differences: tuple[str, ...]
@@ -97,13 +109,39 @@ def verify(
     compare: bool = True,
     strict: bool = True,
 ) -> Verification | CompiledReport:
-    """Runs the sample step plain and planned, from the same state, and compares.
+    """Run the sample step plain and planned, from the same state, and compare.
 
     Loss, gradients, buffers, what modules have in attributes, and random state must be equal bit for bit, and the peak
-    within the budget. What differs between two plain steps about as much is not counted, but named
-    (`Verification.unsteady`). The model is left as it was. With compare=False only the planned step runs, for models
-    that do not fit plainly. A model that `compile` returned has its plan and sample with it: `verify(compiled)`.
-    Raises VerificationFailed unless strict is false.
+    within the budget. The model is left as it was.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model, or one that `compile` returned: it has its plan and sample with it, `verify(compiled)`.
+    plan : Plan
+        The plan to verify.
+    args, kwargs, loss_fn
+        The sample, as for `profile`.
+    compare : bool
+        False runs the planned step alone, for models that do not fit plainly.
+    strict : bool
+        Raise for a difference; False returns it.
+
+    Returns
+    -------
+    Verification or CompiledReport
+        What was found. `ok` says whether all is well.
+
+    Raises
+    ------
+    VerificationFailed
+        A bit differs, or the peak is over the budget; unless strict is false.
+
+    Examples
+    --------
+    >>> result = ct.verify(model, plan, x, loss_fn=loss_fn)
+    >>> result.ok
+    True
     """
     compiled = known(model)
     if compiled is not None and plan is None:

@@ -58,11 +58,34 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`cross_entropy(linear(input, linear_weight, linear_bias), target, ...)`, bit for bit, without whole logits.
 
-    The arguments are those of PyTorch's own `linear_cross_entropy`: `input` has a row for each target, a class index.
-    What cannot be done in chunks is computed in the whole, by `cairn.torch.cross_entropy`.
+    The arguments are those of PyTorch's own `linear_cross_entropy`. What cannot be done in chunks is computed in the
+    whole, by `cairn.torch.cross_entropy`.
 
-    exact: False takes chunks that nobody proved, so that the last bits may be others.
-    chunk_bytes: how many bytes of logits there are at a time, about.
+    Parameters
+    ----------
+    input : torch.Tensor
+        Of shape (rows, features): a row for each target.
+    linear_weight : torch.Tensor
+        Of shape (classes, features).
+    target : torch.Tensor
+        Class indices, of shape (rows,).
+    linear_bias : torch.Tensor, optional
+        Of shape (classes,).
+    weight, reduction, ignore_index, label_smoothing
+        As for `torch.nn.functional.cross_entropy`.
+    exact : bool
+        False takes chunks that nobody proved, so that the last bits may be others.
+    chunk_bytes : int
+        How many bytes of logits there are at a time, about.
+
+    Returns
+    -------
+    torch.Tensor
+        The loss: a scalar, or of shape (rows,) with reduction "none".
+
+    Examples
+    --------
+    >>> loss = ct.linear_cross_entropy(hidden.flatten(0, 1), head.weight, labels.flatten())
     """
     tensors = (input, linear_weight, target, linear_bias, weight)
     if has_torch_function_variadic(*tensors):

@@ -33,7 +33,25 @@ def cross_entropy(
 ) -> torch.Tensor:
     """As `torch.nn.functional.cross_entropy`, bit for bit, with less memory in the backward.
 
-    For logits of two dimensions with class indices as targets; everything else is passed on to PyTorch's own.
+    For logits of two dimensions with class indices as targets. Everything else is passed on to PyTorch's own.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        Logits, of shape (rows, classes).
+    target : torch.Tensor
+        Class indices, of shape (rows,).
+    weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        As for `torch.nn.functional.cross_entropy`.
+
+    Returns
+    -------
+    torch.Tensor
+        The loss: a scalar, or of shape (rows,) with reduction "none".
+
+    Examples
+    --------
+    >>> loss = ct.cross_entropy(logits.flatten(0, 1), labels.flatten())
     """
     plain = size_average is None and reduce is None and label_smoothing == 0.0
     if plain and reduction in REDUCTIONS and _is_supported(input, target, weight):

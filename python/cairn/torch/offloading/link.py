@@ -49,7 +49,13 @@ class Link:
     slowdown: float = 0.0
 
     def machine(self, host_bytes: int) -> cairn.Machine:
-        """The machine of a problem whose values travel on this link."""
+        """The machine of a problem whose values are offloaded over this link.
+
+        Parameters
+        ----------
+        host_bytes : int
+            How much may be offloaded at a time.
+        """
         return cairn.Machine(
             host_bytes=host_bytes,
             to_host_bytes_per_s=self.to_host_bytes_per_s,
@@ -60,13 +66,29 @@ class Link:
 
 
 def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
-    """Measures the link between a device and the tier "host" or "file:PATH": medians of a few copies of two sizes.
+    """Measure the link between a device and a tier: medians of a few copies of two sizes.
 
-    Takes some tenths of a second and 16 MiB on either side (128 between CUDA and host); on the CPU, large copies are
+    It takes some tenths of a second and 16 MiB on either side (128 between CUDA and host). On the CPU, large copies are
     made beside a computation, with as many threads as torch has, as in a step.
 
-    cached: a file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting
-        to be written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
+    Parameters
+    ----------
+    device : torch.device or str
+        Where the values are.
+    tier : str
+        "host" or "file:PATH".
+    cached : bool
+        A file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting to be
+        written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
+
+    Returns
+    -------
+    Link
+        Rates in bytes per second, and the latency in nanoseconds.
+
+    Examples
+    --------
+    >>> plan = ct.plan(profile, "8GiB", host_budget="64GiB", link=ct.measure_link("cuda"))
     """
     most = _LARGE_PINNED if tier == "host" and torch.device(device).type == "cuda" else _LARGE
     transfers = Transfers(open_tier(tier, most, device), device)

@@ -47,9 +47,10 @@ _THE_END = 1 << 64  # after all marks of autograd's history
 
 
 class Offload(contextlib.ContextDecorator):
-    """Where saved tensors go; made by `offload`. To be entered around every forward, and to be kept between steps.
+    """Where saved tensors are offloaded to; made by `offload`. Enter it around every forward, and keep it between
+    steps.
 
-    Also a decorator of a function that runs a forward. A backward may run inside or outside.
+    It is also a decorator of a function that runs a forward. A backward may run inside or outside.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class Offload(contextlib.ContextDecorator):
 
     @property
     def offloaded_bytes(self) -> int:
-        """What of the slower memory is in use now."""
+        """How many bytes are offloaded now."""
         return sum(len(span) for store in self._stores.values() for span in store.transfers.taken())
 
     @property
     def capacity_bytes(self) -> int:
-        """How much of the slower memory it has taken so far; a later step uses it again."""
+        """How many bytes of the tier it has taken so far; a later step uses them again."""
         return sum(store.transfers.tier.capacity_bytes for store in self._stores.values())
 
     def close(self) -> None:
-        """Gives the slower memory back. Backwards that still need what is there fail."""
+        """Give the memory of the tier back. Backwards that still need what is there fail."""
         self._is_closed = True
         for store in self._stores.values():
             store.transfers.close()
@@ -152,40 +153,47 @@ def offload(
     resident_bytes: int | str | None = None,
     streams: int = 2,
 ) -> Offload:
-    """A context in which what autograd saves goes to slower memory, and comes back for the backward.
+    """A context in which saved tensors are offloaded, and fetched back for the backward.
 
-        saved = ct.offload(model)
-        for x, y in batches:
-            with saved:
-                loss = loss_fn(model(x), y)
-            loss.backward()
-
-    Results are bit for bit those without. Make it once and enter it in every step: it keeps its slower memory.
+    Results are bit for bit those without. Make it once and enter it in every step: it keeps the memory of its tier.
 
     Parameters
     ----------
-    left_alone
-        The model, whose parameters and buffers stay where they are, and other tensors that are in memory
-        anyway: inputs, targets. (Of a leaf that requires gradients it is known without.)
-    tier
-        "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is
-        other memory.
-    host_budget
-        The most slower memory that is used; what does not fit there stays. None: what there is.
-    min_bytes
+    *left_alone : nn.Module or torch.Tensor
+        The model, whose parameters and buffers stay where they are, and other tensors that are in memory anyway:
+        inputs, targets. Leaves that require gradients need not be named.
+    tier : str
+        "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is other
+        memory.
+    host_budget : int or str, optional
+        The most that is offloaded at a time, in bytes; what does not fit there stays. None: what there is.
+    min_bytes : int or str
         Storages smaller than this stay.
-    resident_bytes
-        How much of what is moved may be in fast memory at a time, on its way out or fetched ahead.
-        None: 64 MiB, or twice the largest storage if that is more.
-    streams
+    resident_bytes : int or str, optional
+        How much of what is offloaded may be on the device at a time, on its way out or prefetched. None: 64 MiB, or
+        twice the largest storage if that is more.
+    streams : {2, 1}
         2: copies out and back go on at the same time; 1: they take turns.
+
+    Returns
+    -------
+    Offload
+        The context.
 
     Raises
     ------
     TierUnavailable
-        No slower memory of that kind can be had; also in the forward, when more of it is needed.
+        No memory of that tier can be had; also in the forward, when more of it is needed.
     TransferFailed
         In the forward or the backward, when a copy failed. The next step is sound.
+
+    Examples
+    --------
+    >>> saved = ct.offload(model)
+    >>> for x, y in batches:
+    ...     with saved:
+    ...         loss = loss_fn(model(x), y)
+    ...     loss.backward()
     """
     return Offload(
         left_alone,

@@ -121,7 +121,7 @@ def compare(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> Comparison:
-    """Asks every available solver that takes the problem, as ``cairn compare`` does.
+    """Ask every available solver that takes the problem, as ``cairn compare`` does.
 
     Parameters
     ----------
@@ -140,12 +140,21 @@ def compare(
         Those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. What is some
         solvers' own goes to those.
 
+    Returns
+    -------
+    Comparison
+        Answers by solver and budget; a table, comma-separated values, or a picture.
+
     Raises
     ------
     BadInput
         No budgets, or too many, or one that is no size.
     Unsupported
         No solver takes an option for this problem.
+
+    Examples
+    --------
+    >>> print(cairn.compare(chain, budgets=5).table())
     """
     for name in _MEANT.keys() & options:
         raise TypeError(f"compare has no option {name!r}; did you mean {_MEANT[name]!r}?")

@@ -291,7 +291,13 @@ def native_folder(name: str) -> Path | None:
 
 
 def get_include() -> str:
-    """Folder with the C headers: ``#include <cairn/cairn.h>`` works with ``-I`` this folder."""
+    """Folder with the C headers: ``#include <cairn/cairn.h>`` works with ``-I`` this folder.
+
+    Returns
+    -------
+    str
+        The folder.
+    """
     folder = native_folder("include")
     if folder is None:
         raise Unavailable(f"the C headers are not beside the library {lib.path}")
@@ -299,7 +305,13 @@ def get_include() -> str:
 
 
 def get_library() -> str:
-    """Path of the C library that is loaded."""
+    """Path of the C library that is loaded.
+
+    Returns
+    -------
+    str
+        The file.
+    """
     return str(lib.path)
 
 

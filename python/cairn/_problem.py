@@ -761,7 +761,29 @@ def _node_of(node: _structs.Node) -> Node:
 
 
 def load(path: FilePath) -> Chain | Graph:
-    """Reads a cairn-chain or cairn-graph file; see ``Problem.load``."""
+    """Read a cairn-chain or cairn-graph file; see ``Problem.load``.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Chain or Graph
+        What the file holds.
+
+    Raises
+    ------
+    Parse
+        It is not JSON.
+    BadInput
+        It is no problem; ``line``, ``column`` and ``path`` say where.
+
+    Examples
+    --------
+    >>> problem = cairn.load("model.json")
+    """
     problem = Problem.load(path)
     assert isinstance(problem, (Chain, Graph))
     return problem

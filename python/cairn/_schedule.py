@@ -314,7 +314,7 @@ def _replay_of(
 
 
 def simulate(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED, *, timeline: bool = False) -> Replay:
-    """Replays a schedule and says what it takes. A broken rule is a result: ``replay.valid`` is False.
+    """Replay a schedule and say what it takes. A broken rule is a result: ``replay.valid`` is False.
 
     Parameters
     ----------
@@ -327,10 +327,19 @@ def simulate(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED
     timeline
         Also collect ``replay.timeline`` and ``replay.memory``.
 
+    Returns
+    -------
+    Replay
+        Makespan in nanoseconds, peaks in bytes, and the violation if a rule is broken.
+
     Raises
     ------
     Mismatch
         The schedule was made for another problem.
+
+    Examples
+    --------
+    >>> cairn.simulate(chain, schedule, budget="5GiB").peak_bytes
     """
     limit = budget_bytes(budget)
     replay = _structs.Replay()
@@ -417,7 +426,7 @@ class Verified:
 
 
 def verify(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -> Verified:
-    """Replays a schedule and compares makespan and peak with the recorded ones.
+    """Replay a schedule and compare makespan and peak with the recorded ones.
 
     Parameters
     ----------
@@ -428,12 +437,21 @@ def verify(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) 
     budget
         Device memory, bytes or text; None for no limit; by default the one that the schedule records.
 
+    Returns
+    -------
+    Verified
+        What executors take.
+
     Raises
     ------
     InvalidSchedule
         A rule is broken, or the budget does not hold; ``violation`` of the error says which and where.
     Mismatch
         The schedule was made for another problem.
+
+    Examples
+    --------
+    >>> verified = cairn.verify(chain, solution.require(), "5GiB")
     """
     limit = budget_bytes(budget)
     replay = _structs.Replay()
@@ -478,6 +496,20 @@ def reported(function: Any, *arguments: Any) -> str:
 def trace(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -> str:
     """A timeline as JSON that https://ui.perfetto.dev opens: three lanes, device and host memory.
 
+    Parameters
+    ----------
+    problem
+        The problem that the schedule was made for.
+    schedule
+        What to draw.
+    budget
+        Device memory, bytes or text; None for no limit; by default the one that the schedule records.
+
+    Returns
+    -------
+    str
+        The JSON.
+
     Raises
     ------
     InvalidSchedule
@@ -492,5 +524,24 @@ def trace(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -
 
 
 def save_trace(path: FilePath, problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) -> None:
-    """Writes ``trace`` to a file."""
+    """Write ``trace`` to a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    problem
+        The problem that the schedule was made for.
+    schedule
+        What to draw.
+    budget
+        Device memory, bytes or text; None for no limit; by default the one that the schedule records.
+
+    Raises
+    ------
+    InvalidSchedule
+        There is no timeline of a schedule that is not valid.
+    Mismatch
+        The schedule was made for another problem.
+    """
     file_write(path, trace(problem, schedule, budget))

@@ -359,7 +359,13 @@ def _option_of(info: _structs.OptionInfo) -> OptionInfo:
 
 
 def options() -> tuple[OptionInfo, ...]:
-    """The options that ``solve``, ``limits`` and ``bound`` take by keyword."""
+    """The options that ``solve``, ``limits`` and ``bound`` take by keyword.
+
+    Returns
+    -------
+    tuple of OptionInfo
+        Name, type, help and default of each.
+    """
     found: list[OptionInfo] = []
     while pointer := lib.cairn_option_at(len(found)):
         found.append(_option_of(pointer.contents))
@@ -445,7 +451,13 @@ def has_option(solver: str, option: str) -> bool:
 
 
 def solvers() -> tuple[SolverInfo, ...]:
-    """All solvers, in the order of the documentation."""
+    """All solvers, in the order of the documentation.
+
+    Returns
+    -------
+    tuple of SolverInfo
+        What each takes, promises and costs.
+    """
     found: list[SolverInfo] = []
     while pointer := lib.cairn_solver_at(len(found)):
         found.append(_solver_at(ctypes.addressof(pointer.contents)))
@@ -489,6 +501,22 @@ def solver_accepts(
     solver: str, problem: Problem, *, machine: Machine | None = None, **options: OptionValue
 ) -> Acceptance:
     """Whether a solver takes this problem with these options (those of ``solve``), and if not, why.
+
+    Parameters
+    ----------
+    solver
+        A name of ``solvers()``.
+    problem
+        A Chain or a Graph.
+    machine
+        Replaces the problem's.
+    **options
+        Those of ``solve``.
+
+    Returns
+    -------
+    Acceptance
+        True or False as a condition; with the reason.
 
     Raises
     ------
@@ -536,7 +564,7 @@ def solve(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> Solution:
-    """Finds a schedule within a budget. Infeasible is an answer, not an error: see ``Solution.require``.
+    """Find a schedule within a budget. Infeasible is an answer, not an error: see ``Solution.require``.
 
     The interpreter lock is released meanwhile, and Ctrl-C stops it: the KeyboardInterrupt then carries the best answer
     so far as ``solution`` (None where there is none).
@@ -557,6 +585,11 @@ def solve(
     options
         Those of ``options()``, such as ``slots=1000``, ``time_limit="2s"``, ``minimize="memory"``.
 
+    Returns
+    -------
+    Solution
+        The outcome, the schedule (None if infeasible), makespan, peak, and a lower bound.
+
     Raises
     ------
     BadInput
@@ -569,6 +602,11 @@ def solve(
         The solver would need more memory than it may use.
     Cancelled
         Stopped before anything was found.
+
+    Examples
+    --------
+    >>> solution = cairn.solve(chain, "5GiB")
+    >>> schedule = solution.require()
     """
     chosen = _chosen(solver, machine, options)
     if budget is not None or options.get("minimize") != "memory":
@@ -590,9 +628,34 @@ def solve_many(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> list[Solution]:
-    """Solves for several budgets at once: what serves all of them (tables of a dynamic program, say) is made once.
+    """Solve for several budgets at once: what serves all of them (tables of a dynamic program, say) is made once.
 
     Arguments and errors as in ``solve``; the solutions are in the order of the budgets.
+
+    Parameters
+    ----------
+    problem
+        A Chain or a Graph.
+    budgets
+        Each as in ``solve``.
+    solver
+        A name of ``solvers()``.
+    machine
+        Replaces the problem's.
+    progress
+        As in ``solve``.
+    **options
+        Those of ``options()``.
+
+    Returns
+    -------
+    list of Solution
+        In the order of the budgets.
+
+    Raises
+    ------
+    Error
+        As ``solve``.
     """
     chosen = _chosen(solver, machine, options)
     limits = [budget_bytes(budget) for budget in listed(budgets, "budgets", "sizes")]
@@ -657,7 +720,35 @@ def limits(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> Limits:
-    """Says how little memory a solver can do with, and what storing everything takes. See ``solve``."""
+    """How little memory a solver can do with, and what storing everything takes.
+
+    Parameters
+    ----------
+    problem
+        A Chain or a Graph.
+    solver
+        A name of ``solvers()``.
+    machine
+        Replaces the problem's.
+    progress
+        As in ``solve``.
+    **options
+        Those of ``options()``.
+
+    Returns
+    -------
+    Limits
+        Bytes, and nanoseconds of storing everything.
+
+    Raises
+    ------
+    Error
+        As ``solve``.
+
+    Examples
+    --------
+    >>> cairn.limits(chain).least_bytes
+    """
     if "budget" in options:
         raise TypeError("limits takes no budget: it tells the least one, and the one from which on all is stored")
     chosen = _chosen(solver, machine, options)
@@ -702,7 +793,31 @@ def bound(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> Bound:
-    """A lower bound on the makespan of every schedule within a budget. Arguments and errors as in ``solve``."""
+    """A lower bound on the makespan of every schedule within a budget. Arguments and errors as in ``solve``.
+
+    Parameters
+    ----------
+    problem
+        A Chain or a Graph.
+    budget
+        Device memory, bytes or text; None for no limit.
+    machine
+        Replaces the problem's.
+    progress
+        As in ``solve``.
+    **options
+        Those of ``options()``.
+
+    Returns
+    -------
+    Bound
+        Nanoseconds that no schedule within the budget can beat.
+
+    Raises
+    ------
+    Error
+        As ``solve``.
+    """
     chosen = _chosen("auto", machine, options)
     chosen.set_budget(budget)
     found = _structs.Bound()
@@ -784,6 +899,11 @@ def max_batch(
     options
         Those of ``options()``; ``time_limit`` holds for the whole search.
 
+    Returns
+    -------
+    MaxBatch
+        The largest batch with a schedule, and what is proved about larger ones.
+
     Raises
     ------
     BadInput
@@ -792,6 +912,10 @@ def max_batch(
         There is no largest batch.
     Cancelled
         Stopped before anything was found.
+
+    Examples
+    --------
+    >>> cairn.max_batch(chain, "16GiB", batch=32).batch
     """
     chosen = _chosen(solver, machine, options)
     chosen.set_budget(budget)

@@ -94,6 +94,16 @@ def size_bytes(size: Any, field: str) -> int:
 def parse_size(size: Size) -> int:
     """Bytes of "8GiB", "1.5GB", "12000" or an int. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB of 1024.
 
+    Parameters
+    ----------
+    size
+        "8GiB" (powers of 1024), "8GB" (powers of 1000), or an integer.
+
+    Returns
+    -------
+    int
+        Bytes.
+
     Raises
     ------
     BadInput
@@ -105,14 +115,36 @@ def parse_size(size: Size) -> int:
 
 
 def parse_rate(rate: int | str) -> int:
-    """Bytes per second of "12GB/s" or an int."""
+    """Bytes per second of "12GB/s" or an int.
+
+    Parameters
+    ----------
+    rate
+        A size followed by "/s", such as "12GB/s".
+
+    Returns
+    -------
+    int
+        Bytes per second.
+    """
     if isinstance(rate, str):
         return _parse(lib.cairn_parse_rate, rate, "rate")
     return integer(rate, "rate", least=0)
 
 
 def parse_duration(duration: int | str) -> int:
-    """Nanoseconds of "500ms" (units ns, us, ms, s, m) or an int."""
+    """Nanoseconds of "500ms" (units ns, us, ms, s, m) or an int.
+
+    Parameters
+    ----------
+    duration
+        "500ms", with ns, us, ms, s or m.
+
+    Returns
+    -------
+    int
+        Nanoseconds.
+    """
     if isinstance(duration, str):
         return _parse(lib.cairn_parse_duration, duration, "duration")
     return integer(duration, "duration", least=0)
@@ -132,15 +164,48 @@ def unit_of(sizes: Iterable[int]) -> tuple[str, int]:
 
 
 def format_bytes(count: int) -> str:
-    """A size for people: "1.50 GiB"."""
+    """A size for people: "1.50 GiB".
+
+    Parameters
+    ----------
+    count
+        Bytes.
+
+    Returns
+    -------
+    str
+        Such as "1.50 GiB".
+    """
     return _format(lib.cairn_format_bytes, integer(count, "count"))
 
 
 def format_budget(count: int) -> str:
-    """The same of a budget that is enough, rounded up: what is read from it is enough, too."""
+    """The same of a budget that is enough, rounded up: what is read from it is enough, too.
+
+    Parameters
+    ----------
+    count
+        Bytes; None for no limit.
+
+    Returns
+    -------
+    str
+        Text.
+    """
     return _format(lib.cairn_format_budget, integer(count, "count"))
 
 
 def format_ns(ns: int) -> str:
-    """A time in nanoseconds for people: "12.3 ms"."""
+    """A time in nanoseconds for people: "12.3 ms".
+
+    Parameters
+    ----------
+    ns
+        Nanoseconds.
+
+    Returns
+    -------
+    str
+        Such as "1.50 ms".
+    """
     return _format(lib.cairn_format_ns, integer(ns, "ns"))

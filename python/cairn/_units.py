@@ -185,7 +185,7 @@ def format_budget(count: int) -> str:
     Parameters
     ----------
     count
-        Bytes; None for no limit.
+        Bytes.
 
     Returns
     -------

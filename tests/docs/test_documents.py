@@ -76,6 +76,11 @@ def test_reference_has_every_public_name(page, package):
     assert sorted(re.findall(r"^::: [\w.]*?(\w+)$", text, re.MULTILINE)) == sorted(public)
 
 
+def test_map_of_mechanisms_has_every_file():
+    done = subprocess.run([ROOT / "tools" / "count_mechanisms"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def example(tmp_path: Path, text: str) -> subprocess.CompletedProcess:
     document = tmp_path / "document.md"
     document.write_text(text)

@@ -10,31 +10,33 @@
  *   - a solver whose memory would pass the limit, or whose work would pass CRN_WORK_MAX while another has an answer.
  * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. Where
  * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
- * a time limit exhaustive search comes next, where it needs a small part of it; then those that improve their answer until
- * time ends, with nearly all of it; then the cheapest, so that there is an answer when time ends. Other heuristics may take half
- * of their even share of the time that is left, but for the last.
+ * a time limit exhaustive search comes next, where it needs a small part of it; then the baselines, in their share, as they
+ * are for a solver that is asked alone (baselines.h); then those that improve their answer until time ends, with all
+ * that is left, so that they have as much as when they are asked alone; then, while there is time, the others, the
+ * cheapest first.
  */
 #include <stdio.h>
 #include <string.h>
 
+#include "solve/baselines.h"
 #include "solve/options.h"
 #include "solve/solver.h"
 
-/*
- * Of the time left: what the bound may take before anybody is asked, what exhaustive search must fit to be asked first,
- * and what an anytime solver leaves for the others.
- */
-enum { BOUND_SHARE = 4, EXHAUSTIVE_SHARE = 4, OTHERS_SHARE = 16 };
+/* Of the time left: what the bound may take before anybody is asked, and what exhaustive search must fit to be asked first. */
+enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
 /* What nobody will stop. */
 #define WORK_SHORT ((int64_t)1000000000)
 
+/* With a time limit, those that would take so many times of what is left are not asked while there is an answer. */
+enum { LATE_TIMES = 4 };
+
 typedef struct candidate {
     const crn_solver *solver;
     void *state;
-    bool is_open;
+    bool is_open, is_asked; /* the latter: about this budget, or found too costly */
     int64_t work;
     int turn; /* those of a lower one are asked before */
 } candidate;
@@ -87,10 +89,12 @@ static int turn_of(const crn_task *task, const candidate *c, int64_t longest)
     if (strcmp(solver->info.name, "store-all") == 0)
         return 0;
     if (task->deadline_ns == CAIRN_NONE)
-        return longest > WORK_SHORT && c->work <= longest / CHEAP_SHARE && !solver->is_anytime ? 1 : 2;
+        return longest > WORK_SHORT && c->work <= longest / CHEAP_SHARE && !solver->has_own_bound ? 1 : 2;
     if (solver->info.exhaustive && c->work < (task->deadline_ns - crn_clock_ns()) / EXHAUSTIVE_SHARE)
         return 1;
-    return solver->is_anytime ? 2 : 3;
+    if (crn_is_baseline(solver))
+        return solver->is_quick ? 2 : 3;
+    return solver->has_own_bound ? 4 : 5;
 }
 
 static bool comes_before(const candidate *a, const candidate *b, bool has_deadline)
@@ -235,6 +239,7 @@ typedef struct search {
     int64_t bound_ns;
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
+    int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
 } search;
 
@@ -349,28 +354,39 @@ static bool should_stop(const search *s, int asked, int count)
     return crn_should_stop(s->task, &progress);
 }
 
-/*
- * The task with what this one may have of the time that is left: all of it those that know their work, and those that
- * ask the others themselves; nearly all of it those that use it well.
- */
-static crn_task part_for(const crn_task *task, const auto_session *session, int i)
+static int baselines_left(const auto_session *session, int i)
+{
+    int left = 0;
+    for (; i < session->count; i++)
+        left += crn_is_baseline(session->candidates[i].solver) && !session->candidates[i].solver->is_quick;
+    return left;
+}
+
+/* The task with what this one may have of the time that is left: the baselines their share, the others all of it. */
+static crn_task part_for(search *s, const auto_session *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
-    int left = session->count - i;
-    if (left == 1 || solver->work || solver->rank == CRN_RANK_ALL)
-        return *task;
-    if (!solver->is_anytime || task->deadline_ns == CAIRN_NONE)
-        return crn_task_part(task, 2 * left);
-    crn_task part = *task;
-    part.deadline_ns -= crn_max(0, task->deadline_ns - crn_clock_ns()) / OTHERS_SHARE;
-    return part;
+    if (!crn_is_baseline(solver) || s->task->deadline_ns == CAIRN_NONE)
+        return *s->task;
+    if (s->pool_end_ns == CAIRN_NONE)
+        s->pool_end_ns = crn_baselines_end(s->task);
+    return crn_baseline_part(s->task, solver, s->pool_end_ns, crn_max(1, baselines_left(session, i)));
+}
+
+/* Whether nobody should wait for a candidate while there is an answer. */
+static bool is_dear(const search *s, const candidate *c)
+{
+    int64_t deadline_ns = s->task->deadline_ns;
+    if (deadline_ns == CAIRN_NONE || s->task->settings->minimize_memory)
+        return c->work > CRN_WORK_MAX;
+    return !c->solver->is_anytime && c->work / LATE_TIMES > crn_max(0, deadline_ns - crn_clock_ns());
 }
 
 static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
         candidate *c = &session->candidates[i];
-        if ((c->work > CRN_WORK_MAX) != dear)
+        if (c->is_asked || (is_dear(s, c) && !dear))
             continue;
         bool is_free = c->turn == 0 && crn_task_is_past(s->task); /* then it is asked in any case */
         if (!is_free && should_stop(s, i, session->count)) {
@@ -379,13 +395,15 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
         }
         if (is_covered(c, s->rank))
             continue;
-        bool fits = fits_memory(s->task, c);
+        bool is_late = dear && s->best->found, fits = is_late || fits_memory(s->task, c);
         s->best->cut_short = s->best->cut_short || (!fits && s->task->settings->memory_limit_bytes != CAIRN_NONE);
-        if ((dear && s->best->found) || !fits) {
+        if (is_late || !fits) {
+            c->is_asked = true;
             add_name(s->left_out, c->solver->info.name);
             continue;
         }
-        const crn_task part = part_for(s->task, session, i);
+        const crn_task part = part_for(s, session, i);
+        c->is_asked = true;
         CRN_TRY(ask_and_forgive(s, &part, c, error));
     }
     return CAIRN_OK;
@@ -411,7 +429,7 @@ static cairn_status find_bound(const crn_task *task, const auto_session *session
     const crn_task part = crn_task_part(task, BOUND_SHARE);
     bool waits = false;
     for (int i = 0; i < session->count; i++)
-        waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->is_anytime);
+        waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->has_own_bound);
     *bound_ns = crn_work_ns(task->problem);
     return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, bound_ns, &method, error);
 }
@@ -419,7 +437,9 @@ static cairn_status find_bound(const crn_task *task, const auto_session *session
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
-    search s = {.task = task, .budget_bytes = budget_bytes, .best = answer};
+    search s = {.task = task, .budget_bytes = budget_bytes, .best = answer, .pool_end_ns = CAIRN_NONE};
+    for (int i = 0; i < ((auto_session *)state)->count; i++)
+        ((auto_session *)state)->candidates[i].is_asked = false;
     CRN_TRY(find_bound(task, state, budget_bytes, &s.bound_ns, error));
     CRN_TRY(ask_all(&s, state, false, error));
     CRN_TRY(ask_all(&s, state, true, error));

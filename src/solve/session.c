@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "schedule/schedule.h"
+#include "solve/baselines.h"
 #include "solve/options.h"
 
 /* Waking threads pays from about this many stages or nodes on. */
@@ -11,6 +12,9 @@ enum { TEAM_PROBLEM_MIN = 64 };
 
 /* Judging an answer takes about as long as storing everything of a graph so often, or of a chain, which is summed up. */
 enum { JUDGING_GRAPHS = 3, JUDGING_CHAINS = 16 };
+
+/* Of the time limit, what is kept for the bound. */
+enum { BOUND_SHARE = 8 };
 
 /* ---- stopping ---- */
 
@@ -58,6 +62,14 @@ crn_task crn_task_part(const crn_task *task, int64_t parts)
     if (task->deadline_ns != CAIRN_NONE)
         part.deadline_ns = now_ns + crn_max(0, task->deadline_ns - now_ns) / parts;
     return part;
+}
+
+crn_task crn_task_but_part(const crn_task *task, int64_t parts)
+{
+    crn_task most = *task;
+    if (task->deadline_ns != CAIRN_NONE)
+        most.deadline_ns -= crn_max(0, task->deadline_ns - crn_clock_ns()) / parts;
+    return most;
 }
 
 crn_task crn_task_without_machine(const crn_task *task)
@@ -208,9 +220,9 @@ void crn_session_end(crn_session *session)
     session->task.team = NULL;
 }
 
-static cairn_status open_solver(crn_session *session, cairn_error *error)
+static cairn_status open_solver(crn_session *session, const crn_task *task, cairn_error *error)
 {
-    return session->state ? CAIRN_OK : crn_solver_open(session->solver, &session->task, &session->state, error);
+    return session->state ? CAIRN_OK : crn_solver_open(session->solver, task, &session->state, error);
 }
 
 /* ---- least memory ---- */
@@ -229,7 +241,7 @@ static void merge_least(crn_least *general, const crn_least *own)
 static cairn_status find_least(crn_session *session, cairn_error *error)
 {
     crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-    CRN_TRY(open_solver(session, error));
+    CRN_TRY(open_solver(session, &session->task, error));
     if (session->solver->least)
         CRN_TRY(session->solver->least(&session->task, session->state, &own, error));
     merge_least(&session->least, &own);
@@ -288,16 +300,47 @@ void cairn_info_clear(cairn_info *info)
     crn_info_reset(info);
 }
 
+/* What the solver may have of the time: all but the bound's, where it does not see to that itself. */
+static crn_task solver_part(const crn_session *session)
+{
+    bool sees = session->solver->has_own_bound || strcmp(session->solver->info.name, "auto") == 0;
+    return sees || session->settings.minimize_memory ? session->task : crn_task_but_part(&session->task, BOUND_SHARE);
+}
+
+static cairn_status ask_alone(crn_session *session, const crn_task *part, int64_t budget_bytes, crn_answer *answer,
+                              cairn_error *error)
+{
+    cairn_status status = open_solver(session, part, error);
+    if (status == CAIRN_OK)
+        status = session->solver->solve(part, session->state, budget_bytes, answer, error);
+    if (status != CAIRN_CANCELLED || session->cancelled)
+        return status;
+    answer->found = false;
+    answer->stopped_early = true; /* by the clock */
+    return CAIRN_OK;
+}
+
+/* Whom the clock may stop has the baselines' answer beside its own. */
+static cairn_status ask_beside_baselines(crn_session *session, const crn_task *part, int64_t budget_bytes,
+                                         crn_answer *answer, cairn_error *error)
+{
+    crn_answer other;
+    CRN_TRY(crn_answer_init(&other, part, error));
+    cairn_status status = crn_baselines_solve(part, session->solver, budget_bytes, &other, error);
+    if (status == CAIRN_OK)
+        status = ask_alone(session, part, budget_bytes, answer, error);
+    if (status == CAIRN_OK && answer->stopped_early)
+        status = crn_take_better(part, budget_bytes, answer, &other, error);
+    crn_answer_clear(&other, part);
+    return status;
+}
+
 static cairn_status ask_solver(crn_session *session, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
 {
-    cairn_status status = open_solver(session, error);
-    if (status == CAIRN_OK)
-        status = session->solver->solve(&session->task, session->state, budget_bytes, answer, error);
-    if (status == CAIRN_CANCELLED && !session->cancelled) { /* by the clock */
-        answer->found = false;
-        answer->stopped_early = true;
-        status = CAIRN_OK;
-    }
+    const crn_task part = solver_part(session);
+    cairn_status status = crn_may_be_cut(session->solver, &part)
+                              ? ask_beside_baselines(session, &part, budget_bytes, answer, error)
+                              : ask_alone(session, &part, budget_bytes, answer, error);
     if (status == CAIRN_OK && !answer->found && session->cancelled)
         return crn_fail(error, CAIRN_CANCELLED, "stopped before a schedule was found");
     return status;

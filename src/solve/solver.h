@@ -109,8 +109,12 @@ typedef struct crn_solver {
      * solver that auto would ask, for it asks them all itself.
      */
     int rank;
-    /** Improves its answer until time ends, and bounds it: with a time limit auto asks it before others. */
+    /** Has an answer soon and improves it: stopped, it has not worked in vain. */
     bool is_anytime;
+    /** Goes on until time ends, and bounds its answer itself: with a time limit auto gives it all that baselines leave. */
+    bool has_own_bound;
+    /** Goes over the problem once or so: where time is short it is asked first, so that there is an answer. */
+    bool is_quick;
     /**
      * Makes a session; NULL = the solver needs none. What it leaves in *session, NULL at first, is closed even where it
      * fails. open, least and solve return CANCELLED when crn_should_stop told them to stop and they have nothing to
@@ -171,6 +175,8 @@ int64_t crn_work_ns(const cairn_problem *problem);
 
 /** The task with a deadline after one part in so many of the time that is left; the task itself without a deadline. */
 crn_task crn_task_part(const crn_task *task, int64_t parts);
+/** The task without the last part in so many of the time that is left, which is for something else. */
+crn_task crn_task_but_part(const crn_task *task, int64_t parts);
 /** What an answer says of its search's limit: nothing where the clock is the limit. */
 static inline int64_t crn_work_limit(const crn_task *task, int64_t iterations)
 {

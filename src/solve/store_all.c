@@ -178,6 +178,7 @@ const crn_solver crn_store_all_solver = {
              .source = "",
              .cost = "O(n + edges)"},
     .rank = 10,
+    .is_quick = true,
     .least = store_all_least,
     .solve = store_all_solve,
 };

@@ -33,6 +33,9 @@
 
 enum { LEVELS_MAX = 32, POLL_STAGES_MIN = 128, DEPTH_MAX = 64 };
 
+/* What all cuts of a stage take for each point of each level. */
+enum { POINT_NS = 70 };
+
 #define UNITS CRN_FRONT_BYTES_MAX
 #define NEVER CRN_FRONT_NEVER
 
@@ -588,12 +591,20 @@ static cairn_status make_table(const crn_task *task, const crn_chain_model *mode
     return done ? CAIRN_OK : crn_no_memory(error);
 }
 
+/* Whether all cuts end in time, roughly and on one thread. Half a table is none, so that none is begun in vain. */
+static bool has_time(const crn_task *task, int64_t n)
+{
+    const grain *fineness = grain_for(n);
+    int64_t work_ns = n * fineness->levels * fineness->points * POINT_NS;
+    return task->deadline_ns == CAIRN_NONE || work_ns <= task->deadline_ns - crn_clock_ns();
+}
+
 /* NULL with OK also where the budget is enough for everything, or for nothing. */
 static cairn_status table_for(const crn_task *task, int64_t budget_bytes, table **made, cairn_error *error)
 {
     crn_chain_model model;
     cairn_status status = crn_chain_model_init(&model, task, error);
-    if (status == CAIRN_OK && budget_bytes > model.always_bytes &&
+    if (status == CAIRN_OK && has_time(task, model.n) && budget_bytes > model.always_bytes &&
         budget_bytes - model.always_bytes < find_full_bytes(&model))
         status = make_table(task, &model, made, error);
     crn_chain_model_clear(&model);

@@ -380,7 +380,7 @@ static int64_t chain_exact_memory(const crn_task *task)
 #define WORK_ENOUGH ((int64_t)3600000000000)
 
 /* Looking at a sub-chain takes about so long; of a time limit, no more than one of so many parts is for that. */
-enum { LOOK_NS = 10, LOOK_SHARE = 16 };
+enum { LOOK_NS = 10, LOOK_SHARE = 64 };
 
 static bool has_time_to_look(const crn_task *task)
 {

@@ -296,6 +296,7 @@ const crn_solver crn_chain_lagrangian_solver = {
     .rank = 10,
     .memory = chain_lagrangian_memory,
     .work = chain_lagrangian_work,
+    .is_anytime = true,
     .open = chain_lagrangian_open,
     .close = chain_lagrangian_close,
     .least = chain_lagrangian_least,

@@ -262,6 +262,8 @@ static int64_t chain_weak_memory(const crn_task *task)
 {
     crn_weak_estimate estimate;
     int64_t parts, terms, bytes = crn_chain_exact_solver.memory(task);
+    if (bytes > crn_memory_limit(task->settings))
+        return bytes;
     crn_weak_model_counts(task, &parts, &terms);
     bytes = crn_add_saturating(bytes, crn_weak_model_memory(task));
     bytes = crn_add_saturating(bytes, crn_mul_saturating(parts, (int64_t)sizeof(int64_t)));
@@ -275,6 +277,8 @@ static int64_t chain_weak_work(const crn_task *task)
 {
     crn_weak_estimate estimate;
     int64_t parts, terms, work = crn_chain_exact_solver.work(task);
+    if (work == INT64_MAX) /* nobody asks for what comes on top of it */
+        return work;
     crn_weak_model_counts(task, &parts, &terms);
     if (!crn_weak_steps_estimate(task, &estimate))
         return INT64_MAX;

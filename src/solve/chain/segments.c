@@ -371,6 +371,7 @@ static cairn_status periodic_accepts(const crn_task *task, cairn_error *error)
                  .source = whence,                                                                                    \
                  .cost = "O(n) for each set of cuts that is tried"},                                                  \
         .options = own_options,                                                                                       \
+        .is_quick = (rule) == RULE_SQRT,                                                                              \
         .accepts = refuses,                                                                                           \
         .least = symbol##_least,                                                                                      \
         .solve = symbol##_solve,                                                                                      \

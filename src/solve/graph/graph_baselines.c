@@ -394,6 +394,7 @@ static cairn_status baseline_solve(const crn_task *task, void *session, int64_t 
                  .summary = what,                                                               \
                  .source = whence,                                                              \
                  .cost = how_long},                                                             \
+        .is_quick = (rule) == RULE_SQRT,                                                        \
         .open = symbol##_open,                                                                  \
         .close = baseline_close,                                                                \
         .least = baseline_least,                                                                \

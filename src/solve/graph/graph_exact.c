@@ -31,8 +31,8 @@ enum { MOVES_EACH = 1000, POLL_EVERY = 4096, SUFFIX_WORK = 1000000000 };
 
 _Static_assert((int)CRN_EXACT_NODES_MAX <= (int)CRN_SUFFIX_LISTED_MAX, "states ask for what is left at any moment");
 
-/* Of the time that is left, what the start may take. */
-enum { START_SHARE = 4 };
+/* Of the time that is left, what the start may take, and then the states; where that ends them, graph-search goes on. */
+enum { START_SHARE = 4, STATES_SHARE = 3 };
 
 typedef struct exact {
     crn_graph_model *model;
@@ -560,6 +560,25 @@ static cairn_status improve_answer(const crn_task *task, exact *s, int64_t budge
     return CAIRN_OK;
 }
 
+/* Where the clock ends it graph-search goes on with what time is left; the better schedule is the answer. */
+static cairn_status go_on(const crn_task *task, exact *s, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
+{
+    crn_answer more;
+    cairn_replay own, others;
+    CRN_TRY(judge(task, answer->builder, &own, error));
+    CRN_TRY(crn_answer_init(&more, task, error));
+    cairn_status status = s->search->solve(task, s->search_state, budget_bytes, &more, error);
+    if (status == CAIRN_OK && more.found)
+        status = judge(task, more.builder, &others, error);
+    if (status == CAIRN_OK && more.found && others.makespan_ns < own.makespan_ns) {
+        cairn_builder *builder = answer->builder;
+        answer->builder = more.builder;
+        more.builder = builder;
+    }
+    crn_answer_clear(&more, task);
+    return status == CAIRN_CANCELLED ? CAIRN_OK : status;
+}
+
 /* With a machine: the best without transfers, of which nothing is claimed, for with them less may do. */
 static cairn_status improve_in_place(const crn_task *task, exact *s, int64_t budget_bytes, crn_answer *answer,
                                      cairn_error *error)
@@ -587,8 +606,10 @@ static cairn_status exact_solve(const crn_task *task, void *session, int64_t bud
         CRN_TRY(answer_smallest(task, s, budget, answer, error));
     if (!answer->found)
         return CAIRN_OK;
-    return task->machine ? improve_in_place(task, s, budget, answer, error)
-                         : improve_answer(task, s, budget, answer, error);
+    const crn_task part = crn_task_part(task, STATES_SHARE);
+    CRN_TRY(task->machine ? improve_in_place(&part, s, budget, answer, error)
+                          : improve_answer(&part, s, budget, answer, error));
+    return answer->stopped_early ? go_on(task, s, budget_bytes, answer, error) : CAIRN_OK;
 }
 
 static cairn_status exact_accepts(const crn_task *task, cairn_error *error)
@@ -620,6 +641,7 @@ const crn_solver crn_graph_exact_solver = {
     .options = "iterations seed",
     .rank = 30,
     .is_anytime = true,
+    .has_own_bound = true,
     .accepts = exact_accepts,
     .memory = exact_memory,
     .open = exact_open,

@@ -32,6 +32,8 @@ typedef struct search {
     crn_graph_model *model;
     crn_walk *walk;
     crn_improver *island[ISLANDS];
+    bool begun[ISLANDS];
+    int64_t begun_bytes; /* the budget that the islands work on; -1 = none yet */
     crn_arena arena;
     crn_sequence start[ISLANDS]; /* best distinct walks, the best first */
     int64_t start_cost[ISLANDS];
@@ -210,6 +212,7 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
     if (!s)
         return crn_no_memory(error);
     s->arena = arena;
+    s->begun_bytes = -1;
     return search_fill(task, s, error);
 }
 
@@ -304,23 +307,22 @@ typedef struct islands {
     search *search;
     int64_t budget_bytes, rounds;
     crn_improver_stop stop;
-    bool begun[ISLANDS];
 } islands;
 
 static void begin_island(void *context, int64_t i, int worker)
 {
     islands *all = context;
-    const search *s = all->search;
+    search *s = all->search;
     const crn_sequence *start = s->start_cost[i] < INT64_MAX ? &s->start[i] : &s->start[0];
     crn_improver_heed(s->island[i], &all->stop, worker == 0);
-    all->begun[i] = crn_improver_begin(s->island[i], start, all->budget_bytes);
+    s->begun[i] = crn_improver_begin(s->island[i], start, all->budget_bytes);
 }
 
 static void run_island(void *context, int64_t i, int worker)
 {
     islands *all = context;
     crn_improver_heed(all->search->island[i], &all->stop, worker == 0);
-    if (all->begun[i])
+    if (all->search->begun[i])
         crn_improver_run(all->search->island[i], all->rounds);
 }
 
@@ -331,7 +333,7 @@ static const crn_sequence *best_of_islands(const islands *all, int64_t *cost)
     for (int i = 0; i < ISLANDS; i++) {
         int64_t its_cost;
         const crn_sequence *its = crn_improver_best(all->search->island[i], &its_cost);
-        if (all->begun[i] && its_cost < *cost) {
+        if (all->search->begun[i] && its_cost < *cost) {
             *cost = its_cost;
             best = its;
         }
@@ -353,13 +355,21 @@ static int64_t rounds_of(const crn_task *task, const search *s)
     return crn_max(4 * ISLANDS, nodes <= LARGE_NODES ? rounds : rounds * LARGE_NODES / nodes);
 }
 
+/* Asked again about a budget by the clock, it goes on where it was stopped. Else the same question has the same answer. */
+static bool goes_on(const crn_task *task, const search *s, int64_t budget_bytes)
+{
+    return task->deadline_ns != CAIRN_NONE && budget_bytes == s->begun_bytes;
+}
+
 static const crn_sequence *improve(const crn_task *task, search *s, int64_t budget_bytes, int64_t bound_ns,
                                    crn_answer *answer)
 {
     islands all = {.search = s, .budget_bytes = budget_bytes, .stop.task = task};
     int64_t rounds = rounds_of(task, s), left = rounds, limit = crn_work_limit(task, rounds), cost;
     int64_t chunk = crn_max(1, CHUNK_EVENTS / (s->model->node_count + 1));
-    crn_team_run(task->team, ISLANDS, begin_island, &all);
+    if (!goes_on(task, s, budget_bytes))
+        crn_team_run(task->team, ISLANDS, begin_island, &all);
+    s->begun_bytes = budget_bytes;
     const crn_sequence *best = best_of_islands(&all, &cost);
     while (left > 0 && cost > bound_ns) {
         cairn_progress progress = {"search", rounds - left, limit > 0 ? limit : CAIRN_NONE, cost, bound_ns};
@@ -381,7 +391,8 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     search *s = session;
     int64_t budget = crn_min(crn_limit_of(budget_bytes), INT64_MAX - 1);
     const char *method;
-    find_starts(task, s, budget); /* first: whoever interrupts the rest gets these */
+    if (!goes_on(task, s, budget))
+        find_starts(task, s, budget); /* first: whoever interrupts the rest gets these */
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
@@ -418,6 +429,7 @@ const crn_solver crn_graph_search_solver = {
     .rank = 20,
     .memory = search_memory,
     .is_anytime = true,
+    .has_own_bound = true,
     .open = search_open,
     .close = search_close,
     .least = search_least,

@@ -407,6 +407,7 @@ const crn_solver crn_joint_chain_solver = {
     .work = joint_work,
     .rank = CRN_RANK_ALL,
     .is_anytime = true,
+    .has_own_bound = true,
     .open = joint_open,
     .close = crn_joint_close,
     .least = crn_joint_least,

@@ -444,7 +444,7 @@ static turn turn_of(const asking *a, const crn_task *sub, const crn_solver *solv
     int64_t work = solver->work ? solver->work(sub) : 0;
     if (work > CRN_WORK_MAX)
         return DEAR;
-    return work <= a->quick_work && !solver->is_anytime ? QUICK : USUAL;
+    return work <= a->quick_work && !solver->has_own_bound ? QUICK : USUAL;
 }
 
 /* The strongest first, in the order of the registry among equals. */

@@ -21,9 +21,7 @@ faulted in again and again; `--allocator default` leaves glibc as it is, `--allo
 from __future__ import annotations
 
 import argparse
-import ctypes.util
 import functools
-import os
 import resource
 import statistics
 import sys
@@ -35,17 +33,12 @@ import cairn
 import cairn.torch as ct
 import torch
 from support import arguments
+from support.allocators import ALLOCATORS, restart_under
 from support.cut_steps import MODELS, CutStep
 from support.inside_bound import bound_of
 from support.training import MIB, UNLIMITED, Method, allocated_peak, machine, quiet, write
 
 UNEQUAL = "resnet50", "vgg16"  # of unequal blocks, which the bound is not made for
-ALLOCATORS = {
-    "keeping": {"MALLOC_MMAP_THRESHOLD_": str(4 * 2**30), "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30)},
-    "default": {},
-    "mmap": {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_TRIM_THRESHOLD_": str(2**20)},
-    "jemalloc": {"LD_PRELOAD": ctypes.util.find_library("jemalloc") or ""},
-}
 
 
 def main() -> int:
@@ -60,11 +53,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="draw what a block's options save and cost")
     chosen = arguments.parse(parser, model="tiny", share=[0.5], segments=[2], rounds=1)
-    wanted = ALLOCATORS[chosen.allocator]
-    if not all(wanted.values()):
-        parser.error(f"{chosen.allocator} is not installed")
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
+    wanted = restart_under(chosen.allocator, parser)
     with quiet():
         torch.manual_seed(0)
         step = MODELS[chosen.model](chosen.layers)

@@ -279,6 +279,22 @@ def test_each_shape_has_a_plan_within_the_budget():
     assert max(peaks) <= budget
 
 
+def test_what_torch_compile_itself_changes_is_a_warning():
+    class UnderAutocast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers(1)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.layers(x)
+
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="equals that of torch.compile without a plan"):
+        found = ct.report(compiled_with(UnderAutocast(), torch.randn(256, 32), "1GiB", kernels="eager"))
+    assert found.differences
+
+
 def test_what_the_whole_step_takes_beyond_its_prediction_is_left_free(monkeypatch):
     model, x = made("adapted")
 

@@ -116,6 +116,13 @@ def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partiti
     return compiled
 
 
+def compiled_without_plan(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A graph of Dynamo as AOTAutograd runs it, cut by torch's function that lets the backward recompute nothing."""
+    from torch._functorch.partitioners import default_partition
+
+    return compiled_by_operators(module, inputs, default_partition)
+
+
 def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
     """A graph of Dynamo as inductor compiles it, cut by a partition function, never taken from inductor's caches."""
     from torch._inductor.compile_fx import compile_fx

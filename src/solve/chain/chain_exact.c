@@ -10,7 +10,7 @@
  *   CHECKPOINT s'    way(s, s'-1) + C(s', t, m - a[s'-1]) + C(s, s'-1, m)   if m >= base[t] + peak of the way
  *   SAVE_AND_DROP k  uF_k[s] + C(s+1, t, m - A_k[s]) + C(s, s, m)    if m >= base[t] + save_k[s]
  *
- * and C is the lower envelope of them (steps.h). Nothing is rounded, so the answer is never worse than chain-dp's at any
+ * and C is the lower envelope of them (step_function.h). Nothing is rounded, so the answer is never worse than chain-dp's at any
  * number of slots, and it is optimal among persistent schedules. One set of tables answers all budgets.
  *
  * Two things are done to the numbers. Times are counted beyond what no schedule can avoid, E(s,t,.) = C(s,t,.) - sum of
@@ -25,7 +25,7 @@
  */
 #include "solve/chain/chain_exact.h"
 
-#include "solve/chain/steps.h"
+#include "solve/chain/step_function.h"
 #include "solve/chain/subchain.h"
 
 enum { CELLS_MIN = 256, CELLS_MAX = 4096, CELLS_PER_STAGE = 12 };

@@ -5,7 +5,7 @@
  * train deep neural networks with limited memory", ACM TOMS 2024: a kept output may be replaced by a later one before
  * the backward that it was kept for. The recurrence is in weak_model.h, with the costs of chain_model.h.
  *
- * Two programs have it. In bytes (weak_steps.h): step functions of memory, one run for all budgets, nothing rounded,
+ * Two programs have it. In bytes (weak_step_function.h): step functions of memory, one run for all budgets, nothing rounded,
  * so the answer is optimal among weakly persistent schedules. That takes about n^5 time and memory in the number of
  * distinct stages, and is what is done as long as an estimate, which depends on the problem alone, says that it is
  * affordable: up to some 80 stages that are all different. Beyond that in memory slots (weak_slots.h), for each budget
@@ -23,7 +23,7 @@
 
 #include "solve/chain/chain_exact.h"
 #include "solve/chain/weak_slots.h"
-#include "solve/chain/weak_steps.h"
+#include "solve/chain/weak_step_function.h"
 
 /*
  * Where rows of values would take more than this, there are fewer slots; but with less than two for a stage rounding

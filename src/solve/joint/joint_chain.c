@@ -7,7 +7,7 @@
  *           where options exist a second time, as ones that keep only the stage's output, at a price or for as many stages as
  *           the link can serve; storing everything; and computing everything twice.
  * Fit       Each list is made to fit the budget by letting copies travel, saved sets and outputs alike; the best lists are
- *           improved by ruin and recreate (joint_search.h, joint_fit.h), their transfers placed by travel.h.
+ *           improved by ruin and recreate (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
  * Never     worse than any solver without transfers that auto asks, nor than one without recomputation: their answers are
  *           among the starting points.
  * Optimal   When it meets the bound (joint_bound.c).
@@ -325,12 +325,12 @@ static cairn_status least_of_others(const crn_task *task, crn_joint *s, cairn_er
 static cairn_status least_of_twice(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     cairn_builder *builder;
-    crn_travel *travel = NULL;
+    crn_transfer *travel = NULL;
     crn_fit *fit;
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     cairn_status status = list_twice(cairn_problem_chain(task->problem), builder, error);
     if (status == CAIRN_OK)
-        status = crn_travel_new(task, cairn_builder_ops(builder), cairn_builder_count(builder), &travel, error);
+        status = crn_transfer_new(task, cairn_builder_ops(builder), cairn_builder_count(builder), &travel, error);
     cairn_builder_free(builder);
     CRN_TRY(status);
     CRN_TRY(crn_fit_new(travel, 1, &fit, error));
@@ -383,7 +383,7 @@ static cairn_status joint_solve(const crn_task *task, void *session, int64_t bud
 static int64_t joint_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return (CRN_JOINT_POOL + 2) * crn_travel_memory(task, 8 * n + 64) + (1 << 20);
+    return (CRN_JOINT_POOL + 2) * crn_transfer_memory(task, 8 * n + 64) + (1 << 20);
 }
 
 /* Of the usual rounds: more of them, or a time limit, are asked for by somebody who wants to wait. */

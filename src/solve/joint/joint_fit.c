@@ -11,7 +11,7 @@ static int32_t random_below(crn_fit *f, int32_t below)
     return (int32_t)crn_joint_random_below(&f->random, below);
 }
 
-cairn_status crn_fit_new(crn_travel *travel, uint64_t seed, crn_fit **fit, cairn_error *error)
+cairn_status crn_fit_new(crn_transfer *travel, uint64_t seed, crn_fit **fit, cairn_error *error)
 {
     crn_arena arena;
     size_t waits = (size_t)travel->wait_count + 1, events = (size_t)travel->event_count + 2;
@@ -26,7 +26,7 @@ cairn_status crn_fit_new(crn_travel *travel, uint64_t seed, crn_fit **fit, cairn
                 (f->over_ns = crn_arena_alloc(&arena, events, sizeof(*f->over_ns)));
     if (!fits) {
         crn_arena_clear(&arena);
-        crn_travel_free(travel);
+        crn_transfer_free(travel);
         return crn_no_memory(error);
     }
     f->arena = arena;
@@ -42,7 +42,7 @@ void crn_fit_free(crn_fit *fit)
 {
     if (!fit)
         return;
-    crn_travel_free(fit->travel);
+    crn_transfer_free(fit->travel);
     crn_arena_clear(&fit->arena);
 }
 
@@ -80,7 +80,7 @@ int64_t crn_fit_need(crn_fit *fit)
         return INT64_MAX;
     for (int32_t w = 0; w < fit->travel->wait_count; w++)
         fit->now[w] = true;
-    crn_travel_levels(fit->travel, fit->now, fit->over);
+    crn_transfer_levels(fit->travel, fit->now, fit->over);
     for (int32_t e = 0; e < fit->travel->event_count; e++)
         most = crn_max(most, fit->over[e]);
     return most;
@@ -89,9 +89,9 @@ int64_t crn_fit_need(crn_fit *fit)
 /* over and away of what travels now. */
 static void measure(crn_fit *f)
 {
-    const crn_travel *t = f->travel;
+    const crn_transfer *t = f->travel;
     int64_t away = 0;
-    crn_travel_levels(t, f->now, f->over);
+    crn_transfer_levels(t, f->now, f->over);
     for (int32_t e = 0; e < t->event_count; e++) {
         away = t->events[e].level_bytes - f->over[e];
         f->away[e] = away;
@@ -143,7 +143,7 @@ static int32_t worst_event(const crn_fit *f)
 
 static void measure_over_ns(crn_fit *f)
 {
-    const crn_travel *t = f->travel;
+    const crn_transfer *t = f->travel;
     f->over_ns[0] = 0;
     for (int32_t e = 0; e < t->event_count; e++)
         f->over_ns[e + 1] = f->over_ns[e] + (f->over[e] > 0 ? 1 + (t->clock_ns[e + 1] - t->clock_ns[e]) : 0);
@@ -155,7 +155,7 @@ static void measure_over_ns(crn_fit *f)
  */
 static double worth(const crn_fit *f, int32_t w, int64_t wanted_bytes)
 {
-    const crn_travel *t = f->travel;
+    const crn_transfer *t = f->travel;
     const crn_wait *wait = &t->waits[w];
     bool returns = wait->to < t->event_count;
     double bytes = (double)crn_min(bytes_of(f, w), wanted_bytes);
@@ -172,7 +172,7 @@ static double worth(const crn_fit *f, int32_t w, int64_t wanted_bytes)
  */
 static int32_t choose(crn_fit *f, int32_t e, int noise)
 {
-    const crn_travel *t = f->travel;
+    const crn_transfer *t = f->travel;
     int32_t best = -1;
     double best_worth = -1;
     for (int32_t w = 0; w < t->wait_count; w++) {
@@ -232,7 +232,7 @@ static cairn_status judge(crn_fit *f, cairn_error *error)
     f->now_ns = INT64_MAX;
     for (int patient = 0; patient < 2; patient++) {
         int64_t makespan_ns;
-        CRN_TRY(crn_travel_schedule(f->travel, f->now, f->budget_bytes, patient, NULL, &makespan_ns, error));
+        CRN_TRY(crn_transfer_schedule(f->travel, f->now, f->budget_bytes, patient, NULL, &makespan_ns, error));
         f->now_ns = crn_min(f->now_ns, makespan_ns);
         if (makespan_ns >= f->best_ns)
             continue;
@@ -325,5 +325,5 @@ cairn_status crn_fit_improve(crn_fit *fit, int64_t rounds, int64_t stop_ns, cair
 cairn_status crn_fit_emit(crn_fit *fit, cairn_builder *builder, cairn_error *error)
 {
     int64_t makespan_ns;
-    return crn_travel_schedule(fit->travel, fit->best, fit->budget_bytes, fit->patient, builder, &makespan_ns, error);
+    return crn_transfer_schedule(fit->travel, fit->best, fit->budget_bytes, fit->patient, builder, &makespan_ns, error);
 }

@@ -5,16 +5,16 @@
  *   prune    what travels without need stays
  *   improve  ruin and recreate: some copies stay or travel at random, then fit and prune again; kept when not worse
  *
- * The time of every set is that of travel.h's schedule. Choices are heuristic, the judgement is not. Stopped while fitting
+ * The time of every set is that of transfer.h's schedule. Choices are heuristic, the judgement is not. Stopped while fitting
  * it ends without, stopped while pruning with what travels by then.
  */
 #ifndef CRN_JOINT_FIT_H
 #define CRN_JOINT_FIT_H
 
-#include "solve/travel.h"
+#include "solve/transfer.h"
 
 typedef struct crn_fit {
-    crn_travel *travel;
+    crn_transfer *travel;
     crn_arena arena;
     uint64_t random;
     int64_t budget_bytes;
@@ -31,14 +31,14 @@ typedef struct crn_fit {
 } crn_fit;
 
 /** Takes the travel over; on failure it is freed. */
-cairn_status crn_fit_new(crn_travel *travel, uint64_t seed, crn_fit **fit, cairn_error *error);
+cairn_status crn_fit_new(crn_transfer *travel, uint64_t seed, crn_fit **fit, cairn_error *error);
 void crn_fit_free(crn_fit *fit);
 
 /** The least budget with which everything may travel; INT64_MAX where the host cannot hold it all. */
 int64_t crn_fit_need(crn_fit *fit);
 /**
  * The first fit under a budget, from what travels in `first` (NULL = nothing) and from everything; best_ns says what came
- * out. Errors: those of crn_travel_schedule.
+ * out. Errors: those of crn_transfer_schedule.
  */
 cairn_status crn_fit_begin(crn_fit *fit, int64_t budget_bytes, const bool *first, cairn_error *error);
 /** Rounds of improvement; ends early at stop_ns. */

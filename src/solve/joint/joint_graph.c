@@ -7,7 +7,7 @@
  *           that may travel in another.
  * Fit       Each list is made to fit the budget by letting storages travel; a storage leaves and comes back with its base,
  *           aliases are computed again, outputs need not come back. The best lists are improved by ruin and recreate
- *           (joint_search.h, joint_fit.h), their transfers placed by travel.h.
+ *           (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
  * Never     worse than any solver without transfers that auto asks: their answers are among the starting points.
  * Optimal   When it meets the bound (joint_bound.c).
  * Cost      graph-search's, and half as much again: seconds at T = 400. Without a time limit, by work and
@@ -99,11 +99,11 @@ typedef struct need {
 static cairn_status take_need(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
     need *n = context;
-    crn_travel *travel;
+    crn_transfer *travel;
     crn_fit *fit;
     (void)budget_bytes;
     cairn_status status =
-        crn_travel_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
+        crn_transfer_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
     if (status == CAIRN_UNSUPPORTED)
         return CAIRN_OK;
     if (status != CAIRN_OK)
@@ -166,7 +166,7 @@ static int64_t joint_memory(const crn_task *task)
 {
     const crn_solver *search = crn_solver_find("graph-search");
     int64_t nodes = cairn_problem_graph(task->problem)->node_count;
-    return (CRN_JOINT_POOL + 2) * crn_travel_memory(task, 4 * nodes + 64) + search->memory(task) + (1 << 20);
+    return (CRN_JOINT_POOL + 2) * crn_transfer_memory(task, 4 * nodes + 64) + search->memory(task) + (1 << 20);
 }
 
 /* Measured: ten seconds or more for graphs of some hundred nodes, of which the larger ones get fewer rounds. */

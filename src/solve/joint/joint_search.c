@@ -99,7 +99,7 @@ static void keep(crn_joint_search *search, crn_joint_entry *entry)
 
 static cairn_status begin_fit(crn_fit *fit, int64_t budget_bytes, const bool *goes, cairn_error *error)
 {
-    const crn_travel *travel = fit->travel;
+    const crn_transfer *travel = fit->travel;
     for (int32_t w = 0; w < travel->wait_count; w++) {
         int32_t birth = travel->copies[travel->waits[w].copy].birth;
         fit->best[w] = goes && birth >= 0 && goes[birth];
@@ -111,9 +111,9 @@ static cairn_status begin_fit(crn_fit *fit, int64_t budget_bytes, const bool *go
 static cairn_status make_entry(crn_joint_search *search, const cairn_op *ops, int64_t count, const bool *goes,
                                crn_joint_entry *entry, cairn_error *error)
 {
-    crn_travel *travel;
+    crn_transfer *travel;
     *entry = (crn_joint_entry){0};
-    cairn_status status = crn_travel_new(search->task, ops, count, &travel, NULL);
+    cairn_status status = crn_transfer_new(search->task, ops, count, &travel, NULL);
     if (status == CAIRN_UNSUPPORTED)
         return CAIRN_OK;
     if (status != CAIRN_OK)

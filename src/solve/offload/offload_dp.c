@@ -16,7 +16,7 @@
  *           accumulates over long chains. At most STATES_MAX / (number of options) are kept for a stage, spread over the
  *           kept bytes; only beyond that is the program no longer exact for its relaxation.
  * Answer    The decisions of the FINALS best final states become no-wait, ordered schedules with whole, uninterrupted
- *           transfers (travel.h); the simulator's time decides between them.
+ *           transfers (transfer.h); the simulator's time decides between them.
  * Host      Sets that the host cannot hold are left out; so is nothing that needs more device memory than there is.
  * Optimal   For the relaxation; not for whole transfers (strongly NP-hard). offload-exact is, on small chains.
  * Cost      O(n S^2) for S states, a few hundred at most; memory O(n S).

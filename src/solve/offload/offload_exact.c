@@ -11,7 +11,7 @@
  *           same places one that is nowhere later, and never has more memory still to come back, dominates: all that can
  *           follow the other can follow it, no later (docs/reference/formats/schedule.md: operations start as early as
  *           they can). The least bound is looked at first, so the first complete state is the optimum.
- * Start     The best ordered, no-wait schedule (travel.h) of all sets that may travel and all combinations of options: an
+ * Start     The best ordered, no-wait schedule (transfer.h) of all sets that may travel and all combinations of options: an
  *           incumbent that the search has to beat.
  * Cost      Exponential. At most STAGES_MAX stages and COMBINATIONS_MAX combinations of options; at LABELS_MAX states the
  *           search gives up and the incumbent is the answer. This is the oracle of the tests of the others.

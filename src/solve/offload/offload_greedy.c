@@ -5,7 +5,7 @@
  * Rule      Where transfers may be split at any byte, sending the first k values, as little as possible, is optimal: what
  *           was made first waits longest, and to send less never costs time. GREEDY rounds up to whole values (Beaumont,
  *           Eyraud-Dubois, Shilova: Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training, 2019,
- *           section 4, theorem 2). The schedule is the no-wait, ordered one of travel.h.
+ *           section 4, theorem 2). The schedule is the no-wait, ordered one of transfer.h.
  * Options   Each stage has its fastest one, its smallest or its first: three choices are tried.
  * Optimal   Not by construction: values are whole, transfers take latency, the host may be too small for the first k.
  * Cost      O(n log n).

@@ -23,8 +23,8 @@ static cairn_status make_travel(crn_offload_plan *plan, cairn_error *error)
     CRN_TRY(cairn_builder_new(plan->task.env, plan->task.problem, &builder, error));
     cairn_status status = add_all(plan, builder, error);
     if (status == CAIRN_OK)
-        status =
-            crn_travel_new(&plan->task, cairn_builder_ops(builder), cairn_builder_count(builder), &plan->travel, error);
+        status = crn_transfer_new(&plan->task, cairn_builder_ops(builder), cairn_builder_count(builder), &plan->travel,
+                                  error);
     cairn_builder_free(builder);
     return status;
 }
@@ -42,7 +42,7 @@ static cairn_status fill(crn_offload_plan *plan, const int32_t *option, cairn_er
     for (size_t l = 0; l < count; l++)
         plan->wait[l] = CRN_NO_COPY;
     CRN_TRY(make_travel(plan, error));
-    const crn_travel *travel = plan->travel;
+    const crn_transfer *travel = plan->travel;
     for (int32_t w = 0; w < travel->wait_count; w++)
         plan->wait[travel->copies[travel->waits[w].copy].value.index] = w;
     return CAIRN_OK;
@@ -73,14 +73,14 @@ void crn_offload_plan_free(crn_offload_plan *plan)
 {
     if (!plan)
         return;
-    crn_travel_free(plan->travel);
+    crn_transfer_free(plan->travel);
     crn_arena_clear(&plan->arena);
 }
 
 int64_t crn_offload_plan_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return crn_travel_memory(task, 2 * n) + 40 * n + 65536;
+    return crn_transfer_memory(task, 2 * n) + 40 * n + 65536;
 }
 
 /* ---- choices of options ---- */
@@ -165,7 +165,7 @@ int64_t crn_offload_need(const crn_offload_plan *plan, const bool *goes)
         host_bytes += goes[l] && crn_offload_may_go(plan, l) ? crn_offload_bytes(plan, l) : 0;
     if (host_bytes > plan->task.machine->host_bytes)
         return INT64_MAX;
-    crn_travel_levels(plan->travel, plan->travels, plan->levels);
+    crn_transfer_levels(plan->travel, plan->travels, plan->levels);
     for (int32_t e = 0; e < plan->travel->event_count; e++)
         most = crn_max(most, plan->levels[e]);
     return most;
@@ -177,7 +177,7 @@ cairn_status crn_offload_try(const crn_offload_plan *plan, const bool *goes, int
     set_travels(plan, goes);
     for (int patient = 0; patient < 2; patient++) {
         int64_t makespan_ns;
-        CRN_TRY(crn_travel_schedule(plan->travel, plan->travels, budget_bytes, patient, NULL, &makespan_ns, error));
+        CRN_TRY(crn_transfer_schedule(plan->travel, plan->travels, budget_bytes, patient, NULL, &makespan_ns, error));
         if (makespan_ns >= best->makespan_ns)
             continue;
         best->makespan_ns = makespan_ns;
@@ -197,6 +197,6 @@ cairn_status crn_offload_answer(const crn_offload_best *best, int64_t budget_byt
     set_travels(best->plan, best->goes);
     answer->found = true;
     crn_offload_explain(&best->plan->task, budget_bytes, answer);
-    return crn_travel_schedule(best->plan->travel, best->plan->travels, budget_bytes, best->patient, answer->builder,
-                               &makespan_ns, error);
+    return crn_transfer_schedule(best->plan->travel, best->plan->travels, budget_bytes, best->patient, answer->builder,
+                                 &makespan_ns, error);
 }

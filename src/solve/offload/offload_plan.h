@@ -8,7 +8,7 @@
 #ifndef CRN_OFFLOAD_PLAN_H
 #define CRN_OFFLOAD_PLAN_H
 
-#include "solve/travel.h"
+#include "solve/transfer.h"
 
 /** Choices of options that the solvers try where they do not choose themselves. */
 enum { CRN_OFFLOAD_PROFILES = 3 };
@@ -20,7 +20,7 @@ typedef struct crn_offload_plan {
     int32_t *wait;   /* of a stage: its wait, or CRN_NO_COPY */
     bool *travels;   /* scratch: of a wait */
     int64_t *levels; /* scratch: of an event */
-    crn_travel *travel;
+    crn_transfer *travel;
     crn_arena arena;
 } crn_offload_plan;
 

@@ -1,13 +1,13 @@
 /*
- * From a list of operations to its events, copies and waits (travel.h). One pass with the simulator's own rules of what is
+ * From a list of operations to its events, copies and waits (transfer.h). One pass with the simulator's own rules of what is
  * resident: O(operations + reads) time and memory.
  */
 #include "schedule/residency.h"
-#include "solve/travel.h"
+#include "solve/transfer.h"
 
 /* What is known while the list is read. */
 typedef struct reading {
-    crn_travel *travel;
+    crn_transfer *travel;
     crn_residency residency;
     const cairn_graph *graph;
     int32_t *copy_of;  /* of a storage of the residency: the copy in it */
@@ -30,7 +30,7 @@ static int64_t reads_of(const cairn_problem *problem, cairn_op op)
     return graph && op.code == CAIRN_OP_COMPUTE ? graph->nodes[op.index].dep_count + 1 : 2;
 }
 
-static bool make_arrays(crn_travel *t, int64_t events, int64_t reads)
+static bool make_arrays(crn_transfer *t, int64_t events, int64_t reads)
 {
     crn_arena *arena = &t->arena;
     size_t count = (size_t)events + 1, uses = (size_t)reads + count;
@@ -67,7 +67,7 @@ static void count_ops(const cairn_problem *problem, const cairn_op *ops, int64_t
         }
 }
 
-int64_t crn_travel_memory(const crn_task *task, int64_t count)
+int64_t crn_transfer_memory(const crn_task *task, int64_t count)
 {
     const cairn_graph *graph = cairn_problem_graph(task->problem);
     int64_t per_use = (int64_t)(sizeof(crn_wait) + 3 * sizeof(int64_t) + 6 * sizeof(int32_t) + 1), most = 2;
@@ -102,7 +102,7 @@ static cairn_status reading_begin(reading *r, const crn_task *task, int64_t coun
 
 static int32_t add_copy(reading *r, int32_t storage, cairn_op value, int64_t bytes, int32_t birth)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     int32_t made = t->copy_count++;
     t->copies[made] = (crn_copy){.value = value,
                                  .bytes = bytes,
@@ -119,7 +119,7 @@ static int32_t add_copy(reading *r, int32_t storage, cairn_op value, int64_t byt
 /* The event reads the copy: what lies between this use and the last one is a wait. */
 static void add_read(reading *r, int32_t copy, int32_t event)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     crn_copy *c = &t->copies[copy];
     if (c->last_read == event)
         return;
@@ -152,7 +152,7 @@ static bool stands_alone(const reading *r, int32_t node, int32_t storage)
 
 static void add_alias(reading *r, int32_t node, int32_t event)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     const cairn_node *n = &r->graph->nodes[node];
     int32_t storage = r->residency.places[node].device, copy = r->copy_of[storage], made = t->alias_count++;
     r->is_valid &= r->alias_of[node] == CRN_NO_COPY || t->copies[copy].birth > t->aliases[r->alias_of[node]].created;
@@ -199,7 +199,7 @@ static cairn_op value_of(const reading *r, cairn_op op)
 
 static void add_event(reading *r, cairn_op op, const crn_effect *effect)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     int32_t at = t->event_count - 1; /* begun before the operation was applied */
     crn_event *event = &t->events[at];
     event->ns = effect->compute_ns;
@@ -219,7 +219,7 @@ static void add_event(reading *r, cairn_op op, const crn_effect *effect)
 
 static void begin_event(reading *r, cairn_op op)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     int32_t at = t->event_count++;
     t->events[at] = (crn_event){.op = op, .first_read = t->read_count, .added = CRN_NO_COPY, .dropped = CRN_NO_COPY};
     if (r->graph)
@@ -270,7 +270,7 @@ static bool is_kept(const reading *r, const crn_copy *copy)
 
 static void close_copies(reading *r)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     for (int32_t i = 0; i < t->copy_count; i++) {
         crn_copy *copy = &t->copies[i];
         extend_aliases(r, copy);
@@ -292,7 +292,7 @@ static void close_copies(reading *r)
     }
 }
 
-static void measure_levels(crn_travel *t)
+static void measure_levels(crn_transfer *t)
 {
     int64_t used = t->start_bytes;
     t->clock_ns[0] = 0;
@@ -308,7 +308,7 @@ static void measure_levels(crn_travel *t)
     t->end_bytes = used;
 }
 
-static void sort_by_from(crn_travel *t)
+static void sort_by_from(crn_transfer *t)
 {
     for (int32_t w = 0; w < t->wait_count; w++)
         t->from_begin[t->waits[w].from + 1]++;
@@ -322,7 +322,7 @@ static void sort_by_from(crn_travel *t)
 }
 
 /* newest: scratch, of a copy. */
-static void link_waits(crn_travel *t, int32_t *newest)
+static void link_waits(crn_transfer *t, int32_t *newest)
 {
     for (int32_t c = 0; c < t->copy_count; c++)
         newest[c] = CRN_NO_COPY;
@@ -333,7 +333,7 @@ static void link_waits(crn_travel *t, int32_t *newest)
 }
 
 /* Leaves out the waits of copies that stay, and measures the transfers of the others. */
-static void close_waits(crn_travel *t)
+static void close_waits(crn_transfer *t)
 {
     int32_t kept = 0;
     for (int32_t w = 0; w < t->wait_count; w++) {
@@ -352,7 +352,7 @@ static void close_waits(crn_travel *t)
 
 static void add_input(reading *r)
 {
-    crn_travel *t = r->travel;
+    crn_transfer *t = r->travel;
     const cairn_chain *chain = r->residency.chain;
     t->start_bytes = cairn_problem_info_of(t->task->problem)->fixed_bytes;
     if (!chain)
@@ -378,15 +378,15 @@ static cairn_status read_list(reading *r, const cairn_op *ops, int64_t count, ca
     return CAIRN_OK;
 }
 
-cairn_status crn_travel_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_travel **travel,
-                            cairn_error *error)
+cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **travel,
+                              cairn_error *error)
 {
     crn_arena arena;
     int64_t events, reads;
     reading r = {.is_valid = true};
     *travel = NULL;
     crn_arena_init(&arena, crn_allocator(task->env));
-    crn_travel *t = crn_arena_alloc_zero(&arena, 1, sizeof(*t));
+    crn_transfer *t = crn_arena_alloc_zero(&arena, 1, sizeof(*t));
     if (!t)
         return crn_no_memory(error);
     t->arena = arena;
@@ -402,21 +402,21 @@ cairn_status crn_travel_new(const crn_task *task, const cairn_op *ops, int64_t c
         crn_residency_free(&r.residency);
     }
     if (status != CAIRN_OK) {
-        crn_travel_free(t);
+        crn_transfer_free(t);
         return status;
     }
     *travel = t;
     return CAIRN_OK;
 }
 
-void crn_travel_free(crn_travel *travel)
+void crn_transfer_free(crn_transfer *travel)
 {
     if (!travel)
         return;
     crn_arena_clear(&travel->arena);
 }
 
-void crn_travel_levels(const crn_travel *travel, const bool *travels, int64_t *levels)
+void crn_transfer_levels(const crn_transfer *travel, const bool *travels, int64_t *levels)
 {
     int64_t away = 0;
     for (int32_t e = 0; e < travel->event_count; e++)

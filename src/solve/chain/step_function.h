@@ -21,8 +21,8 @@
  * values at borders are in single precision, with a margin far beyond all rounding: they say what need not be looked
  * at, never what the answer is.
  */
-#ifndef CRN_STEPS_H
-#define CRN_STEPS_H
+#ifndef CRN_STEP_FUNCTION_H
+#define CRN_STEP_FUNCTION_H
 
 #include <cairn/base.h>
 #include <stdatomic.h>

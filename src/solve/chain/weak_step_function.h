@@ -1,12 +1,12 @@
 /*
- * The program of weak_model.h in bytes: a step function of memory for each part (steps.h), as in chain-exact. One run
+ * The program of weak_model.h in bytes: a step function of memory for each part (step_function.h), as in chain-exact. One run
  * answers all budgets, and nothing is rounded.
  *
  * Parts whose stages are alike share one table: those of (s,t,l) depend on the stages s-1..l, and are counted without
  * the weight gradients that exist at d[l]. So what counts is the number of distinct sub-chains, times their length.
  */
-#ifndef CRN_WEAK_STEPS_H
-#define CRN_WEAK_STEPS_H
+#ifndef CRN_WEAK_STEP_FUNCTION_H
+#define CRN_WEAK_STEP_FUNCTION_H
 
 #include "solve/chain/subchain.h"
 #include "solve/chain/weak_unfold.h"

@@ -1,4 +1,4 @@
-#include "solve/chain/steps.h"
+#include "solve/chain/step_function.h"
 
 #include <math.h>
 #include <string.h>

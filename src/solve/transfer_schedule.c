@@ -1,10 +1,10 @@
 /*
- * Placing transfers in time (travel.h): first backwards, to find how late each prefetch may go, then forwards, merging
+ * Placing transfers in time (transfer.h): first backwards, to find how late each prefetch may go, then forwards, merging
  * computations and transfers by their earliest start under the simulator's rules (docs/reference/formats/schedule.md).
  */
 #include <string.h>
 
-#include "solve/travel.h"
+#include "solve/transfer.h"
 
 #define NEVER INT64_MAX
 
@@ -13,13 +13,13 @@ enum { STAYS, PLANNED, AWAY, BACK };
 
 /* ---- which transfers, in which order ---- */
 
-static bool returns(const crn_travel *t, int32_t w)
+static bool returns(const crn_transfer *t, int32_t w)
 {
     return t->waits[w].to < t->event_count;
 }
 
 /* Waits stand in the order of the events that they wait for, which is that of the prefetches. */
-static void make_queues(crn_travel *t, const bool *travels, int32_t *out_count, int32_t *back_count)
+static void make_queues(crn_transfer *t, const bool *travels, int32_t *out_count, int32_t *back_count)
 {
     *out_count = *back_count = 0;
     for (int32_t w = 0; w < t->wait_count; w++) {
@@ -35,7 +35,7 @@ static void make_queues(crn_travel *t, const bool *travels, int32_t *out_count, 
 
 /* Backwards in time, from the end of the schedule: what has been taken off the device, and when. */
 typedef struct rewind {
-    crn_travel *t;
+    crn_transfer *t;
     int64_t budget_bytes, used_bytes;
     int64_t now_ns, link_ns;
     int32_t placed, freed,
@@ -46,7 +46,7 @@ typedef struct rewind {
 /* What must be on the device again when the event, seen backwards, begins. */
 static int64_t rewound_bytes(const rewind *r, int32_t e, const bool *travels, int64_t *since_ns)
 {
-    const crn_travel *t = r->t;
+    const crn_transfer *t = r->t;
     int64_t bytes = crn_max(0, t->events[e].reserve_bytes - t->events[e].grow_bytes);
     for (int32_t c = t->events[e].dropped; c != CRN_NO_COPY; c = t->copies[c].next_dropped)
         bytes += t->copies[c].bytes;
@@ -64,7 +64,7 @@ static int64_t rewound_bytes(const rewind *r, int32_t e, const bool *travels, in
 /* Waits until bytes are free; false when they never are. */
 static bool rewind_wait(rewind *r, int64_t bytes, int64_t *start_ns)
 {
-    crn_travel *t = r->t;
+    crn_transfer *t = r->t;
     while (r->freed > r->next) {
         int32_t w = t->back_queue[r->freed - 1];
         bool fits = bytes <= r->budget_bytes - r->used_bytes;
@@ -80,7 +80,7 @@ static bool rewind_wait(rewind *r, int64_t bytes, int64_t *start_ns)
 /* The event is done, backwards: what waits for it may leave; prefetches that end by now have found their place. */
 static void rewind_past(rewind *r, int32_t e)
 {
-    crn_travel *t = r->t;
+    crn_transfer *t = r->t;
     while (r->next > 0 && t->waits[t->back_queue[r->next - 1]].to == e) {
         int32_t w = t->back_queue[--r->next];
         r->link_ns = crn_add_saturating(crn_max(r->link_ns, r->now_ns), t->back_ns[w]);
@@ -93,7 +93,7 @@ static void rewind_past(rewind *r, int32_t e)
 }
 
 /* Finds release_at of every wait that returns. False when an event does not fit even with all of them away. */
-static bool place_prefetches(crn_travel *t, const bool *travels, int32_t back_count, int64_t budget_bytes)
+static bool place_prefetches(crn_transfer *t, const bool *travels, int32_t back_count, int64_t budget_bytes)
 {
     rewind r = {.t = t,
                 .budget_bytes = budget_bytes,
@@ -126,7 +126,7 @@ typedef struct lane_end {
 } lane_end;
 
 typedef struct playing {
-    crn_travel *t;
+    crn_transfer *t;
     lane_end lanes[CAIRN_LANE_COUNT];
     int64_t device_bytes, host_bytes, budget_bytes;
     int64_t now_ns, makespan_ns;
@@ -224,7 +224,7 @@ static bool occupy(playing *p, cairn_lane lane, int64_t start_ns, int64_t ns, in
 /* Whether the copy's storage has this alias at an event, before which the waits that travel have broken it off. */
 static bool has_alias(const playing *p, int32_t copy, const crn_alias *alias, int32_t event)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     if (alias->created > event)
         return false;
     for (int32_t w = 0; w < t->wait_count && t->waits[w].to <= event; w++)
@@ -236,7 +236,7 @@ static bool has_alias(const playing *p, int32_t copy, const crn_alias *alias, in
 
 static void emit_drops(playing *p, int32_t copy, int32_t event)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     if (!p->builder)
         return;
     emit(p, CAIRN_OP_DROP, t->copies[copy].value);
@@ -256,7 +256,7 @@ static void drop(playing *p, int32_t copy, int32_t event)
 /* Waits for the next event that never left stay; the copies of the others must be on their way. */
 static bool is_event_held_up(playing *p)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     for (; p->back < p->back_count; p->back++) {
         int32_t w = t->back_queue[p->back];
         if (t->waits[w].to > p->event)
@@ -270,7 +270,7 @@ static bool is_event_held_up(playing *p)
 
 static int64_t event_start(playing *p)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     const crn_event *event = &t->events[p->event];
     int64_t start_ns = crn_max(p->now_ns, p->lanes[CAIRN_LANE_COMPUTE].end_ns);
     if (is_event_held_up(p))
@@ -285,7 +285,7 @@ static int64_t event_start(playing *p)
 
 static int64_t offload_start(playing *p)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     for (; p->out < p->out_count; p->out++) {
         int32_t w = t->out_queue[p->out];
         if (t->state[w] == PLANNED && !t->on_host[t->waits[w].copy])
@@ -302,7 +302,7 @@ static int64_t offload_start(playing *p)
 
 static int64_t prefetch_start(playing *p)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     if (p->back == p->back_count)
         return NEVER;
     int32_t w = t->back_queue[p->back], copy = t->waits[w].copy;
@@ -321,7 +321,7 @@ static void leave(playing *p, int32_t w)
 /* Waits that begin after the event, whose copy is on the host already, begin there. */
 static void leave_after(playing *p, int32_t e)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     for (int32_t i = t->from_begin[e]; i < t->from_begin[e + 1]; i++) {
         int32_t w = t->by_from[i];
         if (t->state[w] == PLANNED && t->on_host[t->waits[w].copy])
@@ -331,7 +331,7 @@ static void leave_after(playing *p, int32_t e)
 
 static void play_offload(playing *p, int64_t start_ns)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     int32_t w = t->out_queue[p->out++], copy = t->waits[w].copy;
     int64_t end_ns;
     if (!occupy(p, CAIRN_LANE_TO_HOST, start_ns, t->out_ns[w], &end_ns))
@@ -348,7 +348,7 @@ static void play_offload(playing *p, int64_t start_ns)
 /* Whether the copy travels again: then its host copy stays. */
 static bool travels_again(const playing *p, int32_t w)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     while ((w = t->next_wait[w]) != CRN_NO_COPY)
         if (t->state[w] == PLANNED)
             return true;
@@ -357,7 +357,7 @@ static bool travels_again(const playing *p, int32_t w)
 
 static void play_prefetch(playing *p, int64_t start_ns)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     int32_t w = t->back_queue[p->back++], copy = t->waits[w].copy;
     int64_t end_ns;
     if (!occupy(p, CAIRN_LANE_TO_DEVICE, start_ns, t->back_ns[w], &end_ns))
@@ -375,7 +375,7 @@ static void play_prefetch(playing *p, int64_t start_ns)
 }
 
 /* The next alias, in the order in which they were made, that the wait broke off and that is read after it. */
-static int32_t next_alias(const crn_travel *t, const crn_wait *wait, int32_t after)
+static int32_t next_alias(const crn_transfer *t, const crn_wait *wait, int32_t after)
 {
     int32_t next = CRN_NO_COPY;
     for (int32_t a = t->copies[wait->copy].first_alias; a > after; a = t->aliases[a].next)
@@ -387,7 +387,7 @@ static int32_t next_alias(const crn_travel *t, const crn_wait *wait, int32_t aft
 /* What has come back for the event needs its aliases again. */
 static void play_aliases(playing *p)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     int64_t end_ns;
     for (int32_t i = p->back - 1; i >= 0 && t->waits[t->back_queue[i]].to >= p->event; i--) {
         const crn_wait *wait = &t->waits[t->back_queue[i]];
@@ -406,7 +406,7 @@ static void play_aliases(playing *p)
 
 static void play_event(playing *p)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     const crn_event *event = &t->events[p->event];
     int64_t end_ns;
     play_aliases(p);
@@ -429,7 +429,7 @@ static void play_event(playing *p)
 /* Whether the event would start later if the prefetch began before it. */
 static bool holds_up(playing *p, int64_t prefetch_ns, int64_t event_ns)
 {
-    const crn_travel *t = p->t;
+    const crn_transfer *t = p->t;
     int64_t bytes = t->copies[t->waits[t->back_queue[p->back]].copy].bytes;
     if (event_ns == NEVER)
         return false;
@@ -458,7 +458,7 @@ static bool play_next(playing *p)
 
 static void play(playing *p)
 {
-    crn_travel *t = p->t;
+    crn_transfer *t = p->t;
     for (int32_t c = 0; c < t->copy_count; c++) {
         t->on_host[c] = false;
         t->ready_ns[c] = t->busy_ns[c] = 0;
@@ -468,8 +468,8 @@ static void play(playing *p)
     p->failed |= p->event < t->event_count;
 }
 
-cairn_status crn_travel_schedule(crn_travel *travel, const bool *travels, int64_t budget_bytes, bool patient,
-                                 cairn_builder *builder, int64_t *makespan_ns, cairn_error *error)
+cairn_status crn_transfer_schedule(crn_transfer *travel, const bool *travels, int64_t budget_bytes, bool patient,
+                                   cairn_builder *builder, int64_t *makespan_ns, cairn_error *error)
 {
     playing p = {.t = travel,
                  .device_bytes = travel->start_bytes,

@@ -3,7 +3,7 @@
  *
  * A list of operations without transfers fixes what is computed and in which order: its *events*. Between two events that
  * read it a copy on the device only *waits*; a wait may be spent on the host instead. So a schedule with transfers is a
- * list without any, which may be over the budget, and a set of waits that travel. crn_travel_schedule places their
+ * list without any, which may be over the budget, and a set of waits that travel. crn_transfer_schedule places their
  * transfers in time:
  *
  *   - offloads go as early as data and link allow, in the order in which their memory is wanted back;
@@ -20,8 +20,8 @@
  * are computed again before the reader. A storage is dropped after its last reader. A copy that must be kept to the end
  * need not come back.
  */
-#ifndef CRN_TRAVEL_H
-#define CRN_TRAVEL_H
+#ifndef CRN_TRANSFER_H
+#define CRN_TRANSFER_H
 
 #include "solve/solver.h"
 
@@ -63,7 +63,7 @@ typedef struct crn_wait {
     int32_t copy, from, to;
 } crn_wait;
 
-typedef struct crn_travel {
+typedef struct crn_transfer {
     crn_arena arena;
     const crn_task *task;
     const cairn_machine *machine;
@@ -81,7 +81,7 @@ typedef struct crn_travel {
     int32_t *next_wait;        /* of the same copy; CRN_NO_COPY after the last */
     int64_t *clock_ns;         /* of an event: sum of the times of those before it; event_count + 1 entries */
     int64_t start_bytes, end_bytes;
-    /* scratch of crn_travel_schedule */
+    /* scratch of crn_transfer_schedule */
     int32_t *out_queue, *back_queue; /* waits, as their transfers are issued */
     int32_t *release_at;             /* of a wait: the event before which its prefetch may be issued */
     int32_t *by_from, *from_begin;   /* waits by their event from, and where those of an event begin */
@@ -89,20 +89,20 @@ typedef struct crn_travel {
     int64_t *left_ns;                /* of a wait: when, backwards in time, it has left the device */
     bool *on_host;                   /* of a copy: a host copy exists */
     int64_t *ready_ns, *busy_ns, *host_ready_ns, *host_busy_ns;
-} crn_travel;
+} crn_transfer;
 
 /**
  * Reads a list of operations without transfers, valid but for its peak, which may pass every budget. A graph's drops are
  * not read: storages are dropped after their last reader. Errors: NO_MEMORY; UNSUPPORTED when the list is not valid.
  */
-cairn_status crn_travel_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_travel **travel,
-                            cairn_error *error);
-void crn_travel_free(crn_travel *travel);
+cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **travel,
+                              cairn_error *error);
+void crn_transfer_free(crn_transfer *travel);
 /** An upper estimate of a model's memory for a list of count operations of the task's problem. */
-int64_t crn_travel_memory(const crn_task *task, int64_t count);
+int64_t crn_transfer_memory(const crn_task *task, int64_t count);
 
 /** Memory while each event runs when the waits that travel are on the host all the time between their ends. */
-void crn_travel_levels(const crn_travel *travel, const bool *travels, int64_t *levels);
+void crn_transfer_levels(const crn_transfer *travel, const bool *travels, int64_t *levels);
 
 /**
  * Schedules the transfers under a budget (INT64_MAX = none). *makespan_ns = INT64_MAX when they cannot be: an event does
@@ -110,7 +110,7 @@ void crn_travel_levels(const crn_travel *travel, const bool *travels, int64_t *l
  * is always the better one. builder NULL = only judge; else the operations are appended, and what was appended is to be
  * forgotten after an INT64_MAX. Errors: the builder's. Cost: O(events + reads + waits).
  */
-cairn_status crn_travel_schedule(crn_travel *travel, const bool *travels, int64_t budget_bytes, bool patient,
-                                 cairn_builder *builder, int64_t *makespan_ns, cairn_error *error);
+cairn_status crn_transfer_schedule(crn_transfer *travel, const bool *travels, int64_t budget_bytes, bool patient,
+                                   cairn_builder *builder, int64_t *makespan_ns, cairn_error *error);
 
 #endif

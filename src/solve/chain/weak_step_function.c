@@ -1,6 +1,6 @@
-#include "solve/chain/weak_steps.h"
+#include "solve/chain/weak_step_function.h"
 
-#include "solve/chain/steps.h"
+#include "solve/chain/step_function.h"
 
 enum { CELLS_MIN = 128, CELLS_MAX = 1024, CELLS_PER_STAGE = 4 };
 

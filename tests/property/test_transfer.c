@@ -1,5 +1,5 @@
 /*
- * Transfers placed by crn_travel_schedule: the list that comes out is valid, what was found of its makespan is what the
+ * Transfers placed by crn_transfer_schedule: the list that comes out is valid, what was found of its makespan is what the
  * simulator says, and a set of waits without which everything fits can be scheduled. Problems, lists and sets are random.
  */
 #include <setjmp.h>
@@ -12,7 +12,7 @@
 
 #include <cairn/cairn.h>
 
-#include "solve/travel.h"
+#include "solve/transfer.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
@@ -25,7 +25,7 @@ typedef struct subject {
     cairn_env env;
     crn_task task;
     cairn_schedule *base; /* without transfers; may be over the budget */
-    crn_travel *travel;
+    crn_transfer *travel;
     bool *travels;
     int64_t *levels;
 } subject;
@@ -86,7 +86,7 @@ static bool begin(subject *s, test_random *random, uint64_t seed)
                          .budget_max_bytes = CAIRN_NONE,
                          .deadline_ns = CAIRN_NONE};
     cairn_status status =
-        crn_travel_new(&s->task, cairn_schedule_ops(s->base), cairn_schedule_count(s->base), &s->travel, NULL);
+        crn_transfer_new(&s->task, cairn_schedule_ops(s->base), cairn_schedule_count(s->base), &s->travel, NULL);
     check(s, status == CAIRN_OK || status == CAIRN_UNSUPPORTED);
     if (status != CAIRN_OK)
         return false;
@@ -99,7 +99,7 @@ static void end(subject *s)
 {
     free(s->levels);
     free(s->travels);
-    crn_travel_free(s->travel);
+    crn_transfer_free(s->travel);
     cairn_schedule_free(s->base);
     cairn_problem_free(s->problem);
 }
@@ -107,7 +107,7 @@ static void end(subject *s)
 static int64_t highest(const subject *s)
 {
     int64_t most = s->travel->start_bytes;
-    crn_travel_levels(s->travel, s->travels, s->levels);
+    crn_transfer_levels(s->travel, s->travels, s->levels);
     for (int32_t e = 0; e < s->travel->event_count; e++)
         most = crn_max(most, s->levels[e]);
     return most;
@@ -120,8 +120,8 @@ static int64_t schedule(subject *s, int64_t budget, bool patient)
     cairn_replay replay;
     int64_t makespan, again;
     assert_int_equal(cairn_builder_new(NULL, s->problem, &builder, NULL), CAIRN_OK);
-    check(s, crn_travel_schedule(s->travel, s->travels, budget, patient, builder, &makespan, NULL) == CAIRN_OK);
-    check(s, crn_travel_schedule(s->travel, s->travels, budget, patient, NULL, &again, NULL) == CAIRN_OK);
+    check(s, crn_transfer_schedule(s->travel, s->travels, budget, patient, builder, &makespan, NULL) == CAIRN_OK);
+    check(s, crn_transfer_schedule(s->travel, s->travels, budget, patient, NULL, &again, NULL) == CAIRN_OK);
     check(s, makespan == again);
     const cairn_op *ops = cairn_builder_ops(builder);
     int64_t count = cairn_builder_count(builder);
@@ -203,11 +203,11 @@ static void nothing_travels(void **state)
 static cairn_status make_once(const cairn_env *env, void *context)
 {
     subject s = *(subject *)context;
-    crn_travel *travel;
+    crn_transfer *travel;
     s.task.env = env;
     cairn_status status =
-        crn_travel_new(&s.task, cairn_schedule_ops(s.base), cairn_schedule_count(s.base), &travel, NULL);
-    crn_travel_free(travel);
+        crn_transfer_new(&s.task, cairn_schedule_ops(s.base), cairn_schedule_count(s.base), &travel, NULL);
+    crn_transfer_free(travel);
     return status;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,27 @@ def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def resnet_profile() -> Any:
+    """The profile of a small ResNet with an optimizer."""
+    import cairn.torch as ct
+    import torch
+    import torch_models
+
+    torch.manual_seed(0)
+    step = torch_models.resnet()
+    return ct.profile(step.model, **step.sample, passes=1, optimizer=torch.optim.AdamW(step.model.parameters()))
+
+
+@pytest.fixture
+def never_run() -> Any:
+    """A model that no check may run."""
+    import torch
+
+    class Untouchable(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it was run before its arguments were checked")
+
+    return Untouchable(4, 4)

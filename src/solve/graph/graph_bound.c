@@ -6,7 +6,7 @@
 #include "solve/graph/flow_network.h"
 #include "solve/graph/graph_suffix.h"
 
-enum { PRICES_MAX = 24, WINDOW_WORK = 4000000 };
+enum { PRICES_MAX = 24, GRID_WORK = 2000000, WINDOW_WORK = 4000000, FIRST_NODES = 24 };
 
 /* A quarter of a second for a hundred nodes; on more, where not all is found out in any case, less. */
 #define SUFFIX_WORK ((int64_t)25000000000)
@@ -28,6 +28,7 @@ struct crn_graph_bounder {
     int32_t *alias_at; /* aliases that the window reads, and what they read, as lists of a position */
     int32_t *alias, *alias_next, alias_count;
     bool *alias_seen; /* of a node */
+    bool *seen;       /* of a node: it was looked from */
     const crn_task *task;
     int64_t *to_end; /* of a node: what the window from it to the end is worth, as far as known, else 0 */
     int64_t budget_bytes;
@@ -54,6 +55,7 @@ cairn_status crn_graph_bounder_new(const crn_task *task, const crn_graph_model *
         (b->alias = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->alias_next = crn_arena_alloc(&arena, n, sizeof(int32_t))) &&
         (b->needed = crn_arena_alloc(&arena, n, sizeof(bool))) &&
+        (b->seen = crn_arena_alloc(&arena, n, sizeof(bool))) &&
         (b->resident = crn_arena_alloc_zero(&arena, n, sizeof(bool))) &&
         (b->alias_seen = crn_arena_alloc_zero(&arena, n, sizeof(bool)));
     if (!fits) {
@@ -317,36 +319,89 @@ static int64_t memory_at(crn_graph_bounder *b, int32_t t)
     return bytes;
 }
 
-/* Nodes between those that are looked at, so that all cuts together stay within the work limit. */
-static int32_t first_stride(const crn_graph_bounder *b)
+/* Nodes to each one that is looked at, so that all cuts together stay within the work limit. */
+static int32_t last_stride(const crn_graph_bounder *b)
 {
     int32_t n = b->model->node_count, stride = 1;
     int64_t size = n + b->model->dep_begin[n];
-    while (n / stride > 8 && n / stride > WINDOW_WORK / size)
+    while (n / stride > 8 && n / stride > GRID_WORK / size)
         stride *= 2;
     return stride;
 }
 
+/* What a node takes beside what later nodes read: the more, the less is left to them at that moment. */
+static int64_t taken_by(const crn_graph_model *model, int32_t t)
+{
+    int64_t bytes = crn_add_saturating(model->bytes[t], model->extra[t]);
+    for (int32_t i = model->dep_begin[t]; i < model->dep_begin[t + 1]; i++) {
+        int32_t s = model->root[model->dep[i]];
+        if (model->use[model->use_begin[s + 1] - 1] == t)
+            bytes = crn_add_saturating(bytes, model->bytes[s]);
+    }
+    return bytes;
+}
+
+/* Of the nodes from t on, so many of them, the one that takes most. */
+static int32_t largest_taker(const crn_graph_model *model, int32_t t, int32_t count)
+{
+    int32_t best = t, end = (int32_t)crn_min(model->node_count, (int64_t)t + count);
+    int64_t most = taken_by(model, t);
+    for (int32_t v = t + 1; v < end; v++) {
+        int64_t taken = taken_by(model, v);
+        best = taken > most ? v : best;
+        most = crn_max(most, taken);
+    }
+    return best;
+}
+
+/* The largest value so far of a function of the node, and where; a node is looked at once. */
+typedef struct peak {
+    int64_t (*value)(crn_graph_bounder *, int32_t);
+    int64_t best;
+    int32_t best_t;
+} peak;
+
+static bool has_ended(const crn_graph_bounder *b, const peak *p)
+{
+    return p->best == INT64_MAX || crn_should_stop(b->task, NULL);
+}
+
+static void look_from(crn_graph_bounder *b, peak *p, int32_t t)
+{
+    if (t < 0 || t >= b->model->node_count || b->seen[t])
+        return;
+    int64_t found = p->value(b, t);
+    b->seen[t] = true;
+    p->best_t = found > p->best ? t : p->best_t;
+    p->best = crn_max(p->best, found);
+}
+
+/* Closer and closer to the best. */
+static void look_around(crn_graph_bounder *b, peak *p, int32_t stride)
+{
+    for (stride /= 2; stride > 0 && p->best > 0 && !has_ended(b, p); stride /= 2)
+        for (int32_t t = p->best_t - stride, i = 0; i < 2; t += 2 * stride, i++)
+            look_from(b, p, t);
+}
+
 /*
- * The largest value of a function of the node, on a grid and then around the best point of it, closer and closer.
- * Every value is a valid bound, so a maximum that is missed only weakens it.
+ * The largest value of a function of the node: of those that take most among so many neighbours, first few of them, and
+ * around the best of these; then of more and more. Every value is a valid bound, so a maximum that is missed only weakens
+ * it, and so does being stopped.
  */
 static int64_t largest(crn_graph_bounder *b, int64_t (*value)(crn_graph_bounder *, int32_t))
 {
-    int32_t n = b->model->node_count, stride = first_stride(b), best_t = 0;
-    int64_t best = 0;
-    for (int32_t t = stride / 2; t < n && best < INT64_MAX && !crn_should_stop(b->task, NULL); t += stride) {
-        int64_t found = value(b, t);
-        best_t = found > best ? t : best_t;
-        best = crn_max(best, found);
+    int32_t n = b->model->node_count, last = last_stride(b), stride = last;
+    peak p = {.value = value};
+    memset(b->seen, 0, (size_t)n * sizeof(*b->seen));
+    while (n / stride > FIRST_NODES)
+        stride *= 2;
+    for (; stride >= last && !has_ended(b, &p); stride /= 2) {
+        for (int32_t from = 0; from < n && !has_ended(b, &p); from += stride)
+            look_from(b, &p, largest_taker(b->model, from, stride));
+        look_around(b, &p, stride);
     }
-    for (stride /= 2; stride > 0 && best > 0 && best < INT64_MAX && !crn_should_stop(b->task, NULL); stride /= 2)
-        for (int32_t t = best_t - stride, i = 0; i < 2; t += 2 * stride, i++) {
-            int64_t found = t < 0 || t >= n ? 0 : value(b, t);
-            best_t = found > best ? t : best_t;
-            best = crn_max(best, found);
-        }
-    return best;
+    return p.best;
 }
 
 static int64_t window_to_end(crn_graph_bounder *b, int32_t t)

@@ -286,10 +286,12 @@ static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
 {
     for (int i = 0; i < ISLANDS; i++)
         s->start_cost[i] = INT64_MAX;
+    const crn_task half = crn_task_part(task, 2); /* of short limits, for the bound and the search need some, too */
     for (int i = 0; i < rule_count(s); i++) {
-        if (i > 0 && crn_should_stop(task, NULL))
+        bool has_start = s->start_cost[0] < INT64_MAX;
+        if (i > 0 && crn_should_stop(has_start ? &half : task, NULL))
             break;
-        if (!walk(task, s, budget_bytes, nth_rule(i), false))
+        if (!walk(has_start ? &half : task, s, budget_bytes, nth_rule(i), false))
             continue;
         const crn_sequence_eval *eval = judge_scratch(s);
         if (eval->peak <= budget_bytes) /* not so where an alias is computed earlier than the sequence implies */

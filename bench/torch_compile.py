@@ -27,7 +27,7 @@ import cairn.torch as ct
 import torch
 from support import arguments
 from support.allocators import ALLOCATORS, restart_under
-from support.training import MIB, allocated_peak
+from support.training import MIB, allocated_peak, quiet
 from torch import nn
 from torch.nn import functional as F
 
@@ -173,15 +173,50 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--budgets", type=float, nargs="*", default=[404, 295, 235, 165], help="MiB beyond parameters")
     command.add_argument("--knob", type=float, nargs="*", default=[1.0, 0.5, 0.25, 0.1, 0.0])
+    command.add_argument("--planning", action="store_true", help="instead: what planning takes beyond compiling")
     command.add_argument("--allocator", choices=ALLOCATORS, default="keeping")
     command.add_argument("--json", type=Path)
     options = arguments.parse(command, layers=0, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
     restart_under(options.allocator, command)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     model = gpt2(options.layers, options.width, options.length, 2048) if options.layers else Tiny(options.width, 2048)
     step = Step(model, torch.randint(2048, (4, options.length)))
-    report(step, ways(step, options), options)
+    with quiet():
+        if options.planning:
+            planning(step, options)
+        else:
+            report(step, ways(step, options), options)
+
+
+def planning(step: Step, options: Any) -> None:
+    """CPU seconds of compiling without a plan, of `ct.compile` at each budget, and of steps with everything kept."""
+
+    def seconds(make: Callable[[], Callable[..., Any] | None]) -> tuple[float, Callable[..., Any] | None]:
+        torch._dynamo.reset()
+        began = time.process_time()
+        made = make()
+        return time.process_time() - began, made
+
+    def unplanned() -> Callable[..., Any]:
+        name = "inductor" if options.kernels == "inductor" else "aot_eager_default_partitioner"
+        compiled = torch.compile(step.model, backend=own(name), fullgraph=True, dynamic=False)
+        step.run(compiled)
+        return compiled
+
+    seconds(unplanned)  # what the first compilation of a process does once
+    alone, base = seconds(unplanned)
+    assert base is not None
+    print(f"compiled without a plan, one step: {alone:.1f} s")
+    for mib in options.budgets:
+        taken, made = seconds(lambda mib=mib: planned(step, mib, options.kernels)[0])
+        nodes = "" if made is None else f", {len(ct.report(made).plans[-1].problem['nodes'])} results"
+        print(f"ct.compile at {mib:g} MiB: {taken - alone:.1f} s more{nodes}", flush=True)
+    kept = planned(step, None, options.kernels)[0]
+    assert kept is not None
+    ratios = [step.seconds(kept) / step.seconds(base) for _ in range(options.rounds + 1)][1:]
+    print(
+        f"everything kept: {100 * (statistics.median(ratios) - 1):+.1f} % of a step beside torch.compile without a plan"
+    )
 
 
 def report(step: Step, found: dict[str, tuple[Callable[..., Any] | None, str]], options: Any) -> None:

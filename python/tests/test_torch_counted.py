@@ -116,9 +116,32 @@ def test_copies_go_with_the_first_runs_that_saved_them() -> None:
     assert supposed_by([("forward_save", 1), *KEPT[1:]], with_part).let_go == set()
 
 
+@pytest.mark.parametrize(
+    ("ops", "wanted"),
+    [
+        (KEPT, set()),
+        (AGAIN, {1, 2}),
+        (FROM_INPUTS, {1, 2}),
+        (FROM_OUTPUT, {1, 2}),  # the second runs again from the output of the first
+        ([keep(1), save(2), save(3), backward(3), backward(2), save(1), backward(1)], {1}),
+        ([("forward_save", 1, 0), ("forward_save", 2, 1), *KEPT[2:]], {1, 2}),  # what it rebuilds may take its input
+    ],
+)
+def test_outputs_that_no_stage_saves_stay_where_the_next_one_runs_from_them(ops: list[Op], wanted: set[int]) -> None:
+    passing = {"passing_bytes": 5}
+    assert supposed_by(ops, stages(a=passing, b=passing)) == Counted(wanted=frozenset(wanted))
+    assert supposed_by(ops, stages(b=passing)) == Counted(wanted=frozenset(wanted & {2}))
+
+
 def test_schedules_matter_where_something_is_held() -> None:
     assert not any(map(dependent_counts.depends, stages(a={"output_bytes": 5, "saved_copies": ["w"]})))
-    for held in ({"also_held_bytes": 1}, {"pinned_bytes": 1}, {"made_copies": {"w": 1}}, {"listed": {"b": 1}}):
+    for held in (
+        {"also_held_bytes": 1},
+        {"pinned_bytes": 1},
+        {"made_copies": {"w": 1}},
+        {"listed": {"b": 1}},
+        {"passing_bytes": 1},
+    ):
         assert dependent_counts.depends(stages(a=held)[0])
 
 
@@ -140,7 +163,7 @@ def added(found: list[StageMeasure], supposed: Counted, number: int) -> list[int
         "forward_only_workspace_bytes": 0,
         "options": [{"saved_bytes": 0, "forward_workspace_bytes": 0, "backward_workspace_bytes": 0}],
     }
-    Lingering(found, supposed.let_go).count(number, found[number - 1], described, supposed)
+    Lingering(found, supposed).count(number, found[number - 1], described, supposed)
     return [described["forward_only_workspace_bytes"], *described["options"][0].values()]
 
 
@@ -161,6 +184,9 @@ def test_listed_outputs_are_counted_but_for_what_goes_before_the_peak(slack: int
     listing = stages(c={"listed": {"a": 10, "b": 100}, "listed_slack_bytes": slack})
     assert added(listing, Counted(), 3) == [0, 0, 0, 0]
     assert added(listing, Counted(let_go=frozenset({(1, "a")})), 3) == [more, 0, more, 0]
+    listing[0].passing_bytes = 10  # so no stage has it in what it saves
+    assert added(listing, Counted(), 3) == [more, 0, more, 0]
+    assert added(listing, Counted(wanted=frozenset({1})), 3) == [0, 0, 0, 0]
 
 
 # -- what performing it takes --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from typing import Any
 
 import cairn
 
-from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, depends, first_runs, supposed_by
+from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, depends, first_runs, passing, supposed_by
 from ..schedule.executed import as_performed, excess_bytes
 from .step_profile import Profile
 
@@ -126,6 +126,8 @@ class Chains:
             return counted
         ops = solution.schedule.ops
         found = counted | supposed_by(ops, self._profile.stages)
+        if found.wanted != counted.wanted:  # a solver that may have others for nothing would run from those
+            found |= Counted(wanted=passing(self._profile.stages))
         if found != counted:
             return found
         beside = _beside(self._profile, counted)
@@ -158,5 +160,5 @@ def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apa
 
 def _beside(profile: Profile, counted: Counted) -> dict[int, int]:
     """By stage: what is there when it first runs that the chain counts with the last stage, if with any."""
-    uncounted = Lingering(profile.stages, counted.let_go).uncounted[:-1]
+    uncounted = Lingering(profile.stages, counted).uncounted[:-1]
     return {stage: size for stage, size in enumerate(uncounted, 1) if size and stage not in counted.early}

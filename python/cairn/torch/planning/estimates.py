@@ -21,6 +21,7 @@ _LINEAR = (
     "input_bytes",
     "output_bytes",
     "also_held_bytes",
+    "passing_bytes",
     "pinned_bytes",
     "pinned_saved_bytes",
     "added_bytes",

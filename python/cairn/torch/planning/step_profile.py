@@ -12,7 +12,7 @@ from ..base.choices import ACCUMULATED, CREATED
 from ..base.stage_measure import OPTIMIZER_STATE, STATE, OptionMeasure, StageMeasure
 from ..base.stages import BLOCK, StageRef, shown
 from ..head.replacements import Outside
-from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering
+from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, passing
 
 PROFILE_VERSION = 3
 
@@ -119,7 +119,7 @@ class Profile:
         """
         created = gradients == CREATED and scope == "step"
         stages = []
-        lingering = Lingering(self.stages, counted.let_go)
+        lingering = Lingering(self.stages, counted)
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
         for number, stage in enumerate(_held_apart(self.stages, counted), 1):
             stages.append(_chain_stage(stage, before, created))
@@ -194,7 +194,34 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
         stage.output_bytes -= stage.also_held_bytes
         behind.saved_bytes += stage.also_held_bytes
         behind.forward_rise_bytes += stage.also_held_bytes
+    for number in passing(stages) - counted.wanted:
+        changed[number - 1 : number + 1] = _passed(*changed[number - 1 : number + 1])
     return changed
+
+
+def _passed(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, StageMeasure]:
+    """A stage of whose output a part is not there in the backward, and the next one, with which it counts."""
+    size = stage.passing_bytes
+
+    def without(measured: Any) -> dict[str, Any]:
+        return {
+            "saved_bytes": measured.saved_bytes - size,
+            "backward_rise_bytes": measured.backward_rise_bytes + size,
+            "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + size,
+        }
+
+    options = [dataclasses.replace(option, **without(option)) for option in stage.options]
+    output_bytes, only_bytes = stage.output_bytes - size, behind.forward_only_rise_bytes + size
+    rises = [dataclasses.replace(o, forward_rise_bytes=o.forward_rise_bytes + size) for o in behind.options]
+    return (
+        dataclasses.replace(stage, **without(stage), output_bytes=output_bytes, options=options),
+        dataclasses.replace(
+            behind,
+            forward_rise_bytes=behind.forward_rise_bytes + size,
+            forward_only_rise_bytes=only_bytes,
+            options=rises,
+        ),
+    )
 
 
 def _with_what_runs_beside(stage: StageMeasure) -> StageMeasure:

@@ -87,6 +87,8 @@ class BlockMeter:
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
         self.leaves: set[int] = set()  # the identities of leaves to which its graph hands gradients
         self._saved_outputs: set[int] = set()  # which of the tensors in the output autograd saves
+        self._held_outputs: set[int] = set()  # which of them anything holds when the block has returned them
+        self.held_inputs: set[int] = set()  # storages of arguments that it holds until its backward
         self._handed_bytes = 0
         self._visible_bytes = 0  # of what a run that saves has left where it can be found
 
@@ -145,6 +147,11 @@ class BlockMeter:
         tensors = enumerate(tensors_in(output))
         return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
 
+    def held_outputs(self, output: Any) -> set[int]:
+        """The storages of the output that stay until the backward, whoever holds them."""
+        tensors = enumerate(tensors_in(output))
+        return {_compat.storage_id(t) for i, t in tensors if i in self._held_outputs and memory.has_storage(t)}
+
     # saving everything
 
     def run_saving(
@@ -163,6 +170,7 @@ class BlockMeter:
         saved = isolated_block.SavedTensors(self._device) if saving is None else saving()
         beside = Beside(self._block.parts())
         with saved.recording():
+            uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
             leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
             args, kwargs = arguments.source(
                 isolated_block.Hooks(arrived=self._noting(arguments.differentiable, leaving))
@@ -171,6 +179,8 @@ class BlockMeter:
             result = arguments.run(function, args, kwargs)
         del args, kwargs
         self._mark("forward")
+        now = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
+        self.held_inputs = {key for key, count in now.items() if count == float("inf") or count > uses.get(key, 0)}
         roots = [*isolated_block.differentiable(result), *beside.tensors(result)]
         if arguments.reach_back(roots):
             return None
@@ -195,7 +205,9 @@ class BlockMeter:
         self._handed_bytes = bytes_of(handed)
         hooks = isolated_block.Hooks(begun=lambda: self._mark("begun"))
         root = isolated_block.sink([*made, *waiting], hooks, handed) if made else None
+        refs = [(i, _compat.StorageRef(t)) for i, t in enumerate(tensors) if memory.has_storage(t)]
         del result, made, tensors
+        self._held_outputs = {i for i, ref in refs if ref.alive()}
         first, backward = len(created.gone), Beside(self._block.parts())
         if root is not None:
             with isolated_block.as_in_backward(self._device):
@@ -309,7 +321,10 @@ class BlockMeter:
         left = sum(ref.nbytes for ref in self.left.values())
         hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
         if hidden > SLACK_BYTES:
-            stage.keep_reason = stage.keep_reason or f"keeps {hidden} bytes outside what autograd saves"
+            stage.keep_reason = stage.keep_reason or (
+                f"keeps {hidden} bytes outside what autograd saves: in hooks of its own on saved tensors (save_on_cpu, "
+                "selective checkpoints), or in attributes of custom functions"
+            )
             stage.travel_bytes = 0
 
     def read_saving(self) -> None:

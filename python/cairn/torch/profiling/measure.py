@@ -125,6 +125,7 @@ class _Run:
     unused: set[int] = dataclasses.field(default_factory=set)  # its parameters that it does not use, by identity
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
+    held_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that it holds itself, or anyone for it
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed, and buffers
@@ -387,6 +388,7 @@ class MemoryPass:
         run.made = returned.keys() - self._static - read
         run.stage.output_bytes = sum(size for key, size in returned.items() if key in run.made)
         run.saved_outputs = run.alone.saved_outputs(output)
+        run.held_outputs = run.alone.held_outputs(output)
         fresh = [t for t in tensors_in(output) if memory.has_storage(t)]
         refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
         known = self._static | set(run.inputs) | {ref.key for r in self._runs for ref in r.outputs}
@@ -784,8 +786,14 @@ class MemoryPass:
             stage.also_held_bytes = _bytes_of(run, (self._also_held(run) & run.made) - run.pinned)
         else:
             stage.grad_bytes = self._arriving_at(run, self._runs[index + 1])
+            stage.passing_bytes = _bytes_of(run, {key for key in run.made - apart if self._passes(index, key)})
         if run.arrived is None:
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
+
+    def _passes(self, index: int, key: int) -> bool:
+        """Whether an output of a block that the next one reads goes before the backward, for neither holds it."""
+        run, following = self._runs[index], self._runs[index + 1].alone
+        return key in self._makers and key not in run.held_outputs | following.held_inputs
 
     @staticmethod
     def _arriving_at(run: _Run, following: _Run) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..base.stage_measure import StageMeasure
@@ -37,6 +37,7 @@ class Counted:
     let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
     early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
     late_bytes: int = 0  # what more is taken elsewhere than by the last stage; counted there
+    wanted: frozenset[int] = frozenset()  # stages whose outputs stay although no stage saves them: others run from them
 
     def __or__(self, other: Counted) -> Counted:
         return Counted(
@@ -46,6 +47,7 @@ class Counted:
             self.let_go | other.let_go,
             self.early | other.early,
             max(self.late_bytes, other.late_bytes),
+            self.wanted | other.wanted,
         )
 
 
@@ -54,7 +56,8 @@ AS_PLAIN = Counted()  # all that stages save stays
 
 def depends(stage: StageMeasure) -> bool:
     """Whether what a stage counts depends on the schedule."""
-    return bool(stage.also_held_bytes or stage.pinned_bytes or stage.added_bytes or stage.made_copies or stage.listed)
+    held = stage.also_held_bytes or stage.pinned_bytes or stage.added_bytes
+    return bool(held or stage.passing_bytes or stage.made_copies or stage.listed)
 
 
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
@@ -62,7 +65,13 @@ def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
     apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
     repeated = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_bytes)
     early = frozenset(range(1, len(stages) + 1))
-    return Counted(apart, repeated, let_go=_let_go({}, stages) | _listed(stages), early=early)
+    let_go = _let_go({}, stages) | _listed(stages)
+    return Counted(apart, repeated, let_go=let_go, early=early, wanted=passing(stages))
+
+
+def passing(stages: Sequence[StageMeasure]) -> frozenset[int]:
+    """The stages whose outputs go before the backward, unless the next stages run again from them."""
+    return frozenset(number for number, stage in enumerate(stages, 1) if stage.passing_bytes)
 
 
 def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
@@ -77,7 +86,16 @@ def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
     listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
     pinned = {number for number, stage in enumerate(stages, 1) if stage.pinned_bytes}
     repeated, again = (pinned & numbers for numbers in _repeated(ops))
-    return Counted(frozenset(held), frozenset(repeated), frozenset(again), _let_go(kept, stages) | frozenset(listed))
+    let_go, wanted = _let_go(kept, stages) | frozenset(listed), passing(stages) - _only_kept(ops)
+    return Counted(frozenset(held), frozenset(repeated), frozenset(again), let_go, wanted=wanted)
+
+
+def _only_kept(ops: Sequence[Op]) -> set[int]:
+    """The stages that run once and keep everything, as the next one does, and of which nothing is moved."""
+    runs = collections.Counter(op[1] for op in ops if op[0] in FORWARDS)
+    keep = {op[1] for op in ops if op[0] == FORWARD_SAVE and runs[op[1]] == 1 and not any(op[2:])}
+    keep -= {op[2] for op in ops if op[0] not in (*FORWARDS, BACKWARD)}
+    return {number for number in keep if number + 1 in keep}
 
 
 def _repeated(ops: Sequence[Op]) -> tuple[set[int], set[int]]:
@@ -98,8 +116,12 @@ def _repeated(ops: Sequence[Op]) -> tuple[set[int], set[int]]:
 def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
     """The stages of which outputs are listed, with their names."""
     names = {name for stage in stages for name in stage.listed}
-    numbered = ((number, shown(stage.name, stage.call)) for number, stage in enumerate(stages, 1))
-    return frozenset(pair for pair in numbered if pair[1] in names)
+    return frozenset(pair for pair in _named(stages, range(1, len(stages) + 1)) if pair[1] in names)
+
+
+def _named(stages: Sequence[StageMeasure], numbers: Iterable[int]) -> frozenset[tuple[int, str]]:
+    """Stages with their names."""
+    return frozenset((number, shown(stages[number - 1].name, stages[number - 1].call)) for number in numbers)
 
 
 def _stays(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
@@ -166,7 +188,8 @@ def _kept(ops: Sequence[Op]) -> Kept:
 class Lingering:
     """Autocast's copies and listed outputs, for a chain that supposes that some of them are let go."""
 
-    def __init__(self, stages: Sequence[StageMeasure], let_go: frozenset[tuple[int, str]]) -> None:
+    def __init__(self, stages: Sequence[StageMeasure], counted: Counted) -> None:
+        let_go = counted.let_go | _named(stages, passing(stages) - counted.wanted)
         self.uncounted: list[int] = []  # for each stage: bytes there when it first runs that no saved bytes have
         self._shared: list[set[str]] = []  # what it saves and an earlier one holds
         self._bytes: dict[str, int] = {}

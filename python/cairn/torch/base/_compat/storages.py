@@ -41,6 +41,13 @@ class StorageRef:
             free(self._storage)
 
 
+def storage_uses(tensors: Iterable[torch.Tensor]) -> dict[int, float]:
+    """How many refer to the storage of each tensor, by storage; infinitely many where torch cannot say."""
+    count = getattr(torch._C, "_storage_Use_Count", lambda key: float("inf"))
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return {int(storage._cdata): float(count(storage._cdata)) for storage in storages}
+
+
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with its signs to be read the other way round, as the imaginary part of a conjugate has them."""
     return torch._neg_view(tensor)

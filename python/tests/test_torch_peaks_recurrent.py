@@ -1,4 +1,4 @@
-"""Predicted peaks of blocks whose outputs no backward reads: recurrent cells that are linear in their state."""
+"""Predicted peaks of blocks whose outputs no backward reads, and of what blocks hold that save nothing."""
 
 # ruff: noqa: E402
 
@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import cairn.torch as ct
 from peaks_support import assert_exact
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("seeded")
 WIDTH, STEPS = 64, 12
@@ -53,3 +54,31 @@ def test_outputs_that_nobody_saves_pass() -> None:
         profile = ct.profile(Recurrent(is_gated), x, passes=1, blocks="layers.*", inside=False)
         passing = [stage.passing_bytes for stage in profile.stages if stage.kind == "block"]
         assert passing == [0 if is_gated else 4 * 128 * WIDTH] * (STEPS - 1) + [0]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(self.branch, x, use_reentrant=False)
+        return result
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Checkpointed() for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def test_random_states_that_checkpoints_inside_blocks_hold_are_counted() -> None:
+    assert_exact(Deep(), torch.randn(256, WIDTH))

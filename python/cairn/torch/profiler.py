@@ -300,6 +300,7 @@ def _resident(
     copied = [_copied_bytes(sample.model, stage) for stage in states]
     # those for runs to come, and those of the present one while a block runs again
     replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
+    replayed += sum(stage.untracked_bytes for stage in states)
     named = {
         PARAMETERS: sum(parameters.values()),
         BUFFERS: memory.unique_bytes(sample.model.buffers(), parameters),

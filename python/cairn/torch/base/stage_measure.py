@@ -65,6 +65,7 @@ class StageMeasure:
     pinned_saved_bytes: int = 0  # of that, what it saves itself
     added_bytes: int = 0  # left beside its output and saved, resident; runs again put their own beside it
     leftover_bytes: int = 0  # saved for something left beside its output that no loss uses, resident
+    untracked_bytes: int = 0  # what little stays beside its output when it saves nothing, in checkpoints inside
     passing_bytes: int = 0  # of its output, what goes before the backward, unless the next stage runs again from it
     left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
     left_saved_bytes: int = 0  # of that, what it saves itself

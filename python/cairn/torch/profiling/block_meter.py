@@ -326,6 +326,8 @@ class BlockMeter:
                 "selective checkpoints), or in attributes of custom functions"
             )
             stage.travel_bytes = 0
+        else:
+            stage.untracked_bytes = max(0, hidden)
 
     def read_saving(self) -> None:
         """Fills in what the run shows that saves."""

@@ -209,18 +209,21 @@ static cairn_status auto_least(const crn_task *task, void *state, crn_least *lea
 {
     auto_session *session = state;
     cairn_status failed = CAIRN_OK;
+    const char *known = NULL; /* whose least is in that of one that has answered */
     int rank = 0;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
         const crn_task part = crn_task_part(task, session->count - i);
         candidate *c = &session->candidates[i];
         crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-        if (!c->solver->least || is_left_out(task, c, rank, least))
+        if (!c->solver->least || is_left_out(task, c, rank, least) ||
+            (known && strcmp(known, c->solver->info.name) == 0))
             continue;
         cairn_status status = least_of(&part, c, &own, error);
         if (status == CAIRN_OK) {
             merge_least(least, &own);
             rank = c->solver->rank > rank ? c->solver->rank : rank;
+            known = c->solver->has_least_of ? c->solver->has_least_of : known;
         } else
             failed = status;
         least->is_rough = least->is_rough || own.is_rough || status != CAIRN_OK || crn_task_is_past(&part);

@@ -123,6 +123,7 @@ typedef struct crn_solver {
     cairn_status (*open)(const crn_task *task, void **session, cairn_error *error);
     void (*close)(const crn_task *task, void *session); /* not called with NULL */
     cairn_status (*least)(const crn_task *task, void *session, crn_least *least, cairn_error *error);
+    const char *has_least_of; /* the solver whose least its own is never above; NULL = none */
     /** budget_bytes CAIRN_NONE = no budget. Not found is OK with answer->found false. */
     cairn_status (*solve)(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
                           cairn_error *error);

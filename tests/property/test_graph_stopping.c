@@ -155,12 +155,24 @@ static void time_goes_to_the_search(void **state)
     cairn_problem_free(problem);
 }
 
+/* Walks that know no future find some that others do not: those are the search's, too. */
+static void the_search_needs_no_more_than_online_walks(void **state)
+{
+    cairn_problem *problem = network(TEST_ROUNDS(750));
+    cairn_limits search = test_limits(problem, test_options("graph-search", -1, "threads=1"));
+    cairn_limits online = test_limits(problem, test_options("graph-online", -1, "threads=1"));
+    (void)state;
+    assert_true(search.least_bytes <= online.least_bytes);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_solver_hears_soon),
         cmocka_unit_test(a_stopped_search_has_an_answer),
         cmocka_unit_test(time_goes_to_the_search),
+        cmocka_unit_test(the_search_needs_no_more_than_online_walks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

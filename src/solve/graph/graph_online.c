@@ -10,6 +10,8 @@
  *           to a thousandth from EXACT_NODES nodes on, then by trying what lies below (graph_descent.h).
  * Optimal   In nothing; a baseline.
  */
+#include "solve/graph/graph_online.h"
+
 #include "solve/graph/graph_descent.h"
 
 enum { BISECTIONS = 40, EXACT_NODES = 10000 };
@@ -109,6 +111,14 @@ static cairn_status find_smallest(const crn_task *task, online *o, cairn_error *
     descend(task, o);
     o->smallest_is_known = !crn_should_stop(task, NULL);
     return CAIRN_OK;
+}
+
+cairn_status crn_graph_online_smallest(const crn_task *task, void *session, const crn_sequence **sequence,
+                                       cairn_error *error)
+{
+    online *o = session;
+    *sequence = &o->smallest;
+    return find_smallest(task, o, error);
 }
 
 static cairn_status online_open(const crn_task *task, void **session, cairn_error *error)

@@ -19,6 +19,7 @@
 #include "solve/graph/graph_bound.h"
 #include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
+#include "solve/graph/graph_online.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
@@ -42,6 +43,7 @@ typedef struct search {
     int64_t smallest_peak_bytes;
     int64_t lower_bytes, failed_bytes; /* no schedule without transfers is below; no walk succeeded here, so far */
     int bisections;
+    bool has_asked_online; /* for its smallest */
     crn_descent descent;
     float *weight; /* of a use */
     uint64_t random;
@@ -193,14 +195,33 @@ static void descend(const crn_task *task, search *s)
     }
 }
 
+/* The walks that know no future fail and succeed elsewhere: the smallest of theirs is offered, too. */
+static cairn_status ask_online(const crn_task *task, search *s, cairn_error *error)
+{
+    const crn_sequence *sequence;
+    void *online;
+    if (s->has_asked_online || s->smallest_peak_bytes == s->lower_bytes || crn_should_stop(task, NULL))
+        return CAIRN_OK;
+    CRN_TRY(crn_solver_open(&crn_graph_online_solver, task, &online, error));
+    cairn_status status = crn_graph_online_smallest(task, online, &sequence, error);
+    if (status == CAIRN_OK) {
+        crn_sequence_copy(&s->scratch, sequence);
+        offer_smallest(s);
+        s->has_asked_online = !crn_should_stop(task, NULL);
+    }
+    crn_solver_close(&crn_graph_online_solver, task, online);
+    return status;
+}
+
 /*
  * The least budget under which a walk succeeds, to the byte on small graphs, else to a thousandth; the walk found is what
  * answers budgets near it.
  */
-static void find_smallest(const crn_task *task, search *s)
+static cairn_status find_smallest(const crn_task *task, search *s, cairn_error *error)
 {
     bisect(task, s);
     descend(task, s);
+    return ask_online(task, s, error);
 }
 
 static cairn_status search_open(const crn_task *task, void **session, cairn_error *error)
@@ -256,7 +277,7 @@ static cairn_status solve_tiny(const crn_task *task, int64_t budget_bytes, crn_a
 static cairn_status search_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     search *s = session;
-    find_smallest(task, s);
+    CRN_TRY(find_smallest(task, s, error));
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     least->bytes = s->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
@@ -282,7 +303,7 @@ static void offer_start(search *s, const crn_sequence *sequence, int64_t cost)
     crn_sequence_copy(&s->start[at], sequence);
 }
 
-static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
+static cairn_status find_starts(const crn_task *task, search *s, int64_t budget_bytes, cairn_error *error)
 {
     for (int i = 0; i < ISLANDS; i++)
         s->start_cost[i] = INT64_MAX;
@@ -298,11 +319,17 @@ static void find_starts(const crn_task *task, search *s, int64_t budget_bytes)
             offer_start(s, &s->scratch, eval->cost);
     }
     const crn_task part = crn_task_part(task, s->start_cost[0] == INT64_MAX ? 1 : LEAST_PARTS);
-    find_smallest(&part, s);
+    if (s->start_cost[0] == INT64_MAX)
+        CRN_TRY(find_smallest(&part, s, error));
+    else {
+        bisect(&part, s);
+        descend(&part, s);
+    }
     if (s->start_cost[0] == INT64_MAX && s->smallest_peak_bytes <= budget_bytes) {
         crn_sequence_copy(&s->scratch, &s->smallest);
         offer_start(s, &s->smallest, judge_scratch(s)->cost);
     }
+    return CAIRN_OK;
 }
 
 typedef struct islands {
@@ -394,7 +421,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     int64_t budget = crn_min(crn_limit_of(budget_bytes), INT64_MAX - 1);
     const char *method;
     if (!goes_on(task, s, budget))
-        find_starts(task, s, budget); /* first: whoever interrupts the rest gets these */
+        CRN_TRY(find_starts(task, s, budget, error)); /* first: whoever interrupts the rest gets these */
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
@@ -413,7 +440,7 @@ static int64_t search_memory(const crn_task *task)
     int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, TIMES_COMPUTED);
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
-    return (ISLANDS + 1) * 80 * events + nodes * 400 + edges * 64 + (1 << 20);
+    return (ISLANDS + 2) * 80 * events + nodes * 800 + edges * 128 + (1 << 20);
 }
 
 const crn_solver crn_graph_search_solver = {
@@ -435,5 +462,6 @@ const crn_solver crn_graph_search_solver = {
     .open = search_open,
     .close = search_close,
     .least = search_least,
+    .has_least_of = "graph-online",
     .solve = search_solve,
 };

@@ -130,7 +130,7 @@ def own(name: str) -> Callable[..., Any]:
     return compile_graph
 
 
-def planned(step: Step, beyond_mib: float | None, kernels: str) -> tuple[Callable[..., Any] | None, str]:
+def planned(step: Step, beyond_mib: float | None, kernels: str) -> tuple[nn.Module | None, str]:
     """`ct.compile` with a peak beyond parameters and input, or without a limit; what the plan says."""
     resident = sum(t.numel() * t.element_size() for t in (*step.model.parameters(), *step.model.buffers(), step.ids))
     budget = 1 << 40 if beyond_mib is None else resident + int(beyond_mib * MIB)
@@ -191,15 +191,18 @@ def main() -> None:
 def planning(step: Step, options: Any) -> None:
     """CPU seconds of compiling without a plan, of `ct.compile` at each budget, and of steps with everything kept."""
 
-    def seconds(make: Callable[[], Callable[..., Any] | None]) -> tuple[float, Callable[..., Any] | None]:
+    def seconds(make: Callable[..., nn.Module | None], *given: Any) -> tuple[float, nn.Module | None]:
         torch._dynamo.reset()
         began = time.process_time()
-        made = make()
+        made = make(*given)
         return time.process_time() - began, made
 
-    def unplanned() -> Callable[..., Any]:
+    def at(mib: float) -> nn.Module | None:
+        return planned(step, mib, options.kernels)[0]
+
+    def unplanned() -> nn.Module:
         name = "inductor" if options.kernels == "inductor" else "aot_eager_default_partitioner"
-        compiled = torch.compile(step.model, backend=own(name), fullgraph=True, dynamic=False)
+        compiled: nn.Module = torch.compile(step.model, backend=own(name), fullgraph=True, dynamic=False)
         step.run(compiled)
         return compiled
 
@@ -208,8 +211,9 @@ def planning(step: Step, options: Any) -> None:
     assert base is not None
     print(f"compiled without a plan, one step: {alone:.1f} s")
     for mib in options.budgets:
-        taken, made = seconds(lambda mib=mib: planned(step, mib, options.kernels)[0])
-        nodes = "" if made is None else f", {len(ct.report(made).plans[-1].problem['nodes'])} results"
+        taken, made = seconds(at, mib)
+        found = None if made is None else ct.report(made)
+        nodes = f", {len(found.plans[-1].problem['nodes'])} results" if isinstance(found, ct.CompiledReport) else ""
         print(f"ct.compile at {mib:g} MiB: {taken - alone:.1f} s more{nodes}", flush=True)
     kept = planned(step, None, options.kernels)[0]
     assert kept is not None

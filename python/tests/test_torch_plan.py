@@ -109,7 +109,7 @@ def test_verify_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64, 64)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
     plan = ct.plan(profile, UNLIMITED)
-    from cairn.torch import verification
+    from cairn.torch.evaluation import verification
 
     apply = verification.apply
 
@@ -152,7 +152,7 @@ def test_verify_names_what_plain_steps_do_not_repeat(monkeypatch: pytest.MonkeyP
     assert set(result.unsteady) == {f"the gradient of {i}.{name}" for i in "01" for name in ("weight", "bias")}
     assert "but for what plain steps do not repeat" in str(result)
 
-    from cairn.torch import verification
+    from cairn.torch.evaluation import verification
 
     @contextlib.contextmanager
     def disturbed(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -310,7 +310,7 @@ def test_verify_puts_the_state_of_a_loss_back_before_every_step() -> None:
 
 
 def test_verify_tells_bits_from_values() -> None:
-    from cairn.torch import verification
+    from cairn.torch.evaluation import verification
 
     nan, zero = torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0])
     assert verification._same(nan, nan.clone()) and not verification._same(nan, zero)

@@ -24,7 +24,7 @@ from .offload_plans import (
     performed_itinerary,
 )
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)

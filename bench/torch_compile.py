@@ -202,9 +202,9 @@ def planning(step: Step, options: Any) -> None:
 
     def unplanned() -> nn.Module:
         name = "inductor" if options.kernels == "inductor" else "aot_eager_default_partitioner"
-        compiled: nn.Module = torch.compile(step.model, backend=own(name), fullgraph=True, dynamic=False)
+        compiled: Any = torch.compile(step.model, backend=own(name), fullgraph=True, dynamic=False)
         step.run(compiled)
-        return compiled
+        return cast("nn.Module", compiled)
 
     seconds(unplanned)  # what the first compilation of a process does once
     alone, base = seconds(unplanned)

@@ -22,8 +22,8 @@
 #include "solve/options.h"
 #include "solve/solver.h"
 
-/* Of the time left: what the bound may take before anybody is asked, and what exhaustive search must fit to be asked first. */
-enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4 };
+/* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
+enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
@@ -94,7 +94,9 @@ static int turn_of(const crn_task *task, const candidate *c, int64_t longest)
         return 1;
     if (crn_is_baseline(solver))
         return solver->is_quick ? 2 : 3;
-    return solver->has_own_bound ? 4 : 5;
+    if (solver->has_own_bound || c->work < (task->deadline_ns - crn_clock_ns()) / SMALL_SHARE)
+        return 4;
+    return solver->is_anytime ? 5 : 6;
 }
 
 static bool comes_before(const candidate *a, const candidate *b, bool has_deadline)

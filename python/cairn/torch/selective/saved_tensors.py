@@ -1,13 +1,17 @@
-"""What autograd's graph keeps in place of a block's saved tensors, and the hooks that fill it.
+"""The saved-tensor hooks of a block: pack hooks that replace each saved tensor by a `Holder`, and the unpack hook.
 
-A first run puts one `Holder` into the graph for every tensor that autograd saves: full, or empty if the schedule drops
-what the block saves. A later run refills the holders, matched by the order in which tensors are packed; the backward
-only reads. The graph owns the holders; the executor knows them by weak references, so that what autograd is done with
-is gone. A holder of a tensor that is one of the block's arguments (or a view of one) holds nothing: it asks for the
-argument, which the executor keeps once for all its readers.
+* *Forward* (`FirstRun`). The pack hook puts one `Holder` into the autograd graph for every saved tensor. The holder
+  keeps the tensor, or is empty if the schedule drops what the block saves.
+* *Recomputation* (`LaterRun`). The block's forward runs again in the backward. Its pack hook fills the empty holders.
+  Saved tensors are matched by the order in which autograd packs them.
+* *Backward*. The unpack hook reads the holder.
 
-All holders of a block's run share one `Lease`. When the last of them goes, the block's backward is over and its graph
-freed, and what was kept for running the block again is freed with it.
+A saved tensor that is an argument of the block, or a view of one, gets an `ArgumentHolder`. That holds no tensor. It
+asks the executor for the argument, which is kept once for all its readers.
+
+Ownership: the autograd graph owns the holders, and the executor has only weak references to them. So a saved tensor is
+freed as soon as autograd has used it. All holders of one run of a block share a `Lease`. The lease ends with the last
+holder: then the block's backward is over, and all that was kept to recompute the block is freed.
 """
 
 from __future__ import annotations
@@ -25,51 +29,51 @@ from ..rerun_state.module_state import Record
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
-Pack = Callable[[torch.Tensor], Any]  # a hook on what autograd saves
-Unpack = Callable[[Any], torch.Tensor]  # and on what it reads of that again
+Pack = Callable[[torch.Tensor], Any]  # pack hook: called with each tensor that autograd saves
+Unpack = Callable[[Any], torch.Tensor]  # unpack hook: called when the backward reads a saved tensor
 
 
 class Step(Protocol):
-    """The training step that a block's run belongs to: what leases and holders ask of it."""
+    """The training step that a run of a block belongs to. Leases and holders call these methods."""
 
     def name(self, stage: int) -> str:
-        """The name of a stage, for people."""
+        """The name of a stage, for messages."""
 
     def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
 
     def record_of(self, stage: int) -> Record:
-        """What a block's first run found."""
+        """The parameters and buffers that were recorded when the block ran in the forward."""
 
     def refuse_changed(self, stage: int, record: Record) -> None:
-        """Raises if a block's parameters and buffers were written since its first run."""
+        """Raises if a block's parameters or buffers were written since its forward."""
 
     def missing(self, holder: Holder) -> torch.Tensor:
-        """A tensor that a backward wants and that is not there."""
+        """Recomputes or prefetches a saved tensor whose holder is empty."""
 
     def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
-        """A tensor that a block did not keep; None if the block must be recomputed as a whole."""
+        """Recomputes one saved tensor of a block; None if the whole block must be recomputed."""
 
 
 class Saving(Protocol):
-    """One run of a block that saves by an option."""
+    """One run of a block under an option of selective recomputation, which keeps some of its saved tensors."""
 
     def pack(self, recorder: FirstRun | LaterRun) -> Pack:
-        """The pack hook to be used."""
+        """The pack hook to use."""
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Takes note of a tensor that autograd saves; says whether it is kept."""
+        """Counts a saved tensor, and says whether the option keeps it."""
 
 
 class Marks(Protocol):
-    """Takes what tells the values of a run from those of another."""
+    """Records fingerprints of values, by which a recomputation is compared with the forward."""
 
     def saved(self, tensor: torch.Tensor, is_argument: bool = False) -> None:
-        """Takes note of a tensor that autograd saves."""
+        """Records a saved tensor."""
 
 
 class Lease:
-    """Alive as long as autograd may still need what one run of a block saved."""
+    """A token that lives as long as autograd may still read a saved tensor of one run of a block."""
 
     __slots__ = ("__weakref__", "run", "stage")
 
@@ -77,7 +81,7 @@ class Lease:
         self.run, self.stage = run, stage
 
     def argument(self, index: int) -> torch.Tensor:
-        """A tensor among the block's arguments, for rebuilding what it did not keep."""
+        """A tensor among the block's arguments, from which saved tensors are recomputed."""
         return self.saved_argument(index, None)
 
     def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
@@ -85,12 +89,12 @@ class Lease:
         return self.run.argument_of(self.stage, index, view)
 
     def missing(self, holder: Holder) -> torch.Tensor:
-        """A tensor that a backward wants and that is not there."""
+        """Recomputes or prefetches a saved tensor whose holder is empty."""
         return self.run.missing(holder)
 
     @property
     def record(self) -> Record:
-        """What the block's first run found."""
+        """The parameters and buffers that were recorded when the block ran in the forward."""
         return self.run.record_of(self.stage)
 
     def parameter(self, index: int) -> torch.Tensor:
@@ -109,7 +113,7 @@ class Lease:
 
 
 class Holder:
-    """Stands for one saved tensor in the graph. Empty: its tensor is None."""
+    """One saved tensor in the autograd graph. The holder is empty where its tensor is None."""
 
     __slots__ = ("__weakref__", "lease", "tensor", "version")
 
@@ -117,12 +121,12 @@ class Holder:
         self.lease, self.tensor, self.version = lease, tensor, version
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Keeps the tensor: its storage, not its place in the graph, which would be a cycle."""
+        """Keeps the tensor, detached: a reference to its `grad_fn` would be a cycle."""
         self.tensor = tensor.detach()
         self.version = _compat.saved_version(tensor)
 
     def empty(self) -> None:
-        """Lets go of the tensor."""
+        """Drops the tensor."""
         self.tensor = None
 
     @property
@@ -131,7 +135,7 @@ class Holder:
         return self.tensor is not None and _compat.saved_version(self.tensor) != self.version
 
     def unpack(self) -> torch.Tensor:
-        """The saved tensor, for autograd. What is not there is brought by the schedule, or is an error."""
+        """The saved tensor, for autograd. If the holder is empty, the schedule recomputes or prefetches the tensor."""
         tensor = self.tensor
         if tensor is None:
             tensor = self.lease.missing(self)
@@ -141,7 +145,7 @@ class Holder:
 
 
 class ArgumentHolder(Holder):
-    """Stands for a saved tensor that is an argument of the block, or a view of one: the executor has it."""
+    """A saved tensor that is an argument of the block, or a view of one. The executor keeps the argument."""
 
     __slots__ = ("_index", "_view")
 
@@ -150,7 +154,7 @@ class ArgumentHolder(Holder):
         self._index, self._view = index, view
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: the executor has the argument of the later run as well."""
+        """Does nothing: the executor also has the argument that the recomputation was given."""
 
     def unpack(self) -> torch.Tensor:
         """The argument as it is in memory now."""
@@ -158,17 +162,17 @@ class ArgumentHolder(Holder):
 
 
 class Box:
-    """What one run of an opened block keeps; shared by its holders."""
+    """State shared by all holders of one run of a block under selective recomputation."""
 
     __slots__ = ("key", "rebuild")
 
     def __init__(self, key: Any) -> None:
         self.key = key
-        self.rebuild: Any = None  # a Rebuild, while what was not kept can be recomputed
+        self.rebuild: Any = None  # a Rebuild, as long as single saved tensors can be recomputed
 
 
 class RebuiltHolder(Holder):
-    """Stands for a saved tensor of an opened block: it may be there, or be rebuilt when it is asked for."""
+    """A saved tensor of a block under selective recomputation: kept, or recomputed when the backward reads it."""
 
     __slots__ = ("box", "index")
 
@@ -185,8 +189,8 @@ class RebuiltHolder(Holder):
 
 
 class Packed:
-    """What a block's first run saved, in order: references to the holders, and what the tensors look like; None where
-    that does not matter. `digest` makes the digests, if there are any.
+    """The saved tensors of a block's forward, in order: weak references to their holders, and their shapes, dtypes and
+    devices. Such an entry is None where it is not compared. `digest` computes a hash of the values; None: no hashes.
     """
 
     def __init__(
@@ -200,7 +204,7 @@ class Packed:
         self.digest = digest
 
     def alive(self) -> Iterator[Holder]:
-        """The holders that the graph still has."""
+        """The holders that the autograd graph still owns."""
         for reference in self.holders:
             holder = reference()
             if holder is not None:
@@ -208,7 +212,7 @@ class Packed:
 
 
 class FirstRun(Packed):
-    """Pack hooks of a block's first run."""
+    """The pack hook while a block runs in the model's forward."""
 
     def __init__(
         self,
@@ -221,12 +225,12 @@ class FirstRun(Packed):
         marks: Marks | None = None,
     ) -> None:
         super().__init__(digest=digest)
-        self._marks = marks  # what is compared on the device
+        self._marks = marks  # fingerprints, compared on the device
         self.lease, self._keep = lease, keep
-        self.box, self.saving = box, saving  # of an opened block
+        self.box, self.saving = box, saving  # None without selective recomputation
         self._leaves = list(arguments)
         self.versions = _compat.versions(arguments)
-        self._arguments: dict[int, int] | None = None  # by storage; made when it is asked for
+        self._arguments: dict[int, int] | None = None  # index of an argument, by storage; filled at the first use
 
     def pack(self, tensor: torch.Tensor) -> Holder:
         """Called by autograd with each tensor that it saves."""
@@ -247,14 +251,14 @@ class FirstRun(Packed):
         return holder
 
     def close(self) -> bool:
-        """To be called after the run: lets go of all but weak references. True if no holder is alive."""
+        """Called after the run: drops all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self.versions = [], {}, []
         self.box = self.saving = self._marks = None
         del self.lease
         return all(reference() is None for reference in reversed(self.holders))
 
     def _referring(self, tensor: torch.Tensor) -> Holder | None:
-        """A holder that refers to an argument, if the tensor can be made from one."""
+        """A holder that refers to an argument; None if the tensor is not a view of one, or that was written since."""
         if self._arguments is None:
             numbered = reversed(list(enumerate(self._leaves)))
             self._arguments = {key: i for i, t in numbered if (key := _compat.storage_key(t))}
@@ -268,7 +272,7 @@ class FirstRun(Packed):
 
 
 class LaterRun:
-    """Pack hooks of a later run of a block: they refill the holders, or only count."""
+    """The pack hook while a block is recomputed: it fills the holders, or only counts saved tensors."""
 
     def __init__(
         self,
@@ -280,7 +284,7 @@ class LaterRun:
         marks: Marks | None = None,
     ) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
-        self.saving, self._marks = saving, marks  # of an opened block; what is compared on the device
+        self.saving, self._marks = saving, marks  # selective recomputation; fingerprints, compared on the device
         self._count = 0
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
@@ -288,7 +292,7 @@ class LaterRun:
         index = self._count
         self._count += 1
         if index >= len(self._first.holders):
-            return None  # `finish` says so
+            return None  # `finish` raises for it
         meta = self._first.metas[index]
         if self._check and meta is not None and (tensor.shape, tensor.dtype, tensor.device) != meta:
             was, found = _describe(meta), _describe(_meta(tensor))
@@ -310,7 +314,7 @@ class LaterRun:
         return holder
 
     def finish(self) -> None:
-        """To be called after the run."""
+        """Called after the recomputation. Raises if it saved another number of tensors."""
         if self._count != len(self._first.holders):
             saved = len(self._first.holders)
             raise RecomputationError.differs(
@@ -319,7 +323,7 @@ class LaterRun:
 
 
 def hooks(recorder: FirstRun | LaterRun) -> tuple[Pack, Unpack]:
-    """With these hooks autograd saves through the recorder."""
+    """The pack and unpack hooks for `saved_tensors_hooks`."""
     pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
     return _compat.hooks_but_on_traced(pack, _unpack_any)
 
@@ -334,7 +338,10 @@ def _unpack_any(holder: Holder | _Passing | None) -> torch.Tensor:
 
 
 class _Passing:
-    """Stands, in the graph of a later run, for a tensor whose first holder is gone: the block itself used it."""
+    """A saved tensor in the temporary graph of a recomputation, where the holder in the original graph is gone.
+
+    The block's own forward may read it, by `autograd.grad`.
+    """
 
     __slots__ = ("tensor",)
     version = 0
@@ -347,7 +354,7 @@ class _Passing:
 
 
 def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | Look | None:
-    """How a tensor is seen in an argument whose storage it has; None if it is the same."""
+    """The view of an argument that a tensor is; None if it is the argument itself."""
     if _kind(tensor) != _kind(argument):
         return Look.of(tensor, first_byte(argument))
     view = geometry(tensor)
@@ -355,17 +362,17 @@ def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | Look | None
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
-    """What its numbers are."""
+    """The dtype, and the conjugate and negative bits."""
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def geometry(tensor: torch.Tensor) -> View:
-    """How a tensor lies in its storage."""
+    """Size, stride and offset in its storage."""
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 
 def written(tensor: torch.Tensor, name: str) -> RuntimeError:
-    """The error that a tensor is not what it was when the block of this name saved it."""
+    """The error for a saved tensor that was modified in place."""
     return RuntimeError(
         f"one of the tensors that '{name}' saved for its backward "
         f"({_describe(_meta(tensor))}) has been modified by an inplace operation since"

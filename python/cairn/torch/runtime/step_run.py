@@ -1,30 +1,35 @@
 """One training step under a schedule: from the model's forward to the end of its backward.
 
-A `Run` is made when the model's forward begins and walks the list of operations once. What it has at hand is in
-`step_values.py`, and how it recomputes a block in `recomputation.py`.
+A `Run` is made when the model's forward begins. It walks the schedule, a list of operations, once. Its values (records
+of blocks, outputs, copies in host memory) are in `step_values.py`. Recomputation is in `recomputation.py`.
 
-* *Forward.* Each planned block calls `block`. Operations before the block's first forward are performed, then the block
-  itself runs, in the model's own forward, with pack hooks that keep or drop what autograd saves. Drops that follow are
-  performed at once.
-* *Backward.* A tensor hook on a block's outputs calls `boundary` when their gradients are ready: the operations up to
-  the block's backward are performed; autograd then runs that backward by itself. A block with several outputs needs no
-  more: autograd runs nodes in the reverse order of their creation, so when the first of the block's nodes is about to
-  run, everything above the block has run, and the gradients of all its outputs are there.
-* *Again.* A later run of a block works on detached inputs under recording hooks; its temporary graph is thrown away.
-  Autograd's original graph stays the one that is differentiated, so gradients add up in the order of plain training.
-* *Parts.* A block of which a part is kept, and that needs nothing of the list, looks after itself (`single_runs.py`).
-* *Transfers* are issued where the list has them (`step_transfers.py`); what a drop removes while it is on its way out
-  is freed when an operation waits for its room. A value that comes back is taken when something reads it.
+* *Forward.* Each planned block calls `block`. That performs the operations before the block's first forward. Then the
+  block runs, in the model's own forward, under pack hooks that keep or drop its saved tensors. Drops that follow in
+  the list are performed at once.
+* *Backward.* A tensor hook on a block's outputs calls `boundary` when their gradients are ready. That performs the
+  operations up to the block's backward. Autograd then runs this backward itself. One hook call is enough for a block
+  with several outputs: autograd runs nodes in the reverse order of their creation. So when the first node of the block
+  is about to run, everything above the block has run, and the gradients of all its outputs exist.
+* *Recomputation.* A block is recomputed from detached inputs, under pack hooks that fill the holders of the original
+  graph (`selective/saved_tensors.py`). The temporary graph is freed. Autograd differentiates its original graph, so
+  gradients add up in the order of plain training.
+* *Selective recomputation.* A block may keep some of its saved tensors, while the schedule drops and offloads none of
+  its values. Such a block needs no list: it recomputes its other saved tensors by itself (`single_runs.py`).
+* *Transfers* are issued where the list has them (`step_transfers.py`). A value may be dropped while it is still being
+  copied out. It is then freed when an operation waits for that copy. A prefetched value is taken when something reads
+  it.
 
-What is out of the ordinary is handled by the same list. Backwards that do not come (an output that the loss does not
-use, frozen blocks, `autograd.grad` of a part) are stepped over, and forwards that only they need are left out
-(`Program.needed`). A backward that comes again (`retain_graph`, two losses, double backward) starts the list over:
-what is not resident is computed from what is, and nothing travels. Nor does it in a step that begins while another one
-has its copies in the slower memory.
+The same list serves unusual steps:
 
-Ownership. Autograd's graph owns holders and hooks, these own the `Run`, the `Run` owns detached tensors; nothing points
-back, so there are no cycles, and a graph that is dropped takes everything with it. What a block's later runs need is
-released when the last of the block's holders goes, without waiting for the list.
+* Some backwards may not come: the loss does not use an output, blocks are frozen, or `autograd.grad` takes a part.
+  They are skipped, and so are recomputations that only they need (`Program.needed`).
+* A backward may come a second time (`retain_graph`, two losses, double backward). Then the list starts over. Values
+  that are not resident are recomputed from those that are, and nothing is offloaded.
+* Nothing is offloaded, either, in a step that begins while another step has copies in the tier.
+
+Ownership. The autograd graph owns holders and hooks, these own the `Run`, and the `Run` owns detached tensors. Nothing
+points back, so there are no cycles, and freeing the graph frees everything. When the last holder of a block is gone,
+all that was kept to recompute the block is freed, wherever the list is.
 """
 
 from __future__ import annotations
@@ -78,26 +83,26 @@ class Run(Recomputation):
     ) -> None:
         super().__init__(settings, sites, trace, travel, checks)
         self._modes: Modes | None = None  # of the block that ran last
-        self._last_state: RandomState | None = None  # before it ran
-        self._position = 0  # in the list of operations: the next one
+        self._last_state: RandomState | None = None  # random state before that block
+        self._position = 0  # the next operation in the list
         self._ready = 0  # the stage whose backward may run
         self.running = 0  # the block that the model is running; 0: none
         self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
-        self._failure = ""  # in words: the error's traceback has the frames of those who have the graph
+        self._failure = ""  # a text, not the exception: its traceback would keep the graph alive
         self._ran: set[int] = set()  # the blocks that the model's forward has run
-        self.without_gradients: set[str] = set()  # the names of blocks that it has run so, which are no stages then
-        self.left_out: list[str] = []  # the stages that it has not run, once it has ended
-        self._idle: dict[int, Lease] = {}  # of blocks that saved nothing: no holder has them
+        self.without_gradients: set[str] = set()  # names of blocks that ran without gradients, so not as stages
+        self.left_out: list[str] = []  # planned blocks that did not run; filled when the forward has ended
+        self._idle: dict[int, Lease] = {}  # leases of blocks that saved no tensor, so no holder owns them
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
-        self._coming: list[int] = []  # those of them whose backward is still to come
-        self._partial = False  # some backwards that the list has will not come
+        self._coming: list[int] = []  # watched stages whose backward is still to come
+        self._partial = False  # some backwards in the list will not come
         self._calls: dict[str, int] = {}
         self._lock = threading.RLock()
         begin_step()
         self._settle()
 
     def next_call(self, name: str) -> int:
-        """Counts the calls of a block."""
+        """The number of this call of a block within the step, from 0."""
         call = self._calls.get(name, 0)
         self._calls[name] = call + 1
         return call
@@ -133,7 +138,7 @@ class Run(Recomputation):
     def beyond(
         self, stage: int, how: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A run of a stage's block that the plan has not: it keeps its inputs alone, if it can be recomputed."""
+        """Runs a block that the plan does not have here. It keeps only its inputs, if it can be recomputed."""
         site = self._sites[stage]
         if site.is_kept:
             self._trace.notes.append(f"'{self.name(stage)}' ran {how}, and was kept")
@@ -150,7 +155,10 @@ class Run(Recomputation):
     def _noted(
         self, stage: int, forward: Callable[..., Any], tree: Tree, arguments: list[Argument] | None = None
     ) -> BlockRun:
-        """What is noted before a block's first run. arguments: where they will be found, if that is known."""
+        """Records what a recomputation of the block needs, before it runs in the forward.
+
+        arguments: where a recomputation finds them; None to work that out.
+        """
         if self._modes is None or not self._modes.are_in_force():
             self._modes = Modes.current(self._settings.device_types)
         hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
@@ -160,7 +168,7 @@ class Run(Recomputation):
         return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
 
     def forward_ended(self) -> None:
-        """To be called when the model's forward has returned."""
+        """Called when the model's forward has returned."""
         self._returned.clear()
         self._in_forward = False
         self._settle()
@@ -203,8 +211,9 @@ class Run(Recomputation):
         return output
 
     def _part(self, op: Op, site: Site, finding: Finding, block: BlockRun) -> Part | None:
-        """For a run that keeps a part, of which nothing is ever taken away; None if the list has to be followed for it,
-        or it has to be recorded first.
+        """A run under selective recomputation that needs no list (`single_runs.py`).
+
+        None if the block needs the list, or if its operations must be recorded first.
         """
         stage, settings = op.stage, self._settings
         if site.opened is None or not op.option or not self._program.lasting[stage]:
@@ -228,7 +237,7 @@ class Run(Recomputation):
     def _run_recorded(
         self, op: Op, block: BlockRun, finding: Finding, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A run whose holders the list empties and fills."""
+        """Runs a block under pack hooks whose holders the schedule empties and fills."""
         stage, site = op.stage, self._sites[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
         block.box = None if finding.key is None else Box(finding.key)
@@ -268,8 +277,9 @@ class Run(Recomputation):
         return self._last_state
 
     def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
-        """Keeps a block's output where the schedule wants it, and sets hooks for the backward; `passed` are the tensors
-        among the block's arguments.
+        """Keeps a block's output if the schedule does, and sets the hooks for its backward.
+
+        passed: the tensors among the block's arguments.
         """
         stage = op.stage
         returned = unique_tensors_in(output)
@@ -293,10 +303,11 @@ class Run(Recomputation):
     # -- the list --------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Performs the drops and transfers that come next, past what the model and autograd do by themselves.
+        """Performs the drops and transfers that come next in the list.
 
-        A prefetch that is behind something of that kind waits until that was done; and the forward that runs goes on
-        beside copies for which only what comes after it has to wait.
+        It goes past stages outside blocks, which the model and autograd run by themselves, but not past a block. A
+        prefetch behind such a stage is not started before the stage has run. While the forward runs, it stops at a
+        backward: the forward need not wait for the copies for which that backward waits.
         """
         ops, passed = self._program.ops, False
         while self._position < len(ops):
@@ -311,7 +322,7 @@ class Run(Recomputation):
             self._position += 1
 
     def _is_to_come(self, op: Op) -> bool:
-        """Whether it is a backward, while the model's forward runs."""
+        """Whether the operation is a backward, and the model's forward is still running."""
         return op.kind == BACKWARD and self._in_forward
 
     def _advance(self, position: int) -> None:
@@ -333,11 +344,11 @@ class Run(Recomputation):
     def _run_again(self, op: Op) -> None:
         block = self._blocks.get(op.stage)
         if block is None:
-            return  # it did not run as planned, or autograd is done with it
+            return  # it did not run as planned, or its backward is over and its graph freed
         self._produce(op, self.again(op, block))
 
     def _after(self, position: int) -> None:
-        """Lets go of what an operation read last."""
+        """Frees the values that no operation reads after this one."""
         op = self._program.ops[position]
         if op.kind == FORWARD_DROP:
             self._drop((OUTPUT, op.stage - 1))
@@ -349,7 +360,7 @@ class Run(Recomputation):
         self._remove((OUTPUT, stage - 1))
 
     def _forget(self, stage: int) -> None:
-        """Lets go of all that was kept for running a block again."""
+        """Frees all that was kept to recompute a block."""
         self._blocks.pop(stage, None)
         self._leases.pop(stage, None)
         if self._travel is not None or self._staying:
@@ -360,7 +371,7 @@ class Run(Recomputation):
         self._outputs.pop((SAVED, stage - 1), None)
 
     def _release_idle(self, stage: int) -> None:
-        """Lets go of a block that saved nothing, once neither the list nor the next stage asks for it."""
+        """Ends the lease of a block that saved no tensor, once neither its backward nor the next stage needs it."""
         due = stage in self._watched and self._program.backward[stage] >= self._position
         if not due and not self._is_leased(stage + 1):
             self._idle.pop(stage, None)
@@ -368,7 +379,7 @@ class Run(Recomputation):
     # -- backward --------------------------------------------------------------------------------------------
 
     def boundary(self, stage: int) -> None:
-        """Makes the backward of a block possible: performs the operations that the list has before it."""
+        """Prepares the backward of a block: performs the operations before it in the list."""
         with self._lock:
             if self._ready == stage:
                 return
@@ -380,7 +391,7 @@ class Run(Recomputation):
             position = self._program.backward[stage]
             again = position < self._position
             if again and not self._is_leased(stage):
-                return  # its graph is freed; autograd says so better
+                return  # its graph is freed; autograd's own error is clearer
             if self._failure:
                 raise RecomputationError(
                     f"an earlier backward of this step failed ({self._failure}); run the forward again"
@@ -403,7 +414,7 @@ class Run(Recomputation):
             self._release_idle(stage)
 
     def _choose(self, stage: int, again: bool) -> None:
-        """Decides which forwards are performed on the way to a backward: all, unless some backwards do not come."""
+        """Chooses the recomputations to perform up to a backward: all, unless some backwards do not come."""
         if again:
             self._start_over()
         skipped = again
@@ -426,9 +437,10 @@ class Run(Recomputation):
             self._remove((OUTPUT, stage))
 
     def missing(self, holder: Holder) -> torch.Tensor:
-        """A tensor that a backward wants and that is not there.
+        """A saved tensor whose holder is empty: performs the list up to the block's backward, which fills it.
 
-        This is how the backward of a block begins of which only an inner tensor, not an output, was used outside.
+        This starts the backward of a block where only an inner tensor of it was used outside, so that no hook on an
+        output ran.
         """
         stage = holder.lease.stage
         self._refuse_inside(stage)
@@ -443,7 +455,7 @@ class Run(Recomputation):
         return holder.tensor
 
     def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
-        """A tensor that an opened block did not keep; None if it cannot be rebuilt, and the block must be run again."""
+        """Recomputes one saved tensor under selective recomputation; None if the whole block must be recomputed."""
         stage = holder.lease.stage
         self._refuse_inside(stage)
         if self._ready != stage:
@@ -462,7 +474,7 @@ class Run(Recomputation):
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
 
     def _give_up(self, stage: int, box: Box) -> None:
-        """Tensors of an opened block do not come out right, or what they are rebuilt from is gone."""
+        """Ends selective recomputation of this run: a recomputed tensor was wrong, or an input of it is gone."""
         rebuild: Rebuild | None = box.rebuild
         box.rebuild = None
         opened = self._sites[stage].opened
@@ -471,7 +483,7 @@ class Run(Recomputation):
         self.note_again(stage)
 
     def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
-        """A tensor that a block saved and that is one of its arguments, or a view of one."""
+        """A saved tensor that is one of the block's arguments, or a view of one."""
         block = self._blocks.get(stage)
         if block is None:
             raise RecomputationError(f"the arguments of '{self.name(stage)}' are gone")

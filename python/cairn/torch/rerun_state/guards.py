@@ -1,16 +1,23 @@
-"""What names stand for, noted, to tell whether they still stand for the same.
+"""Guards on Python values: do the names that a recorded block reads still have the values of the recording?
 
-What a recorded run found under a name is compared in the way that is cheapest for its kind: numbers, texts, functions,
-classes, and lists and dicts of such by their values, numbers by their types and signs as well; functions that refer to
-variables around them, methods, parts and plain objects by identity; and other containers, partial functions and objects
-with slots by what they say (`snapshot.py`). Tensors are not compared, nor containers that hold any: a recording tells
-those that a run finds from those that it makes.
+A recording of a block's operations has the values of attributes, globals and closure variables built in. `Noted` keeps
+these values, and says before a recording is replayed whether they are the same. Each kind of value is compared in the
+cheapest way:
 
-What a name stands for cannot have changed while nothing changed in its dict, which torch can tell; then only what is in
-lists, dicts and objects is looked at.
+* by value: numbers, strings, functions without closures, classes, and lists and dicts of these. Numbers must also have
+  the same type and sign;
+* by identity: closures, methods, submodules and plain objects;
+* by a snapshot of their contents (`snapshot.py`): other containers, partial functions and objects with slots.
 
-Nothing that may refer to the model is kept alive for this. The identity of what is gone may be given to another, so it
-is noted when something goes.
+Tensors are not compared, nor containers that hold tensors: a recording knows which tensors a run reads and which it
+computes.
+
+PyTorch can tell whether a dict has changed (`_compat.contents`). While it has not, no name in it has another value.
+Then only the contents of lists, dicts and objects are compared.
+
+Guards keep nothing alive that may refer to the model: they keep the `id` of an object and a weak reference to it.
+Python may give the `id` of a freed object to a new one. So a guard fails as soon as an object that it compares by
+identity is freed.
 """
 
 from __future__ import annotations
@@ -41,20 +48,20 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescrip
 _WRAPPERS = (staticmethod, classmethod, property, functools.partial)
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 _ITEMS_COMPARED = 100
-_NESTED = 8  # so deep do containers lie in others that are compared; what holds itself is not
+_NESTED = 8  # depth to which nested containers are compared; a container that holds itself is deeper
 
 Place = tuple[int, Any]  # a namespace, and a name or an index in it
 
 
 class Noted:
-    """The values of names in each of several namespaces: dicts, or lists of which the names are indices.
+    """Guards on the values of names in several namespaces. A namespace is a dict, or a list whose names are indices.
 
-    exact: whether a number of this name in this namespace may not become an equal one of another type or sign.
+    exact: says of a namespace and a name whether a number there must keep its type and sign, too.
 
     Attributes
     ----------
     deep_in
-        The namespaces in which `deep_ones_hold` looks.
+        The namespaces that `deep_ones_hold` reads.
     """
 
     __slots__ = ("_are_dicts", "_contents", "_deep", "_exact", "_flat", "_frozen", "_gone", "_ids", "_numbers",
@@ -83,12 +90,13 @@ class Noted:
         self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
         self.deep_in = sorted({i for i, _ in self._deep.places.names} | {i for i, _, _ in self._frozen})
         self._are_dicts = all(isinstance(namespace, dict) for namespace in namespaces)
-        self._contents: list[int] | None = None  # of the namespaces, when all was compared last
+        self._contents: list[int] | None = None  # change counters of the namespaces at the last full comparison
 
     def hold(self, namespaces: Sequence[Any]) -> bool:
-        """Whether all names stand for what they did.
+        """Whether all names have the values that they had.
 
-        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
+        A name that is gone or has become a tensor may raise AttributeError, IndexError, KeyError, RuntimeError,
+        TypeError or ValueError instead. The caller takes that as a guard failure.
         """
         contents = _compat.contents(namespaces) if self._are_dicts else None
         if contents is None or contents != self._contents:
@@ -98,19 +106,19 @@ class Noted:
         return self.fillings_hold(namespaces)
 
     def fillings_hold(self, namespaces: Sequence[Any]) -> bool:
-        """Of what can change while a name stands for it: lists, dicts, what objects say."""
+        """Whether the contents of lists, dicts and objects are the same."""
         return self._flat.hold(namespaces) and (not self.deep_in or self.deep_ones_hold(namespaces))
 
     def flat_dicts(self, namespaces: Sequence[Any]) -> list[dict[Any, Any]]:
-        """Those of them that change only by being put something into."""
+        """The dicts of constants, which change only by assignment to their keys."""
         return list(self._flat.places.values(namespaces))
 
     def deep_ones_hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
-        """Whether the others hold."""
+        """Whether lists, nested dicts and snapshots are the same."""
         return self._deep.hold(namespaces) and all(frozen(namespaces[i][name]) == was for i, name, was in self._frozen)
 
     def names_hold(self, namespaces: Sequence[Any]) -> bool:
-        """Of what stays as it is while a name stands for it."""
+        """Whether values that cannot change in place, and objects compared by identity, are the same."""
         values = tuple(self._places.values(namespaces))
         return (
             not self._gone
@@ -123,11 +131,11 @@ class Noted:
         now = self._exact(values)
         if not all(map(_is_same, now, self._numbers)):
             return False
-        self._numbers = now  # the next run mostly finds the same objects
+        self._numbers = now  # in most steps the next comparison sees the same objects
         return True
 
     def difference(self, namespaces: Sequence[Any]) -> Place | None:
-        """Where something else is found than it was."""
+        """The first place whose value differs; None if there is none."""
         compared = zip(self._places.names, self._values, strict=True), self._flat.items(), self._deep.items()
         for place, before in itertools.chain(*compared):
             if not _is_same(value_at(namespaces, place), before):
@@ -142,7 +150,7 @@ class Noted:
 
 
 class _Fillings:
-    """Lists and dicts under some names, as they were."""
+    """Copies of the lists and dicts under some names, to compare them with."""
 
     __slots__ = ("_copies", "_inexact", "_texts", "places")
 
@@ -159,42 +167,42 @@ class _Fillings:
         return found == self._copies and [repr(found[i]) for i in self._inexact] == self._texts
 
     def items(self) -> Iterator[tuple[Place, Any]]:
-        """The names, with what was there."""
+        """The places, with the values that they had."""
         return zip(self.places.names, self._copies, strict=True)
 
 
 class _Places:
-    """Where values are, in the order in which `values` gives them."""
+    """Places of values, grouped by namespace: the order in which `values` yields them."""
 
     def __init__(self, places: Iterable[Place]) -> None:
         names: dict[int, list[Any]] = {}
         for index, name in places:
             names.setdefault(index, []).append(name)
-        doubled = {i: each if len(each) > 1 else each * 2 for i, each in names.items()}  # of one, it would be no tuple
+        doubled = {i: each if len(each) > 1 else each * 2 for i, each in names.items()}  # itemgetter(x) gives no tuple
         self.names = [(i, name) for i, each in doubled.items() for name in each]
         self._getters = [operator.itemgetter(*each) for each in doubled.values()]
         self._indices = list(doubled)
 
     def values(self, namespaces: Sequence[Any] | dict[int, Any]) -> Iterator[Any]:
-        """What is there now."""
+        """The values at the places now."""
         found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
         return itertools.chain.from_iterable(found)
 
 
 def _inexact(places: _Places, values: Sequence[Any], exact: Callable[[int, Any], bool]) -> list[int]:
-    """Of which values the types and signs of numbers count as well."""
+    """The indices of values whose numbers must keep type and sign."""
     return [i for i, (at, name) in enumerate(places.names) if exact(at, name) and _is_inexact(values[i])]
 
 
 def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the items at these indices, as a tuple."""
+    """A function that returns the items at these indices, as a tuple."""
     if len(indices) == 1:
         indices = [*indices, *indices]
     return operator.itemgetter(*indices) if indices else lambda _: ()
 
 
 def value_at(namespaces: Sequence[Any], place: Place) -> Any:
-    """What is there; if nothing is, what is found nowhere."""
+    """The value at a place, or `_Nothing` if the name is gone."""
     try:
         return namespaces[place[0]][place[1]]
     except (IndexError, KeyError):
@@ -202,7 +210,7 @@ def value_at(namespaces: Sequence[Any], place: Place) -> Any:
 
 
 class _Nothing:
-    """Is nowhere."""
+    """The value at a place whose name is gone: equal to no other."""
 
 
 def _is_same(value: Any, before: Any) -> bool:
@@ -218,22 +226,22 @@ def _is_same(value: Any, before: Any) -> bool:
 
 
 def is_noted(value: Any, depth: int = _NESTED) -> bool:
-    """Whether it is compared at all."""
+    """Whether a guard compares this value at all."""
     return is_comparable(value, depth) or is_referred_to(value) or _is_frozen(value, depth)
 
 
 def is_comparable(value: Any, depth: int = _NESTED) -> bool:
-    """Whether it is compared by its value: constants, functions and classes, and what is filled with them."""
+    """Whether it is compared by value: constants, functions, classes, and lists and dicts of these."""
     return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable, depth)
 
 
 def is_constant(value: Any, depth: int = _NESTED) -> bool:
-    """A number, a name and the like, or what is filled with them."""
+    """Whether it is a number, a string or the like, or a list or dict of these."""
     return _is_atom(value) or _is_filled(value, is_constant, depth)
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether it is a dict of what does not change."""
+    """Whether it is a dict whose values cannot change in place."""
     return isinstance(value, dict) and all(map(_is_atom, value.values()))
 
 
@@ -242,7 +250,7 @@ def _is_atom(value: Any) -> bool:
 
 
 def _is_inexact(value: Any) -> bool:
-    """Whether it may be equal to something of another type or sign."""
+    """Whether it may equal a value of another type or sign, as 1, 1.0 and True do, or 0.0 and -0.0."""
     if isinstance(value, (tuple, list)):
         return any(map(_is_inexact, value))
     if isinstance(value, dict):
@@ -251,7 +259,7 @@ def _is_inexact(value: Any) -> bool:
 
 
 def _lasts(value: Any) -> bool:
-    """A function, a class or a module of Python that refers to no variables around it, and so not to the model."""
+    """Whether it is a Python function, class or module without closure variables, and so without the model."""
     if isinstance(value, types.ModuleType):
         return True
     if isinstance(value, property):
@@ -264,7 +272,7 @@ def _lasts(value: Any) -> bool:
 
 
 def _is_filled(value: Any, is_such: Callable[[Any, int], bool], depth: int) -> bool:
-    """Whether it is a list or a dict of such, and no vocabulary, which would take long to compare."""
+    """Whether it is a list or dict of such values, and small: a vocabulary would take long to compare."""
     return isinstance(value, (list, dict)) and _is_full_of(value, is_such, depth)
 
 
@@ -273,12 +281,12 @@ def _is_full_of(container: Any, is_such: Callable[[Any, int], bool], depth: int)
 
 
 def _is_small(value: Any) -> bool:
-    """What is empty may be filled by runs, with whatever they make."""
+    """Whether a container is neither large nor empty: runs may fill an empty one with what they compute."""
     return 0 < len(value) <= _ITEMS_COMPARED
 
 
 def _copied(value: Any) -> Any:
-    """With lists and dicts of its own, also where their classes refuse changes."""
+    """A copy with its own lists and dicts, also where their classes refuse changes."""
     if isinstance(value, dict):
         made = _copy_of(value)
         dict.update(made, {key: _copied(item) for key, item in value.items()})
@@ -291,7 +299,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copy_of(value: Any) -> Any:
-    """Another list or dict of the same items; of the same class, if that can be."""
+    """A shallow copy of a list or dict; of the same class, if that can be copied."""
     try:
         return copy.copy(value)
     except Exception:  # its class refuses, by an error of its own
@@ -299,7 +307,7 @@ def _copy_of(value: Any) -> Any:
 
 
 def items_of(value: Any) -> Iterator[Any]:
-    """What is in a small container; of something else, itself."""
+    """The items of a small container; a value that is no container is its own only item."""
     if not isinstance(value, _CONTAINERS):
         return iter((value,))
     if not _is_small(value):
@@ -308,7 +316,7 @@ def items_of(value: Any) -> Iterator[Any]:
 
 
 def is_referred_to(value: Any) -> bool:
-    """Whether it is compared by its identity."""
+    """Whether it is compared by identity."""
     if is_comparable(value) or isinstance(value, _WRAPPERS):
         return False
     if isinstance(value, (types.FunctionType, types.MethodType, type, nn.Module)):
@@ -317,7 +325,7 @@ def is_referred_to(value: Any) -> bool:
 
 
 def _is_frozen(value: Any, depth: int = _NESTED) -> bool:
-    """Whether it is compared by what it says."""
+    """Whether it is compared by a snapshot of its contents."""
     if is_comparable(value, depth) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
         return False
     if isinstance(value, _CONTAINERS):

@@ -39,6 +39,7 @@ from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .profiling.parameter_users import Owners, UsedOutside
 from .profiling.profileable import check_differentiable, check_gradients, check_model, check_named, device_of
 from .profiling.sample import Sample
+from .profiling.step_records import Arriving, StepMeasure
 from .rerun_state.backend_flags import refuse_chosen_kernels
 from .rerun_state.module_state import SMALL_BUFFER_BYTES
 from .rerun_state.parametrized import refuse_cache
@@ -189,7 +190,7 @@ class _How:
 
 def _measure_all(
     sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
-) -> tuple[measure.StepMeasure, list[Block]]:
+) -> tuple[StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
     refuse_chosen_kernels(part for block in blocks for part in block.parts())
     refuse_sharded_parts(blocks)
@@ -211,7 +212,7 @@ def _measure_all(
 
 def _as_whole(
     sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
-) -> tuple[measure.StepMeasure, list[Block]] | None:
+) -> tuple[StepMeasure, list[Block]] | None:
     """The same of the whole model as a block, which is of use only if it can be opened; else None."""
     try:
         measured, blocks = _measure_all(sample, whole, observed, device, how)
@@ -224,7 +225,7 @@ def _as_whole(
 
 def _measure(
     sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device
-) -> tuple[measure.StepMeasure, list[Block]]:
+) -> tuple[StepMeasure, list[Block]]:
     """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
 
     Again where gradients turn out to lie otherwise in memory than was assumed, or the model to use parameters of blocks
@@ -233,7 +234,7 @@ def _measure(
     """
     if device.type == "cuda":
         measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), UsedOutside()), device).run()
-    arriving: measure.Arriving = {}
+    arriving: Arriving = {}
     used_outside = UsedOutside()
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
@@ -250,7 +251,7 @@ def _measure(
         arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
 
 
-def _ran_outside(blocks: list[Block], observed: call_trace.Trace, measured: measure.StepMeasure) -> dict[str, str]:
+def _ran_outside(blocks: list[Block], observed: call_trace.Trace, measured: StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
     first = {id(run[0]) for block in blocks for run in observed.runs_of(block.modules)}
     inside = {id(part) for block in blocks for part in block.parts()}
@@ -264,7 +265,7 @@ def _ran_outside(blocks: list[Block], observed: call_trace.Trace, measured: meas
     return {stage.name: ", ".join(dict.fromkeys(names)) for stage, names in stages if stage is not None and names}
 
 
-def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> None:
+def _keep_named(model: nn.Module, measured: StepMeasure, keep: Any) -> None:
     if not keep:
         return
     named = discovery.named_by_user(model, keep, "keep")
@@ -275,7 +276,7 @@ def _keep_named(model: nn.Module, measured: measure.StepMeasure, keep: Any) -> N
             stage.keep_reason = stage.keep_reason or "is listed in keep="
 
 
-def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: call_trace.Trace) -> None:
+def _keep_writing(measured: StepMeasure, blocks: list[Block], observed: call_trace.Trace) -> None:
     """A block that writes parameters would write them again in each run."""
     writing = {b.name for b in blocks if any(c.wrote_parameters for m in b.modules for c in observed.calls_of(m))}
     for stage in measured.blocks:
@@ -283,7 +284,7 @@ def _keep_writing(measured: measure.StepMeasure, blocks: list[Block], observed: 
             stage.keep_reason = "writes parameters"
 
 
-def _keep_what_takes_gradients(measured: measure.StepMeasure, blocks: list[Block]) -> None:
+def _keep_what_takes_gradients(measured: StepMeasure, blocks: list[Block]) -> None:
     """A block with backwards inside would have all that it saves once more; parts of that may be rebuilt."""
     inside = {block.name for block in blocks if block.has_gradients_inside}
     for stage in measured.blocks:
@@ -291,9 +292,7 @@ def _keep_what_takes_gradients(measured: measure.StepMeasure, blocks: list[Block
             stage.keep_reason = stage.keep_reason or GRADIENTS_INSIDE
 
 
-def _resident(
-    sample: Sample, measured: measure.StepMeasure, optimizer: OptimizerMemory, workspaces: int
-) -> dict[str, int]:
+def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory, workspaces: int) -> dict[str, int]:
     """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if stage.may_be_opened]
@@ -355,7 +354,7 @@ _LEAVES = (
 )
 
 
-def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
+def _notes(sample: Sample, measured: StepMeasure) -> list[str]:
     notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
     closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_opened)
     notes += told(closed, "kept or run again as a whole")
@@ -376,7 +375,7 @@ def _notes(sample: Sample, measured: measure.StepMeasure) -> list[str]:
     return notes
 
 
-def _skipped(measured: measure.StepMeasure, model: nn.Module, observed: call_trace.Trace) -> list[str]:
+def _skipped(measured: StepMeasure, model: nn.Module, observed: call_trace.Trace) -> list[str]:
     """Notes of what the sample step left out, and others may not."""
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
     layers = [name for name in discovery.skipped_layers(model, observed) if name.rpartition(".")[0] in lists]

@@ -28,13 +28,13 @@ from ..selective.block_options import thinned
 from ..selective.recompute import Recipe
 from . import isolated_block, overhead
 from .block_meter import captured_by, parameters_of
-from .measure import StepMeasure
 from .option_meter import Metered
 from .option_proofs import LEAST_BYTES, Proofs, Took
 from .option_runs import BlockRuns
 from .parameter_users import Owners
 from .sample import Sample, backward_of
 from .side_outputs import collecting_apart
+from .step_records import StepMeasure
 
 MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
 PARTS = 12  # of what a step saves: options of a block lie no further apart

@@ -21,9 +21,9 @@ from ..rerun_state.attributes import Attributes
 from ..rerun_state.preserve import Randomness
 from . import isolated_block, overhead
 from .block_meter import captured_by
-from .measure import StepMeasure
 from .sample import Sample, backward_of
 from .side_outputs import Beside, collecting_apart
+from .step_records import StepMeasure
 
 
 @dataclasses.dataclass

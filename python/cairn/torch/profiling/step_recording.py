@@ -1,0 +1,330 @@
+"""The measured step itself: a forward and a backward in which every block runs alone, and saves nothing in the step."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, memory
+from ..base.blocks import Block, intercepted
+from ..base.layouts import Layouts, layouts_of, layouts_of_all
+from ..base.stage_measure import OVERWRITTEN, StageMeasure
+from ..base.tree import tensors_in
+from ..rerun_state.kv_caches import refuse_learned_caches
+from ..rerun_state.module_state import LARGE_BYTES
+from ..rerun_state.preserve import Randomness
+from . import isolated_block
+from .block_meter import BlockMeter, Created, parameters_of
+from .cast_copies import Copies
+from .parameter_users import Owners
+from .sample import Sample, backward_of
+from .side_outputs import Beside
+from .step_records import (
+    Arriving,
+    BlockRun,
+    InAttribute,
+    Moment,
+    Segment,
+    in_attributes,
+    large_buffers,
+    static_storages,
+    stored,
+)
+
+
+class StepRecording:
+    """One forward and backward under a meter; see the top of this file."""
+
+    def __init__(
+        self,
+        sample: Sample,
+        blocks: Sequence[Block],
+        owners: Owners,
+        device: torch.device,
+        arriving: Arriving | None = None,
+        copies: Sequence[Copies] = (),
+    ) -> None:
+        self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
+        self._arriving, self._copies = arriving or {}, copies
+        self._meter = memory.meter_for(device)
+        self._there = static_storages(sample)  # no other storage gets the identity of one that a step replaces
+        self._static = {ref.key for ref in self._there}
+        self._runs: list[BlockRun] = []
+        self._segments: list[Segment] = []
+        self._calls: dict[int, int] = {}
+        self._random_state: int | None = None  # before the last block, fingerprinted
+        self._created = Created(self._meter)
+        self._held: dict[int, int] = {}
+        self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
+        self._is_backward = False  # of the step
+        self._place = 0  # how many blocks' backwards are to come
+        self._reached: dict[int, int] = {}  # `_place` when the step's backward reaches a parameter of blocks
+        #: gradients that were added to those of blocks: mark, and what goes where gradients are created, or exist
+        self._added: list[tuple[int, int, int]] = []
+        self._kept_bytes = 0  # large gradients that hooks have kept
+        self._left: set[int] = set()  # those of blocks that leave something beside their results
+        self._found_bytes = 0  # in attributes of modules, before the step
+        self._found: list[InAttribute] = []  # of that, what an attribute itself still stands for
+        self._found_places: list[InAttribute] = []  # all of those
+        self._replaced_bytes = 0  # so much of it was replaced outside of blocks
+
+    def record(self) -> None:
+        handles = [
+            p.register_post_accumulate_grad_hook(self._accumulated)
+            for p in self._sample.model.parameters()
+            if p.requires_grad and p.is_leaf
+        ]
+        torch.clear_autocast_cache()
+        replaced = stored(self._sample.model)  # if it went meanwhile, the step would rise by the difference alone
+        there = memory.storages(replaced).items()
+        self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
+        named = (found for module in self._sample.model.modules() for found in in_attributes(module))
+        self._found = [found for found in named if self._counts(found)]
+        self._found_places = list(self._found)
+        try:
+            with self._meter:
+                self._step()
+        finally:
+            for handle in handles:
+                handle.remove()
+        del replaced
+
+    def _counts(self, found: InAttribute) -> bool:
+        return found.nbytes > LARGE_BYTES and found.storage not in self._static
+
+    def _without_replaced(self) -> int:
+        """Bytes of what was found, and which no attribute stands for any more; it is looked for no longer."""
+        sizes = {found.storage: found.nbytes for found in self._found}
+        self._found = [found for found in self._found if found.is_there()]
+        there = {found.storage for found in self._found}
+        return sum(size for key, size in sizes.items() if key not in there)
+
+    def _stand_for_found(self) -> dict[int, int]:
+        """By the storage of what attributes have now: the bytes of what they had before the step, resident."""
+        return {now.storage: found.nbytes for found in self._found_places for now in found.now()}
+
+    def _end_segment(self) -> None:
+        """What ran outside of blocks has ended."""
+        self._replaced_bytes += self._without_replaced()
+        self._segments[-1].replacing = self._stand_for_found()
+        self._segments[-1].end = self._moment()
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        is_shared = self._owners.is_shared(parameter)
+        if self._is_backward and self._owners.is_in_blocks(parameter):
+            self._reached[id(parameter)] = self._place
+            if self._owners.is_used_in_blocks(parameter) and not is_shared:
+                parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
+        if parameter.grad is not None and not is_shared:
+            self._created.note(parameter.grad)
+        elif parameter.grad is not None and self._is_backward:
+            size = memory.storage_bytes(parameter.grad)
+            first, after = self._owners.come_before(parameter, self._place)
+            if first:
+                self._added.append((self._meter.mark(), size, size if after else 2 * size))
+
+    def _step(self) -> None:
+        self._segments.append(Segment(self._moment()))
+        with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
+            output, loss = self._sample.forward(self._returned)
+        self._note_held(False)
+        self._end_segment()
+        self._keep_overwritten()
+        for run in self._runs:
+            if run.chained_to:
+                run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
+        self._held = memory.storages(tensors_in((output, loss)))
+        left = self._note_left()
+        torch.clear_autocast_cache()
+        self._segments[-1].backward_begin = self._moment()
+        self._place = len(self._runs)
+        self._is_backward, beside = True, Beside(list(self._sample.model.modules()))
+        backward_of(output, loss)
+        self._segments[0].backward_end = self._moment()
+        self._kept_bytes = sum(ref.nbytes for ref in beside.storages(self._static).values())
+        del output, loss, left
+        for parameter in self._sample.model.parameters():
+            parameter.grad = None
+
+    def _returned(self) -> None:
+        self._segments[-1].returned = self._moment()
+
+    def _moment(self, grads_bytes: int = 0) -> Moment:
+        alive = {ref.key: ref.nbytes for run in self._runs for ref in run.outputs if ref.alive()}
+        return Moment(self._meter.mark(), alive, grads_bytes, self._replaced_bytes)
+
+    def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._end_segment()
+        call = self._calls.get(id(block), 0)
+        self._calls[id(block)] = call + 1
+        refuse_learned_caches(block.name, (*args, *kwargs.values()))
+        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
+        arguments.refuse_iterators(block.name)
+        stage = StageMeasure(block.name, "block", block.class_name, call)
+        state = Randomness(self._device).torch_fingerprint()
+        stage.random_state_is_new, self._random_state = state != self._random_state, state
+        alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
+        hooks, shared = isolated_block.Hooks(), self._owners.waiting(block, call)
+        computed = [found for part in block.parts() for found in in_attributes(part)]
+        output = alone.run(function, arguments, hooks, shared, self._created)
+        run = BlockRun(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
+        self._note_held(run.chained)
+        self._note_readings(run, arguments)
+        self._note_weight_grads(run, shared, block)
+        if run.alone.beside.layouts:
+            self._left |= set(map(id, parameters_of(block)))
+        self._remember_outputs(run, output, arguments)
+        run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *large_buffers(block, stage)]))
+        run.computed = [found for found in computed if found.is_there()]
+        self._without_replaced()  # what the block replaced is counted as left by it
+        self._runs.append(run)
+        self._segments.append(Segment(self._moment()))
+        handed = layouts_of(arguments.differentiable, run.alone.leaving)
+        run.handed = [
+            (_compat.storage_id(tensor), layout)
+            for tensor, layout in zip(arguments.differentiable, handed, strict=True)
+            if layout is not None and memory.has_storage(tensor)
+        ]
+        self._join(len(self._runs) - 1, hooks)
+        self._sample.teller.one_done()
+        return output
+
+    def _known_layouts(self, block: Block, call: int) -> Layouts:
+        return self._arriving.get((block.name, call), ())
+
+    def _is_chained(self, arguments: isolated_block.Arguments) -> bool:
+        """The gradient's way leads to the block before and to nothing else that was made since then."""
+        if not self._runs:
+            return False
+        last = self._runs[-1]
+        older = {key for run in self._runs[:-1] for key in run.inputs} | set(last.inputs)
+        older |= {ref.key for run in self._runs[:-1] for ref in run.outputs}
+        from_last = [t for t in arguments.differentiable if last.returned(t)]
+        others = [t for t in arguments.differentiable if not last.returned(t)]
+        return bool(from_last) and all(_compat.storage_id(t) in older for t in others if memory.has_storage(t))
+
+    def _note_held(self, chained: bool) -> None:
+        """Whether what ran since the last block still has its output: autograd may have saved it there."""
+        if self._runs and not chained:
+            self._runs[-1].is_held = any(ref.alive() for ref in self._runs[-1].outputs)
+
+    def _note_readings(self, run: BlockRun, arguments: isolated_block.Arguments) -> None:
+        """What earlier blocks returned and is still there: read here, or held by the caller.
+
+        What the block before returned, and this one reads by a view of it, is handed on by what runs between them.
+        """
+        read = {_compat.storage_id(t) for t in arguments.tensors if memory.has_storage(t)}
+        for earlier in self._runs:
+            alive = {ref.key: ref.nbytes for ref in earlier.outputs if ref.alive()}
+            if run.chained and earlier is self._runs[-1]:
+                earlier.unread = {ref.key for ref in earlier.outputs} - read
+                run.alive |= {key: size for key, size in alive.items() if key not in read}
+                continue
+            viewed = set(run.inputs) & set(alive) if earlier is self._runs[-1] else set()
+            earlier.viewed |= viewed
+            earlier.pinned |= (read & set(alive)) - viewed
+            run.alive |= {key: size for key, size in alive.items() if key not in viewed}
+        if run.chained:
+            self._runs[-1].chained_to = True
+        returned = {ref.key for earlier in self._runs for ref in earlier.outputs}
+        run.arguments = [
+            t
+            for t in arguments.tensors
+            if memory.has_storage(t) and _compat.storage_id(t) not in returned | self._static
+        ]
+
+    def _keep_overwritten(self) -> None:
+        """A block cannot be run again from what was changed after it ran."""
+        for run in self._runs:
+            replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
+            counted = self._static | memory.storages(run.arguments).keys()
+            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
+            if replaced or any(witness.has_changed() for witness in run.read):
+                run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
+            run.read.clear()
+            run.computed.clear()
+
+    @functools.cached_property
+    def _known(self) -> set[int]:
+        """The outputs of blocks, and what is there during the whole step."""
+        return {ref.key for run in self._runs for ref in run.outputs} | self._static
+
+    def _note_left(self) -> list[Any]:
+        """What blocks left beside their results, and is there until their next runs replace it.
+
+        It is given back to be held during the backward. Where the loss alone still has it, a block that is kept has it,
+        too, until its own.
+        """
+        known, left = self._known | self._held.keys(), []
+        for run in self._runs:
+            refs = [ref for key, ref in run.alone.left.items() if ref.alive() and key not in known]
+            run.left_bytes = sum(ref.nbytes for ref in refs)
+            run.stage.added_bytes = sum(ref.nbytes for ref in refs if ref.key in run.alone.added)
+            known |= {ref.key for ref in refs}
+            left += [ref.storage() for ref in refs]
+        return left
+
+    def _note_weight_grads(self, run: BlockRun, shared: Sequence[nn.Parameter], block: Block) -> None:
+        """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
+        stage, there = run.stage, {id(p) for p in shared}
+        for parameter, size in run.alone.weight_grads:
+            if id(parameter) not in there:
+                stage.weight_grad_bytes += size
+                run.accumulated_change += size if self._owners.is_shared(parameter) else 0
+            if self._owners.ends_wait(parameter, block, stage.call):
+                run.accumulated_change -= size
+        got = {id(parameter) for parameter, _ in run.alone.weight_grads} - there
+        run.unused = {id(p) for p in parameters_of(block)} - run.alone.leaves - got
+
+    def _remember_outputs(self, run: BlockRun, output: Any, arguments: isolated_block.Arguments) -> None:
+        read = set(memory.storages(arguments.tensors))
+        returned = memory.storages(tensors_in(output))
+        run.made = returned.keys() - self._static - read
+        run.stage.output_bytes = sum(size for key, size in returned.items() if key in run.made)
+        run.saved_outputs = run.alone.saved_outputs(output)
+        run.held_outputs = run.alone.held_outputs(output)
+        fresh = [t for t in tensors_in(output) if memory.has_storage(t)]
+        refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
+        known = self._static | set(run.inputs) | {ref.key for r in self._runs for ref in r.outputs}
+        run.outputs = [ref for key, ref in refs.items() if key not in known]
+        run.tensors = [
+            (
+                weakref.ref(t, functools.partial(self._note_gone, _compat.storage_id(t))),
+                isolated_block.identity(t),
+                t._version,
+            )
+            for t in fresh
+        ]
+
+    def _note_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
+        """An output is about to go."""
+        if self._meter.is_here():
+            self._gone[storage] = self._meter.mark()
+
+    def _join(self, index: int, hooks: isolated_block.Hooks) -> None:
+        """Takes the readings at a block's place in the backward, where gradients of its inputs are made."""
+        run, before, after = self._runs[index], self._segments[index], self._segments[index + 1]
+        there: list[_compat.StorageRef | None] = []
+
+        def arrived(grads: Sequence[torch.Tensor | None]) -> None:
+            present = [g for g in grads if g is not None]
+            run.stage.grad_bytes = memory.unique_bytes(present)
+            run.arriving = layouts_of_all(grads)
+            there.extend(_compat.StorageRef(g) if g is not None and memory.has_storage(g) else None for g in grads)
+            run.arrived = after.backward_end = self._moment(run.stage.grad_bytes)
+            run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
+
+        def begun() -> None:
+            for layout, ref in zip(run.arriving, there, strict=True):
+                if layout is not None and ref is not None:
+                    layout.waits = ref.alive()
+            there.clear()
+            before.backward_begin, self._place = self._moment(), index
+            run.arguments.clear()  # what runs before the block has made them, and they go in its backward
+
+        hooks.arrived, hooks.begun = arrived, begun

@@ -1,16 +1,19 @@
-"""When the transfers of a schedule start, what waits for them, and where on the host their copies lie.
+"""From a schedule with offloading to an `Itinerary`: when transfers start, what waits for them, where copies lie.
 
-In the simulator, operations start in the order of the list, computations and copies run side by side, and memory comes
-back when the last copy out of it has ended. A process that computes in the order of the list and copies in the
-background does the same if three things are known, which follow from the list and the sizes:
+The simulator starts operations in the order of the list. Computations and transfers run at the same time. The device
+memory of a value is free when the value is dropped and its last copy to the host has ended. A training step computes in
+the order of the list and copies in the background. It does what the simulator did if three things are known. All three
+follow from the list and the sizes:
 
-* *Starts.* A prefetch that the list has behind a computation may start with it, for nothing but the order holds it
-  back. The process issues transfers between computations, so such a prefetch is moved before the computation, where
-  both fit in the budget together.
-* *Waits.* A copy that is dropped while it travels is still there until it has left. An operation waits for as many of
-  these, the earliest first, as it takes to make room for it; and for the copies of what it removes itself.
-* *Places.* A copy on the host has a place in one slab from its offload to its discard: the lowest free one. All
-  lifetimes are known, so the slab is as large as these places reach; of several orders of placing, the best counts.
+* *Starts.* The list may have a prefetch behind a computation though only the order keeps it from starting together with
+  it. A step issues transfers between computations. So such a prefetch is moved before the computation, if both fit in
+  the budget together.
+* *Waits.* A value that is dropped while it is being offloaded takes device memory until its copy has ended. An
+  operation waits for such copies, the earliest first, until there is room for it. It also waits for the offloads of
+  values that it removes itself.
+* *Places.* All host copies lie in one slab of host memory. A copy has its place there from its offload to its discard.
+  All lifetimes are known beforehand, so each copy gets the lowest free place (first fit). The slab is as large as the
+  places reach. Several orders of placing are tried, and the smallest slab is taken.
 """
 
 from __future__ import annotations
@@ -30,23 +33,23 @@ TRANSFERS = (OFFLOAD, PREFETCH, DISCARD)
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a copy lies in the slab."""
+    """The bytes of the slab in which a copy lies."""
 
     offset: int
     size: int
 
     def overlaps(self, other: Place) -> bool:
-        """Whether a byte belongs to both."""
+        """Whether the two places share a byte."""
         return self.offset < other.offset + other.size and other.offset < self.offset + self.size
 
 
 @dataclasses.dataclass(frozen=True)
 class Itinerary:
-    """A list of operations with transfers; see the top of this file.
+    """A schedule with transfers, ready to run; see the top of this file.
 
-    ops: the list, prefetches where they are issued.
-    waits: by position, the position of the last offload that must have left the device before.
-    places: by the position of an offload.
+    ops: the operations, each prefetch where it is issued.
+    waits: by position, the position of an offload: it and all before it must have ended.
+    places: by the position of an offload, the place of its copy in the slab.
     host_peak_bytes: most bytes on the host at once; slab_bytes is more where lifetimes leave gaps.
     """
 
@@ -58,13 +61,13 @@ class Itinerary:
 
 
 def has_transfers(ops: Sequence[Op]) -> bool:
-    """Whether anything travels."""
+    """Whether the schedule offloads anything."""
     return any(op[0] == "offload" for op in ops)
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a list's transfers move, and how long the link is busy with it (the busier of two lanes)."""
+    """The bytes that a schedule transfers, and how long the link is busy (the busier lane, if it has two)."""
 
     to_host_bytes: int
     to_device_bytes: int
@@ -72,7 +75,7 @@ class Traffic:
 
 
 def traffic_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> Traffic:
-    """Of a chain with a machine."""
+    """The traffic of a schedule of a chain with a machine."""
     replay, machine = Replay(chain), chain["machine"]
     totals, times = {"offload": 0, "prefetch": 0}, {"offload": 0, "prefetch": 0}
     rates = {"offload": machine["to_host_bytes_per_s"], "prefetch": machine["to_device_bytes_per_s"]}
@@ -87,9 +90,10 @@ def traffic_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> Traffic:
 
 
 def peak_with_transfers(chain: Mapping[str, Any], itinerary: Itinerary) -> tuple[int, int, int]:
-    """Where the most memory is taken, how much, and how much of it is on its way out.
+    """The position of the peak, its bytes, and those of them that are dropped and still being offloaded.
 
-    Copies that are dropped while they travel count until somebody waits for them: it cannot be more than this.
+    A value that is dropped while it is being offloaded counts until an operation waits for its copy. So the peak is an
+    upper bound, whatever the speed of the link.
     """
     memory, best = _Memory(chain, 0), (0, 0, 0)
     for position, op in enumerate(itinerary.ops):
@@ -100,7 +104,7 @@ def peak_with_transfers(chain: Mapping[str, Any], itinerary: Itinerary) -> tuple
 
 
 def itinerary_of(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> Itinerary:
-    """What a process has to know to carry out a list that the simulator has accepted under this budget."""
+    """The itinerary of a schedule that the simulator has accepted under this budget."""
     moved = _early_prefetches(chain, [tuple(op) for op in ops], budget)
     places, peak = _places(chain, moved)
     slab = max((place.offset + place.size for place in places.values()), default=0)
@@ -111,23 +115,26 @@ def itinerary_of(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> It
 
 
 class _Memory:
-    """What is on the device along a list, copies on their way out included until somebody waits for them."""
+    """Device memory along a list. Values that are dropped while being offloaded count until an operation waits."""
 
     def __init__(self, chain: Mapping[str, Any], budget: int) -> None:
         self._replay, self.budget = Replay(chain), budget
-        self._leaving: dict[Value, int] = {}  # copies that are being offloaded: by which operation
-        self._dropped: dict[int, int] = {}  # bytes of those that are dropped, by their offload
-        self.most = 0  # while the last operation ran
+        self._leaving: dict[Value, int] = {}  # values that are being offloaded: position of the offload
+        self._dropped: dict[int, int] = {}  # bytes of those that are dropped, by the position of their offload
+        self.most = 0  # peak while the last operation ran
 
     @property
     def leaving_bytes(self) -> int:
-        """What was dropped while it was on its way out, and is there still."""
+        """Bytes of values that are dropped and still being offloaded."""
         return sum(self._dropped.values())
 
     def perform(self, position: int, op: Op, waits_for: int | None = None) -> int | None:
-        """Performs an operation; returns the offload that it waits for, unless that is given."""
+        """Performs an operation, and returns the position of the last offload that it waits for.
+
+        waits_for: that position, where it is known already.
+        """
         removed = self.removed_by(op)
-        before = self._replay.level() if op[0] != "drop" else 0  # what leaves takes no more than it did
+        before = self._replay.level() if op[0] != "drop" else 0  # a drop only frees memory
         sizes = {value: self._size(value) for value in removed}
         result, workspace = self._replay.run(op)
         if op[0] == "drop":
@@ -158,19 +165,19 @@ class _Memory:
             yield offload
 
     def copied(self) -> _Memory:
-        """Another one, in the same state."""
+        """A copy in the same state."""
         made = copy.copy(self)
         made._replay = self._replay.copied()
         made._leaving, made._dropped = dict(self._leaving), dict(self._dropped)
         return made
 
     def may_prefetch(self, value: Value) -> bool:
-        """Whether there is a copy on the host, and none on the device."""
+        """Whether the value has a copy on the host, and none on the device."""
         replay, (kind, stage) = self._replay, value
         return value in replay.host and stage not in (replay.outputs if kind == "output" else replay.saved)
 
     def removed_by(self, op: Op) -> set[Value]:
-        """The copies on the device that an operation removes."""
+        """The values whose device copies an operation removes."""
         if op[0] == "drop":
             return {(op[1], op[2])}
         if op[0] == "forward_drop":
@@ -194,10 +201,10 @@ def _waits(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> dict[int
 
 
 def _early_prefetches(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> list[Op]:
-    """Moves prefetches before the computation behind which they stand, where the two fit in the budget together."""
+    """Moves each prefetch before the computation that precedes it, where both fit in the budget together."""
     moved: list[Op] = []
-    computation = -1  # where the last one stands in `moved`
-    before = _Memory(chain, budget)  # as it is there
+    computation = -1  # position of the last computation in `moved`
+    before = _Memory(chain, budget)  # device memory at that position
     for op in ops:
         if op[0] == "prefetch" and computation >= 0 and _may_start_with(before, moved[computation:], op):
             before.perform(computation, op)
@@ -213,7 +220,7 @@ def _early_prefetches(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) 
 
 
 def _may_start_with(before: _Memory, ops: Sequence[Op], prefetch: Op) -> bool:
-    """Whether a prefetch behind these operations may start with the first of them, a computation."""
+    """Whether a prefetch may start together with the first of the operations before it, a computation."""
     value = tuple(prefetch[1:])
     if any(op[0] in TRANSFERS or (op[0] == "drop" and tuple(op[1:]) == value) for op in ops[1:]):
         return False
@@ -229,7 +236,7 @@ def _may_start_with(before: _Memory, ops: Sequence[Op], prefetch: Op) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Stay:
-    """A copy on the host, between two positions of the list."""
+    """The lifetime of a copy on the host: two positions of the list."""
 
     begin: int
     end: int
@@ -251,7 +258,7 @@ def _stays(chain: Mapping[str, Any], ops: Sequence[Op]) -> list[_Stay]:
 
 
 def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, Place], int]:
-    """Places by offload, and the most bytes at once."""
+    """Places by the position of the offload, and the most bytes on the host at once."""
     stays = _stays(chain, ops)
     peak = max((sum(s.size for s in stays if s.begin <= stay.begin < s.end) for stay in stays), default=0)
     orders: list[Callable[[_Stay], Any]] = [

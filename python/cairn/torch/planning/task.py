@@ -1,4 +1,13 @@
-"""`plan`: from a profile and a budget to a verified schedule."""
+"""`plan`: from a profile and a budget to a verified schedule.
+
+A `Task` plans one profile for any number of budgets. For each budget it
+
+1. subtracts the reserve (`_Room`);
+2. asks the chain solvers for the fastest schedule that keeps and recomputes (`chains.py`);
+3. if a host budget is given, asks for the fastest schedule that also offloads (`offload_plans.py`), and takes the
+   faster of the two (`_Chosen`);
+4. simulates the schedule and makes the `Plan`. If no schedule fits, it makes the `InfeasibleBudget` that says why.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +41,9 @@ from .offload_plans import (
 from .plan import Plan, chain_of, known_number
 from .step_profile import Profile, shifted_ns
 
-#: By how much a measured peak may pass the predicted one: share of what is not resident, and bytes on top.
+#: How much a measured peak may exceed the predicted one: a share of the activations, and bytes on top.
 UNCERTAINTY = {"cpu": (0.002, 32 * 1024), "cuda": (0.005, 2 * 1024 * 1024)}
-AUTOCAST_UNCERTAINTY = 0.02  # its copies of parameters live as long as regions of the caller's code do
+AUTOCAST_UNCERTAINTY = 0.02  # autocast's copies of parameters live as long as the caller's autocast regions
 
 
 def plan(
@@ -59,27 +68,27 @@ def plan(
     budget : int, str or cairn.Budget
         Bytes, "8GiB", "80%" (of the device), "auto" (what is free).
     host_budget : int or str, optional
-        How much may be offloaded at a time: bytes, a size, or "auto" (most of what is free). None: no offloading. Then
-        what every block saved, all of it or a part, or its output alone, may stay, be recomputed or be offloaded,
-        whatever is fastest.
+        How much may be offloaded at a time: bytes, a size, or "auto" (most of what is free). None: no offloading. With
+        a host budget, the saved tensors of a block (all, some, or its output alone) are kept, recomputed or offloaded,
+        whichever is fastest.
     tier : str
-        Where to: "host", or "file:PATH" (beside that path, or in that folder).
+        Where to offload: "host", or "file:PATH" (a file beside that path, or in that folder).
     link : Link, cairn.Machine or str, optional
         How fast the link is: a measurement, or a rate such as "8GB/s". Measured if None.
     allow : collection of {"recompute", "inside", "offload"}, optional
         What may be done to save memory: "recompute" recomputes blocks; "inside" is selective recomputation inside
-        blocks; "offload" takes a host_budget. By default all that can be.
+        blocks; "offload" needs a host_budget. The default is all that is possible.
     solver : str
-        As for `cairn.solve`. "auto" asks the strongest solver that can be afforded: exact in bytes unless a model has
-        hundreds of blocks that are all unlike each other.
+        As for `cairn.solve`. "auto" asks the strongest solver that can be afforded. It is exact in bytes unless a model
+        has hundreds of blocks that all differ.
     scope : {"step", "activations"}
-        "step" counts all that the step has on the device; "activations" leaves out parameters, buffers, gradients and
+        "step" counts all device memory of the step. "activations" leaves out parameters, buffers, gradients and
         optimizer state.
     gradients : {"accumulated", "created"}
-        "accumulated" plans for steps that add to gradients that exist, which holds for every loop; "created" for loops
-        in which each step creates its gradients (`zero_grad()` before every backward), which takes less.
+        "accumulated" plans for steps that add to existing gradients. Such a plan is valid for every loop. "created"
+        plans for loops whose steps create their gradients (`zero_grad()` before every backward), which takes less.
     **options
-        Of the solver, as for `cairn.solve`.
+        Options of the solver, as for `cairn.solve`.
 
     Returns
     -------
@@ -89,9 +98,9 @@ def plan(
     Raises
     ------
     InfeasibleBudget
-        No plan fits. The error names the least budget that works and what it is made of.
+        No plan fits. The error names the least budget that works and what it consists of.
     cairn.MemoryLimit
-        A solver that is named would need more memory than memory_limit= allows.
+        The solver named by solver= needs more memory than memory_limit= allows.
 
     Examples
     --------
@@ -110,7 +119,7 @@ def plan(
 
 
 def check_request(profile: Any, options: Mapping[str, Any]) -> None:
-    """Raises for what is no profile, and for options that a plan does not take."""
+    """Raises if this is no profile, or if an option is not one of `plan`."""
     if not isinstance(profile, Profile):
         raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")
     arguments.check_plan_options(options)
@@ -118,7 +127,7 @@ def check_request(profile: Any, options: Mapping[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Room:
-    """A budget, and what of it stays in reserve."""
+    """A budget and its reserve."""
 
     total_bytes: int
     reserve_bytes: int
@@ -130,7 +139,7 @@ class _Room:
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """A schedule for a budget."""
+    """The schedule chosen for a budget, with its predicted time and bound."""
 
     problem: Mapping[str, Any]
     schedule: cairn.Schedule
@@ -140,11 +149,11 @@ class _Chosen:
     solver: str
     outcome: str
     itinerary: Itinerary | None = None
-    counted: Counted = AS_PLAIN  # what the problem supposes
+    counted: Counted = AS_PLAIN  # the assumptions under which the problem's sizes hold
 
     @classmethod
     def of(cls, answer: Answer) -> _Chosen | None:
-        """A solver's answer; None if it has none."""
+        """From a solver's answer; None if it has no schedule."""
         solution = answer.solution
         if solution.schedule is None:
             return None
@@ -160,7 +169,7 @@ class _Chosen:
         )
 
     def recorded(self, budget_bytes: int) -> dict[str, Any]:
-        """The schedule as a file that says for which budget it was made, and what it takes."""
+        """The schedule as the contents of a JSON file, with its budget, makespan and peak."""
         problem, ops = chain_of(self.problem), self.schedule.ops
         replay = cairn.simulate(problem, cairn.Schedule.from_ops(problem, ops), budget_bytes)
         made = cairn.Schedule.from_ops(
@@ -175,7 +184,7 @@ class _Chosen:
 
     @classmethod
     def of_journey(cls, journey: Journey) -> _Chosen:
-        """A schedule with transfers."""
+        """From a schedule with transfers."""
         is_optimal = journey.makespan_ns == journey.lower_bound_ns
         outcome = str(cairn.Outcome.optimal if is_optimal else cairn.Outcome.feasible)
         return cls(
@@ -191,7 +200,7 @@ class _Chosen:
 
 
 class Task:
-    """What plans of one profile have in common; the solver's tables are made once for all budgets."""
+    """Plans of one profile for several budgets. The solver's tables are made once for all of them."""
 
     def __init__(
         self,
@@ -211,7 +220,7 @@ class Task:
         self.optimizer_peak = _optimizer_peak(profile) if scope == "step" else 0
 
     def plans(self, wanted: Sequence[Any]) -> list[Plan | InfeasibleBudget]:
-        """For each budget its plan, or the error that says why there is none."""
+        """A plan for each budget, or the error that says why there is none."""
         rooms = [self._room(budget) for budget in wanted]
         fitting = [room for room in rooms if max(self.optimizer_peak, 1) <= room.usable_bytes]
         usable = [room.usable_bytes for room in fitting]
@@ -226,7 +235,7 @@ class Task:
                 raise made
             return made
         finally:
-            del made  # an error holds the frames that it came through, so these must not hold it
+            del made  # the error's traceback refers to this frame: a reference back would be a cycle
 
     def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
         stays = None if answer is None else _Chosen.of(answer)
@@ -238,12 +247,12 @@ class Task:
         return self._infeasible(room) if stays is None else self._plan_of(room, stays)
 
     def _least_bytes(self) -> int | None:
-        """The least that works, without a reserve."""
+        """The least memory for which a schedule is found, without the reserve."""
         travelling = None if self.offloading is None else self.offloading.least_bytes
         return min((size for size in (self._chains.least_bytes, travelling) if size is not None), default=None)
 
     def even_budgets(self, count: int) -> list[int]:
-        """So many from the least to storing everything."""
+        """`count` budgets at even distances, from the least that works to the one that keeps everything."""
         reserve, most = self.reserve(None), cairn.limits(self.chain, solver="store-all").store_all_bytes
         low, high = (max(known_number(size), self.optimizer_peak) + reserve for size in (self._least_bytes(), most))
         return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
@@ -253,7 +262,7 @@ class Task:
         return _Room(budgets.resolve(budget, torch.device(self.profile.device), present), self.reserve(budget))
 
     def reserve(self, budget: Any) -> int:
-        """What of a budget stays free for what the profile cannot know."""
+        """The bytes of a budget that stay unused, because measurements are not exact."""
         if isinstance(budget, Budget) and budget.reserve is not None:
             return budgets.size_bytes(budget.reserve, "reserve") if budget.reserve != 0 else 0
         share, least = UNCERTAINTY[torch.device(self.profile.device).type]
@@ -313,7 +322,7 @@ class Task:
         return resident
 
     def _peak(self, chosen: _Chosen, gradients: str) -> int:
-        """Of a schedule in either kind of step."""
+        """The peak of a schedule, where the step creates its gradients or adds to existing ones."""
         if chosen.itinerary is not None:
             problem = problem_of(self.profile, self.scope, gradients)
             ops = chosen.itinerary.ops
@@ -326,7 +335,7 @@ class Task:
         return max(known_number(replayed.peak_bytes), self.optimizer_peak)
 
     def _infeasible(self, room: _Room) -> InfeasibleBudget:
-        """Says what the least budget is, what it consists of, and what stands in the way."""
+        """The error that names the least budget, what it consists of, and the operation that exceeds this budget."""
         least_bytes = self._least_bytes()
         if least_bytes is None:
             remedy = "leave solver= out" if self.solver != "auto" else "give it more time (time_limit=)"
@@ -343,7 +352,7 @@ class Task:
         return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
 
     def _at(self, budget: int) -> tuple[Mapping[str, Any], list[cairn.Op]]:
-        """A budget's schedule, copies done at once, and its problem; plain training's where there is none."""
+        """A problem and its schedule for a budget, with transfers that take no time; store-all if there is none."""
         [answer] = self._chains.solved([budget])
         if answer.solution.schedule is not None:
             return answer.problem, list(answer.solution.schedule.ops)
@@ -363,13 +372,13 @@ class Task:
 
 
 def _store_all(stages: int) -> list[cairn.Op]:
-    """The plain step."""
+    """The schedule of plain training."""
     numbers = range(1, stages + 1)
     return [*(("forward_save", s, 0) for s in numbers), *(("backward", s) for s in reversed(numbers))]
 
 
 def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
-    """What executors must know about the stages of which a part is kept."""
+    """For each stage under selective recomputation: its options, and the digest of the recording they belong to."""
     used = {int(op[1]) for op in ops if op[0] == "forward_save" and len(op) > 2 and op[2]}
     found = {}
     for number in sorted(used):
@@ -381,6 +390,6 @@ def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
 
 
 def _optimizer_peak(profile: Profile) -> int:
-    """Memory while the optimizer steps: everything resident, what the caller holds, and its temporaries."""
+    """Memory during the optimizer's step: resident memory, tensors that the caller holds, and temporaries."""
     resident = profile.resident_bytes("step", ACCUMULATED) + profile.input_bytes
     return resident + profile.held_bytes + profile.optimizer_step_bytes

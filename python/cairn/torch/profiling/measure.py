@@ -1,8 +1,8 @@
-"""Measures a training step stage by stage, in one forward and one backward in which the blocks save nothing.
+"""Measures the memory of a training step, stage by stage, without needing the memory of a plain step.
 
-The model runs as ever, but every block that is reached is run alone (`block_meter.py`), and then a function that saves
-nothing takes its place in the graph. So no more memory is needed than for the blocks' outputs, one block's saved
-tensors and what lies outside blocks, and the surroundings are measured in the graph in which they really run.
+`MemoryPass` first runs the step under a memory meter (`step_recording.py`): each block runs alone, and its saved
+tensors are freed at once. Marks are set meanwhile. Then `_evaluate` reads the meter between marks, and makes a
+`StageMeasure` of each stage: of each block, and of each segment (the code outside blocks) that needs memory of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .step_records import LOSS_BYTES, BlockRun, Moment, Segment, StepMeasure, by
 
 
 class MemoryPass(StepRecording):
-    """Runs the step, and says of each stage what it takes."""
+    """Runs the step once, and computes the memory of each stage from the readings."""
 
     def run(self) -> StepMeasure:
-        """All stages in order, and what is resident beside them."""
+        """Runs and evaluates the step."""
         self.record()
         return self._evaluate()
 
@@ -83,34 +83,34 @@ class MemoryPass(StepRecording):
         return UsedOutside(places, unused)
 
     def _pass_layouts_on(self) -> None:
-        """A block that handed its gradient on as it lay will do so with another layout, too (residual streams do)."""
+        """Predicts layouts for the next pass, through blocks that hand on their gradient (residual streams)."""
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
             handed_on = run.alone.leaving == without_waiting(run.alone.arriving)
             if before.chained_to and not is_settled(run) and handed_on:
                 before.arriving = without_waiting(run.arriving)
 
     def _find_main_inputs(self) -> None:
-        """Inputs on the chain: those that no other block reads."""
+        """Finds the inputs on the chain: those that no other block reads."""
         readers = collections.Counter(key for run in self._runs for key in run.inputs)
         for run in self._runs:
             run.main = {key: size for key, size in run.inputs.items() if readers[key] == 1}
 
     @functools.cached_property
     def _lasting(self) -> Set[int]:
-        """The outputs of blocks that are still there when the backward begins."""
+        """The outputs of blocks that are alive when the backward begins."""
         begin = self._segments[-1].backward_begin
         return begin.outputs.keys() if begin is not None else set()
 
     @functools.cached_property
     def _pinned(self) -> set[int]:
-        """The outputs of blocks that are there to the end of the step."""
+        """The outputs of blocks that are resident to the end of the step."""
         return {key for run in self._runs for key in run.pinned}
 
     def _outside_bytes(self, moment: Moment) -> int:
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
 
     def _growth(self, segment: Segment) -> int:
-        """What the forward of a segment adds outside of blocks, beyond what it replaces."""
+        """Bytes that the forward of a segment adds, less those that it replaces."""
         begin, end = segment.begin, segment.end
         assert end is not None
         return self._outside_bytes(end) - self._outside_bytes(begin) - (end.replaced_bytes - begin.replaced_bytes)
@@ -127,7 +127,7 @@ class MemoryPass(StepRecording):
         return bool(index) or takes or not set(main) <= self._static
 
     def _takes_for_the_moment(self, index: int) -> bool:
-        """Whether a segment takes more, in its forward or its backward, than is there before or after it."""
+        """Whether the forward or backward of a segment has a peak above the levels before and after it."""
         segment = self._segments[index]
         ways: list[tuple[Moment | None, Moment | None]] = [(segment.begin, segment.end)]
         if not self._has_others_backward(index):
@@ -137,7 +137,7 @@ class MemoryPass(StepRecording):
         return any(meter.peak(a, b) - max(meter.level(a), meter.level(b)) > SLACK_BYTES for a, b in there)
 
     def _has_others_backward(self, index: int) -> bool:
-        """Whether a segment's backward has that of what the block behind left beside its result, which counts there."""
+        """Whether the backward of a segment includes that of side outputs of the next block, which counts there."""
         return any(layout is not None for run in self._runs[index : index + 1] for layout in run.alone.beside.layouts)
 
     def _outside_stage(self, index: int, segment: Segment, main: dict[int, int]) -> StageMeasure:
@@ -151,7 +151,7 @@ class MemoryPass(StepRecording):
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
         stage.saved_bytes = segment.saved_bytes + viewed
-        left = sum(bytes_in(run, self._left_by(run)) for run in before)  # counted here, not by the block
+        left = sum(bytes_in(run, self._left_by(run)) for run in before)  # counted here, not in the block
         self._read_outside_forward(index, segment, stage)
         stage.forward_rise_bytes += left
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
@@ -165,30 +165,33 @@ class MemoryPass(StepRecording):
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
-        """Autocast's copies of parameters that a stage makes."""
+        """The copies of parameters that autocast makes in a stage."""
         copies = self._copies[place] if place < len(self._copies) else Copies()
         stage.made_copies, stage.saved_copies = copies.made, copies.saved
         return copies
 
     def _left_by(self, run: BlockRun) -> set[int]:
-        """The outputs that no block needs: what runs next, outside of blocks, reads them, and may hold or hand them on.
+        """The outputs that no block reads as they are: the segment behind reads, and may hold them or hand them on.
 
-        Where the block saves one itself, that is so only if nobody holds it.
+        An output that the block saves itself is one of them only if nobody else holds it.
         """
         if run.chained_to:
             return set()
         return {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - self._also_held(run)
 
     def _also_held(self, run: BlockRun) -> set[int]:
-        """The outputs that the block saves itself, and that what runs next, outside of blocks, holds or hands on."""
+        """The outputs that the block saves itself, and that the segment behind holds or hands on."""
         return run.saved_outputs & (self._lasting | run.viewed)
 
     def _read_outside_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:
-        """By how much the forward of a segment rises above what the chain has when it begins.
+        """Reads the peak of a segment's forward above the level that the chain has when it begins.
 
-        Of earlier blocks' outputs, what the caller lists is there at the peak. What the block before read is mostly
-        gone at once, when its output takes the name of that. Its output is the chain's: a schedule that keeps it has it
-        to the end. So are those that are resident to the end, for blocks save them, which they do not do here.
+        The level counts these outputs of earlier blocks:
+
+        * outputs that the model's own code holds, as of hidden states in a list (`listed`);
+        * the output of the block before: a schedule that keeps it has it to the end. The input of that block is mostly
+          freed at once, because the caller assigns the output to the same name;
+        * outputs that are resident to the end. In a step blocks save them; in this pass they save nothing.
         """
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
@@ -203,7 +206,7 @@ class MemoryPass(StepRecording):
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
     def _found_by(self, index: int, segment: Segment) -> tuple[dict[str, int], int]:
-        """What the caller lists of what is there when a segment is at its peak, and the level at which it begins."""
+        """The outputs that the model's own code holds at a segment's peak, and the level at which it begins."""
         begin, middle = segment.begin, segment.returned or segment.end
         assert middle is not None
         just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
@@ -213,8 +216,10 @@ class MemoryPass(StepRecording):
         return listed, self._meter.level(begin.mark) - others
 
     def _passing(self, there: Mapping[int, int], gone: Set[int] = frozenset()) -> tuple[dict[str, int], int]:
-        """What of earlier blocks' outputs goes before the backward begins: of what these have in what they leave, bytes
-        by block, and bytes of the rest, with what is `gone` too soon.
+        """The outputs of earlier blocks that are freed before the backward begins.
+
+        Bytes by block for those that a plan counts with the block that made them (`_makers`), and bytes of the others
+        and of those in `gone`, which are freed too early to count.
         """
         listed: dict[str, int] = {}
         others = 0
@@ -226,18 +231,18 @@ class MemoryPass(StepRecording):
         return listed, others
 
     def _pinned_but_gone(self, begin: Moment, first: Moment, last: Moment) -> int:
-        """Bytes of pinned outputs that were there in the beginning, but are not when most is between two moments."""
+        """Bytes of resident outputs that are alive at `begin`, but freed before the peak between two moments."""
         gone = begin.outputs.keys() & self._pinned - last.outputs.keys()
         return sum(begin.outputs[key] for key in gone if not self._is_at_peak(key, first.mark, last.mark))
 
     def _is_at_peak(self, key: int, first: int, last: int) -> bool:
-        """Whether an output that goes between two marks is there when most is."""
+        """Whether an output that is freed between two marks is still alive at the peak between them."""
         gone = self._gone.get(key, first)
         return first < gone <= last and self._meter.peak(first, gone) == self._meter.peak(first, last)
 
     @functools.cached_property
     def _makers(self) -> dict[int, str]:
-        """By the outputs that go before the backward begins, and that a block has in what it leaves, its name."""
+        """For each output that is freed before the backward begins, but counts in what its block saves: the block."""
         found: dict[int, str] = {}
         for run in self._runs:
             left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
@@ -258,8 +263,10 @@ class MemoryPass(StepRecording):
         stage.accumulated_backward_rise_bytes = rise
 
     def _count_rises_between(self, surroundings: Sequence[StageMeasure | None]) -> None:
-        """What runs between two blocks and is no stage rises with the block behind it in the forward, and with the one
-        before it in the backward. What such segments make is resident, also where it is not there yet, or no longer.
+        """Counts the peaks of segments between two blocks that are no stages of their own.
+
+        The forward peak counts with the block behind the segment, the backward peak with the block before it. What
+        such segments make counts as resident during the whole step.
         """
         made_bytes = 0  # by this segment and those behind it
         for index in reversed(range(len(self._runs))):
@@ -273,7 +280,7 @@ class MemoryPass(StepRecording):
         segment, behind, meter = self._segments[index], self._runs[index].stage, self._meter
         assert segment.end is not None
         peak = meter.peak(segment.begin.mark, segment.end.mark)
-        if peak <= meter.level(segment.begin.mark):  # with what the block before read, and that goes at once
+        if peak <= meter.level(segment.begin.mark):  # which has the input of the block before, freed at once
             return
         listed, level = self._found_by(index, segment)
         gone = sum(size for name, size in listed.items() if name not in behind.listed)
@@ -293,7 +300,7 @@ class MemoryPass(StepRecording):
         before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes)
 
     def _count_waiting(self, surroundings: Sequence[StageMeasure | None]) -> None:
-        """What runs between two blocks and is no stage counts with the block behind it."""
+        """Counts gradients that wait for others. A segment that is no stage counts with the block behind it."""
         changes: list[tuple[StageMeasure, int, int]] = []
         for index, (segment, outside) in enumerate(zip(self._segments, surroundings, strict=True)):
             created, accumulated = self._change_of(segment)
@@ -307,8 +314,9 @@ class MemoryPass(StepRecording):
         gradient_lifetimes.count(*zip(*changes, strict=True))
 
     def _change_of(self, segment: Segment) -> tuple[int, int]:
-        """By how much what is there outside of blocks changes in the backward of a segment, beyond what it had saved:
-        where the step creates its gradients, and where it adds to existing ones.
+        """The change of the memory outside blocks in the backward of a segment, without what the segment had saved.
+
+        Two numbers: where the step creates its gradients, and where it adds to existing ones.
         """
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark:
@@ -318,15 +326,16 @@ class MemoryPass(StepRecording):
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 
     def _going_in(self, begin: Moment, end: Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """What goes between two moments of the backward, and is there to the end of the pass: marks and bytes, where
-        the step creates its gradients and where it adds to existing ones.
+        """Gradients that a step frees between two moments of its backward, though this pass has them to its end.
+
+        Two lists of marks and bytes: where the step creates its gradients, and where it adds to existing ones.
         """
         added = [found for found in self._added if begin.mark < found[0] <= end.mark]
         gone = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
         return [(mark, size) for mark, size, _ in added], sorted([*gone, *((mark, size) for mark, _, size in added)])
 
     def _change_at(self, index: int) -> int:
-        """The same at a block: gradients that arrived and wait for others, and those of inputs beside the chain."""
+        """The same change at a block: gradients that arrived and wait for others, and those of inputs off the chain."""
         before, after = self._segments[index].backward_begin, self._segments[index + 1].backward_end
         if before is None or after is None:
             return 0
@@ -348,10 +357,10 @@ class MemoryPass(StepRecording):
         stage.listed, held = self._passing(run.alive)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not the chain's to keep
+        apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not kept or dropped by the chain
         if apart or (run.is_held and run.saved_outputs):
             stage.travel_bytes, stage.output_travels = 0, False
-        elif run.is_held:  # the rest can travel
+        elif run.is_held:  # the rest can be offloaded
             stage.output_is_held, stage.output_travels = True, False
             stage.travel_bytes = max(0, stage.travel_bytes - stage.output_bytes)
         elif left:
@@ -362,12 +371,12 @@ class MemoryPass(StepRecording):
         stage.pinned_saved_bytes = bytes_in(run, run.pinned & run.made & run.saved_outputs)
         stage.left_bytes = bytes_in(run, left - apart)
         stage.left_saved_bytes = bytes_in(run, (left - apart) & run.saved_outputs)
-        not_saved = bytes_in(run, (apart | left) - run.saved_outputs)  # gone before the backward that was measured
+        not_saved = bytes_in(run, (apart | left) - run.saved_outputs)  # freed before the backward was measured
         stage.saved_bytes -= not_saved
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
         if stays := run.left_bytes + stage.leftover_bytes:
-            # resident: nothing that saving adds, once it has replaced what was there, or sending frees
+            # side outputs are resident: saving replaces those of the last step, and offloading does not free them
             stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
             stage.travel_bytes = 0
         if run.replaced_bytes:
@@ -382,14 +391,15 @@ class MemoryPass(StepRecording):
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
 
     def _passes(self, index: int, key: int) -> bool:
-        """Whether an output of a block that the next one reads goes before the backward, for neither holds it."""
+        """Whether an output that the next block reads is freed before the backward, because neither block holds it."""
         run, following = self._runs[index], self._runs[index + 1].alone
         return key in self._makers and key not in run.held_outputs | following.held_inputs
 
     @staticmethod
     def _arriving_at(run: BlockRun, following: BlockRun) -> int:
-        """Bytes of the gradients that a block gets: of what the next one reads, as that gives them, and of what goes to
-        others alone, as they were in the step.
+        """Bytes of the gradients that a block gets.
+
+        For outputs that the next block reads: as that block returns them. For other outputs: as they were in the step.
         """
         read = {ref.key for ref in run.outputs if ref.key in following.main}
         others = bytes_in(run, {ref.key for ref in run.outputs} - read)
@@ -397,7 +407,7 @@ class MemoryPass(StepRecording):
         return max(chained, min(run.stage.grad_bytes, chained + others))
 
     def _keep_hidden(self, run: BlockRun, before: Sequence[BlockRun]) -> None:
-        """Whose output a block holds past autograd can neither take it away nor send it."""
+        """Marks blocks as kept whose output a later block holds outside autograd: no plan can drop or offload it."""
         for earlier in before:
             if bytes_in(earlier, run.alone.hidden):
                 earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND

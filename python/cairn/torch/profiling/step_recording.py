@@ -1,4 +1,14 @@
-"""The measured step itself: a forward and a backward in which every block runs alone, and saves nothing in the step."""
+"""Runs the step that is measured: one forward and one backward, in which no block keeps its saved tensors.
+
+1. Each block that the forward reaches is measured alone (`block_meter.py`): forward and backward, with all its saved
+   tensors. These are freed at once.
+2. In the model's autograd graph the block is replaced by a function that saves nothing and has the same output.
+3. The code outside blocks (a *segment*: before the first block, between two, or after the last) runs in the model's own
+   graph. So it is measured as it is in training.
+
+The step needs the memory of the blocks' outputs, of one block's saved tensors, and of the segments: less than a plain
+step. `measure.py` evaluates the marks that are set here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +62,7 @@ class StepRecording:
         self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
         self._arriving, self._copies = arriving or {}, copies
         self._meter = memory.meter_for(device)
-        self._there = static_storages(sample)  # no other storage gets the identity of one that a step replaces
+        self._there = static_storages(sample)  # references, so that no new storage gets the identity of a freed one
         self._static = {ref.key for ref in self._there}
         self._runs: list[BlockRun] = []
         self._segments: list[Segment] = []
@@ -60,18 +70,18 @@ class StepRecording:
         self._random_state: int | None = None  # before the last block, fingerprinted
         self._created = Created(self._meter)
         self._held: dict[int, int] = {}
-        self._gone: dict[int, int] = {}  # the mark at which an output went, by storage
-        self._is_backward = False  # of the step
-        self._place = 0  # how many blocks' backwards are to come
-        self._reached: dict[int, int] = {}  # `_place` when the step's backward reaches a parameter of blocks
-        #: gradients that were added to those of blocks: mark, and what goes where gradients are created, or exist
+        self._gone: dict[int, int] = {}  # the mark at which an output was freed, by storage
+        self._is_backward = False  # the step's backward is running
+        self._place = 0  # number of blocks whose backward is still to come
+        self._reached: dict[int, int] = {}  # by parameter of a block: `_place` when the step's backward reached it
+        #: gradients added to those of blocks: mark, bytes freed where the step creates gradients, and where they exist
         self._added: list[tuple[int, int, int]] = []
         self._kept_bytes = 0  # large gradients that hooks have kept
-        self._left: set[int] = set()  # those of blocks that leave something beside their results
-        self._found_bytes = 0  # in attributes of modules, before the step
-        self._found: list[InAttribute] = []  # of that, what an attribute itself still stands for
-        self._found_places: list[InAttribute] = []  # all of those
-        self._replaced_bytes = 0  # so much of it was replaced outside of blocks
+        self._left: set[int] = set()  # parameters of blocks that have side outputs, by identity
+        self._found_bytes = 0  # tensors in attributes of modules before the step
+        self._found: list[InAttribute] = []  # of these, the ones that the attribute still has
+        self._found_places: list[InAttribute] = []  # all of them
+        self._replaced_bytes = 0  # of these, bytes that were replaced outside of blocks
 
     def record(self) -> None:
         handles = [
@@ -80,7 +90,7 @@ class StepRecording:
             if p.requires_grad and p.is_leaf
         ]
         torch.clear_autocast_cache()
-        replaced = stored(self._sample.model)  # if it went meanwhile, the step would rise by the difference alone
+        replaced = stored(self._sample.model)  # kept alive: freeing it in the step would hide as much of its rise
         there = memory.storages(replaced).items()
         self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
         named = (found for module in self._sample.model.modules() for found in in_attributes(module))
@@ -98,18 +108,18 @@ class StepRecording:
         return found.nbytes > LARGE_BYTES and found.storage not in self._static
 
     def _without_replaced(self) -> int:
-        """Bytes of what was found, and which no attribute stands for any more; it is looked for no longer."""
+        """Bytes of tensors found in attributes that were replaced since the last call."""
         sizes = {found.storage: found.nbytes for found in self._found}
         self._found = [found for found in self._found if found.is_there()]
         there = {found.storage for found in self._found}
         return sum(size for key, size in sizes.items() if key not in there)
 
     def _stand_for_found(self) -> dict[int, int]:
-        """By the storage of what attributes have now: the bytes of what they had before the step, resident."""
+        """For each storage that an attribute has now: bytes of the tensor that it had before the step."""
         return {now.storage: found.nbytes for found in self._found_places for now in found.now()}
 
     def _end_segment(self) -> None:
-        """What ran outside of blocks has ended."""
+        """Closes the current segment."""
         self._replaced_bytes += self._without_replaced()
         self._segments[-1].replacing = self._stand_for_found()
         self._segments[-1].end = self._moment()
@@ -119,7 +129,7 @@ class StepRecording:
         if self._is_backward and self._owners.is_in_blocks(parameter):
             self._reached[id(parameter)] = self._place
             if self._owners.is_used_in_blocks(parameter) and not is_shared:
-                parameter.grad = None  # if by what a block left beside its result, counted where it runs alone
+                parameter.grad = None  # the gradient of a side output is counted where the block runs alone
         if parameter.grad is not None and not is_shared:
             self._created.note(parameter.grad)
         elif parameter.grad is not None and self._is_backward:
@@ -181,7 +191,7 @@ class StepRecording:
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *large_buffers(block, stage)]))
         run.computed = [found for found in computed if found.is_there()]
-        self._without_replaced()  # what the block replaced is counted as left by it
+        self._without_replaced()  # tensors that the block replaced are counted as its side outputs
         self._runs.append(run)
         self._segments.append(Segment(self._moment()))
         handed = layouts_of(arguments.differentiable, run.alone.leaving)
@@ -198,7 +208,7 @@ class StepRecording:
         return self._arriving.get((block.name, call), ())
 
     def _is_chained(self, arguments: isolated_block.Arguments) -> bool:
-        """The gradient's way leads to the block before and to nothing else that was made since then."""
+        """Whether the gradients of its inputs go to the block before it, and to nothing else made since then."""
         if not self._runs:
             return False
         last = self._runs[-1]
@@ -209,14 +219,14 @@ class StepRecording:
         return bool(from_last) and all(_compat.storage_id(t) in older for t in others if memory.has_storage(t))
 
     def _note_held(self, chained: bool) -> None:
-        """Whether what ran since the last block still has its output: autograd may have saved it there."""
+        """Notes whether the last block's output is still alive after the segment: autograd may have saved it there."""
         if self._runs and not chained:
             self._runs[-1].is_held = any(ref.alive() for ref in self._runs[-1].outputs)
 
     def _note_readings(self, run: BlockRun, arguments: isolated_block.Arguments) -> None:
-        """What earlier blocks returned and is still there: read here, or held by the caller.
+        """Notes which outputs of earlier blocks are alive: this block reads them, or the caller holds them.
 
-        What the block before returned, and this one reads by a view of it, is handed on by what runs between them.
+        An output of the block before that this one reads through a view counts as handed on by the segment between.
         """
         read = {_compat.storage_id(t) for t in arguments.tensors if memory.has_storage(t)}
         for earlier in self._runs:
@@ -239,7 +249,7 @@ class StepRecording:
         ]
 
     def _keep_overwritten(self) -> None:
-        """A block cannot be run again from what was changed after it ran."""
+        """Marks blocks as kept if tensors that they read were changed later: they cannot be recomputed from these."""
         for run in self._runs:
             replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
             counted = self._static | memory.storages(run.arguments).keys()
@@ -251,14 +261,14 @@ class StepRecording:
 
     @functools.cached_property
     def _known(self) -> set[int]:
-        """The outputs of blocks, and what is there during the whole step."""
+        """The outputs of blocks, and storages that are resident during the whole step."""
         return {ref.key for run in self._runs for ref in run.outputs} | self._static
 
     def _note_left(self) -> list[Any]:
-        """What blocks left beside their results, and is there until their next runs replace it.
+        """Counts the side outputs of blocks. They are resident until the next step replaces them.
 
-        It is given back to be held during the backward. Where the loss alone still has it, a block that is kept has it,
-        too, until its own.
+        Returns their storages, to be held during the backward: where only the loss holds a side output, a block that is
+        kept holds it, too, until its own backward.
         """
         known, left = self._known | self._held.keys(), []
         for run in self._runs:
@@ -270,7 +280,7 @@ class StepRecording:
         return left
 
     def _note_weight_grads(self, run: BlockRun, shared: Sequence[nn.Parameter], block: Block) -> None:
-        """Those that the block leaves; of a parameter that a later stage uses too, there is one already."""
+        """Counts the weight gradients that the block creates. A parameter that a later stage uses has one already."""
         stage, there = run.stage, {id(p) for p in shared}
         for parameter, size in run.alone.weight_grads:
             if id(parameter) not in there:
@@ -302,12 +312,12 @@ class StepRecording:
         ]
 
     def _note_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
-        """An output is about to go."""
+        """Notes the mark at which an output is freed."""
         if self._meter.is_here():
             self._gone[storage] = self._meter.mark()
 
     def _join(self, index: int, hooks: isolated_block.Hooks) -> None:
-        """Takes the readings at a block's place in the backward, where gradients of its inputs are made."""
+        """Sets the hooks that take readings at a block's place in the step's backward."""
         run, before, after = self._runs[index], self._segments[index], self._segments[index + 1]
         there: list[_compat.StorageRef | None] = []
 
@@ -325,6 +335,6 @@ class StepRecording:
                     layout.waits = ref.alive()
             there.clear()
             before.backward_begin, self._place = self._moment(), index
-            run.arguments.clear()  # what runs before the block has made them, and they go in its backward
+            run.arguments.clear()  # the segment before the block made them, and its backward frees them
 
         hooks.arrived, hooks.begun = arrived, begun

@@ -1,4 +1,8 @@
-"""What is noted of a sample step while it is measured: its moments, what runs outside of blocks, and runs of blocks."""
+"""Records of the step that is measured: moments, segments outside blocks, and runs of blocks.
+
+A *side output* of a block is a tensor that its forward leaves elsewhere than in its result: a loss in an attribute, a
+feature that a hook collects.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,21 @@ from .parameter_users import UsedOutside
 from .sample import Sample
 
 LOSS_BYTES = 4
-#: How gradients lie of a block's outputs and of what it leaves beside them, by its name and the number of its call.
+#: The layouts of the gradients that a block gets, for its outputs and side outputs, by its name and number of the call.
 Arriving = Mapping[tuple[str, int], Layouts]
 
 
 @dataclasses.dataclass
 class StepMeasure:
-    """All stages in order, and what is resident beside them."""
+    """All stages in order, and the resident memory that belongs to none of them."""
 
     stages: list[StageMeasure]
-    pinned: dict[str, int]  # outputs of blocks that are read or held later on, by name
+    pinned: dict[str, int]  # resident to the end of the step, by name: outputs that are read or held later, ...
     blocks: list[StageMeasure]  # the stages that are blocks
     input_grad_bytes: int  # gradients of the step's input
-    surroundings: list[StageMeasure | None]  # what runs before each block and after the last, where it is a stage
+    surroundings: list[StageMeasure | None]  # the segments before each block and after the last; None: no stage
     arriving: Arriving
-    is_settled: bool  # blocks were measured with what `arriving` and `used_outside` say
+    is_settled: bool  # the blocks were measured with these `arriving` and `used_outside`: no other pass is needed
     used_outside: UsedOutside
     excess: float = 0.0  # of the meter
     is_rehearsed: bool = True  # there was memory to recompute each block once after the forward
@@ -44,12 +48,12 @@ class StepMeasure:
 
 @dataclasses.dataclass
 class Moment:
-    """A mark, with what blocks' outputs, by storage, and gradients handed to or by blocks take at it."""
+    """A mark of the meter, with the block outputs and the gradients that exist there."""
 
     mark: int
-    outputs: dict[int, int]
-    grads_bytes: int = 0
-    replaced_bytes: int = 0  # of what was found in attributes, and replaced since the step began, outside of blocks
+    outputs: dict[int, int]  # bytes of blocks' outputs, by storage
+    grads_bytes: int = 0  # gradients that blocks get or return
+    replaced_bytes: int = 0  # tensors in attributes from before the step that segments have replaced
 
     @property
     def outputs_bytes(self) -> int:
@@ -58,85 +62,85 @@ class Moment:
 
 @dataclasses.dataclass
 class Segment:
-    """What runs outside blocks before the first, between two, or after the last of them."""
+    """The code outside blocks: before the first block, between two blocks, or after the last."""
 
     begin: Moment
     end: Moment | None = None
     backward_begin: Moment | None = None
     backward_end: Moment | None = None
-    returned: Moment | None = None  # of the last one: when the model's forward has returned
-    saved_bytes: int = 0  # of what it made, what goes in the backward, or is taken to
-    replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_stand_for_found` when it has run
+    returned: Moment | None = None  # in the last segment: when the model's forward has returned
+    saved_bytes: int = 0  # what it makes and its backward frees, or is taken to free
+    replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_stand_for_found` at its end
 
 
 class InAttribute(NamedTuple):
-    """A tensor that nobody registered, as it was found in an attribute: hooks compute weights there."""
+    """A tensor in a module's attribute that is no parameter or buffer, such as a weight that a hook computes."""
 
-    names: dict[str, Any]
+    names: dict[str, Any]  # the module's attributes
     name: str
     tensor: weakref.ref[torch.Tensor]
-    storage: int  # its identity, and its bytes; 0 of what has none
+    storage: int  # identity of its storage; 0 if it has none
     nbytes: int
 
     def is_there(self) -> bool:
-        """Whether the attribute still stands for it."""
+        """Whether the attribute still has this tensor."""
         return self.names.get(self.name) is self.tensor()
 
     def now(self) -> Iterator[InAttribute]:
-        """What the attribute has now, if that is a tensor."""
+        """The tensor that the attribute has now, if any."""
         yield from _of_attribute(self.names, self.name)
 
 
 @dataclasses.dataclass
 class BlockRun:
-    """One call of a block."""
+    """One call of a block. Sets and dicts of ints name storages, unless said otherwise."""
 
     stage: StageMeasure
     alone: BlockMeter
-    inputs: dict[int, int]  # bytes by storage of the inputs that have a gradient
+    inputs: dict[int, int]  # bytes of the inputs that require a gradient
     chained: bool  # it reads exactly what the block before it returned
-    main: dict[int, int] = dataclasses.field(default_factory=dict)  # of them, those on the chain
+    main: dict[int, int] = dataclasses.field(default_factory=dict)  # the inputs that no other block reads
     chained_to: bool = False  # the next block reads exactly what this one returned
-    is_held: bool = False  # what runs after it, outside of blocks, may hold its output
-    viewed: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block reads, by views of them
+    is_held: bool = False  # the segment after it may hold its output
+    viewed: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block reads through views
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
-    made: set[int] = dataclasses.field(default_factory=set)  # those that are new, and no arguments that it hands on
+    made: set[int] = dataclasses.field(default_factory=set)  # outputs that are new, not arguments handed on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
-    accumulated_change: int = 0  # of what waits for gradients of others, where they are added to existing ones
-    left_bytes: int = 0  # of what it left beside its result, and nobody else returned
-    replaced_bytes: int = 0  # of what it found in attributes and saved, and has alone, for others stand there since
+    accumulated_change: int = 0  # change of the gradients that wait for others, where gradients exist already
+    left_bytes: int = 0  # of its side outputs that no block returned
+    replaced_bytes: int = 0  # tensors in attributes that it saved, and that were replaced there after it ran
     unused: set[int] = dataclasses.field(default_factory=set)  # its parameters that it does not use, by identity
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read
     saved_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that autograd saves
-    held_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that it holds itself, or anyone for it
+    held_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that anything holds for the block
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
-    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # what it was passed, and buffers
-    computed: list[InAttribute] = dataclasses.field(default_factory=list)  # what it found in attributes, and left
-    handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # of inputs, by their storages
-    arrived: Moment | None = None
+    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # its arguments and large buffers
+    computed: list[InAttribute] = dataclasses.field(default_factory=list)  # in attributes when it began, and after
+    handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # gradients of inputs, as they lie
+    arrived: Moment | None = None  # when the gradients of its outputs have arrived
     arriving: Layouts = ()
 
     def returned(self, tensor: torch.Tensor) -> bool:
-        """True for a tensor that this run returned and nobody changed."""
+        """Whether this run returned the tensor, and it was not written since."""
         identity = isolated_block.identity(tensor)
         return any(identity == known and tensor._version == version for _, known, version in self.tensors)
 
 
 def is_settled(run: BlockRun) -> bool:
-    """Whether the block was measured alone with gradients that lie as those that arrived."""
+    """Whether the block was measured alone with gradients of the layouts that arrived in the step."""
     return len(run.alone.arriving) != len(run.arriving) or list(run.alone.arriving) == list(run.arriving)
 
 
 def large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
-    """Those that the block does not write itself; of small ones every run has copies."""
+    """The large buffers that the block does not write itself. Small ones are copied for a recomputation."""
     named = ((name, buffer) for part in block.parts() for name, buffer in part._buffers.items() if buffer is not None)
     return [b for name, b in named if memory.storage_bytes(b) > LARGE_BYTES and name not in stage.writes_buffers]
 
 
 def in_attributes(module: nn.Module) -> Iterator[InAttribute]:
-    """The tensors in attributes of a module, containers in them included."""
+    """The tensors that are attributes of a module themselves (none in containers), parameters and buffers left out."""
     names = vars(module)
     for name in names:
         yield from _of_attribute(names, name)
@@ -151,17 +155,17 @@ def _of_attribute(names: dict[str, Any], name: str) -> Iterator[InAttribute]:
 
 
 def bytes_in(run: BlockRun, keys: set[int]) -> int:
-    """Bytes of a block's outputs in these storages."""
+    """The bytes of a block's outputs that lie in these storages."""
     return sum(ref.nbytes for ref in run.outputs if ref.key in keys)
 
 
 def stored(model: nn.Module) -> list[torch.Tensor]:
-    """What steps have left in attributes of modules, and of objects there; without its history."""
+    """Tensors in attributes of modules, and of objects in these, detached: left by earlier steps."""
     values = [value for m in model.modules() for name, value in vars(m).items() if name not in OF_EVERY_MODULE]
     return [tensor.detach() for value in values for _, tensor in tensors_inside(value)]
 
 
 def static_storages(sample: Sample) -> list[_compat.StorageRef]:
-    """What is there during the whole step: parameters, buffers, and what the sample holds."""
+    """The storages that are resident during the whole step: parameters, buffers, and tensors of the sample."""
     tensors = [*sample.model.parameters(), *sample.model.buffers(), *sample.static_tensors()]
     return [_compat.StorageRef(tensor) for tensor in tensors if memory.has_storage(tensor)]

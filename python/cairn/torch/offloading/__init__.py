@@ -1,1 +1,1 @@
-"""The slower memory, and the copies that are made to it and back beside the computation."""
+"""The tiers to which values are offloaded, and asynchronous copies to them and back."""

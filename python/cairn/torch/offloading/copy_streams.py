@@ -1,18 +1,23 @@
-"""Copies that are made beside the computation, in two lanes: out, to the slower memory, and in, back again.
+"""Asynchronous copies between a device and a tier, in two lanes: out (offload) and in (prefetch).
 
-A lane makes its copies one after the other. As in a schedule, **copies start in the order in which they were
-submitted**, in both lanes together: a copy starts when its lane is free, those submitted before it have started, and
-those that it has to come after (of what it reads, or of what lies where it writes) have ended. With a shared link there
-is one lane.
+A lane makes its copies one after the other. **Copies start in the order in which they were submitted**, in both lanes
+together, as in a schedule. A copy starts when
 
-* `ThreadLanes`: a background thread for each lane, started when first needed. For the CPU, and for files. The threads
-  know the `Line`, not the lanes: lanes that are no longer used are collected, and that ends their threads.
-* `StreamLanes`: a stream of a CUDA device for each lane, for pinned host memory, kept for all steps. Nothing is
-  allocated on them (what the allocator gave to a stream is for that stream only): tensors belong to the stream that
-  computes, and events order what the streams do. Waiting for a copy then means that the computing stream waits.
+* its lane is free,
+* all copies that were submitted before it have started, and
+* the copies on which it depends have ended: those that write what it reads, or that use the place where it writes.
 
-A copy keeps its tensors alive until it has ended and someone waited for it, so memory comes back in the thread, and on
-the stream, that computes: where the plan says, and in the order in which measurements see it.
+With a shared link there is one lane for both directions.
+
+* `ThreadLanes`: a background thread for each lane, started when first needed. For the CPU. `StagedLanes` are such lanes
+  for a CUDA device and a tier that the device cannot copy to, such as a file. The threads refer to the `Line`, not to
+  the lanes. So lanes that are no longer used are collected, and that ends their threads.
+* `StreamLanes`: a CUDA stream for each lane, for pinned host memory. The streams are kept for all steps. Nothing is
+  allocated on them, because the caching allocator reuses memory of a stream for that stream only. Tensors belong to the
+  computing stream, and events order the streams. To wait for a copy means that the computing stream waits.
+
+A copy keeps its tensors alive until it has ended and someone has waited for it. So memory is freed by the thread and
+the stream that compute: where the plan frees it, and in the order in which measurements see it.
 """
 
 from __future__ import annotations
@@ -44,13 +49,13 @@ class Copy:
         self.pieces, self.span = tuple(pieces), span
         self.nbytes = sum(piece.numel() for _, piece in pieces)
         self.after = tuple(after)
-        self.unwanted = False  # whoever wanted it is gone: need not be made
+        self.unwanted = False  # nobody needs it any more: it need not be made
         self.ended = False
         self.failure: TransferFailed | None = None
-        self.event: Any = None  # of CUDA, when it has been made
+        self.event: Any = None  # CUDA event: the copy is made
 
     def error(self, tier: Tier, reason: str) -> TransferFailed:
-        """What to raise if it was not made."""
+        """The error for a copy that was not made."""
         to = "to" if self.kind == OUT else "from"
         text = f"copying {self.what} ({format_bytes(self.nbytes)}, {self.nbytes} bytes) {to} {tier.name} {reason}"
         error = TransferFailed(text)
@@ -59,7 +64,7 @@ class Copy:
 
 
 class Line:
-    """The copies that wait, and what became of the others; shared by the lanes and their threads."""
+    """The queue of copies, shared by the lanes and their threads."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -71,7 +76,7 @@ class Line:
         self.is_closed = False
 
     def take(self, kinds: Sequence[str]) -> Copy | None:
-        """Waits for a copy that may start, in a lane's thread; None when there will be no more."""
+        """Waits, in a lane's thread, for a copy that may start. None when the queue is closed."""
         with self.changed:
             while True:
                 copy = self.waiting[0] if self.waiting else None
@@ -88,7 +93,7 @@ class Line:
                 self.changed.wait()
 
     def end(self, copy: Copy, is_whole: bool, error: BaseException | None) -> None:
-        """Notes that a copy has been made to its end, or was not."""
+        """Records that a copy has ended: whole, cancelled, or with an error."""
         with self.changed:
             if error is not None and self.failure is None:
                 self.failure = copy.error(self.tier, f"failed: {error}")
@@ -101,7 +106,7 @@ class Line:
             self.changed.notify_all()
 
     def is_off(self, copy: Copy) -> bool:
-        """Whether a copy need not be made, or not to its end."""
+        """Whether a copy is cancelled."""
         return copy.unwanted or self.is_closed or self.failure is not None
 
     def _cancelled(self, copy: Copy) -> TransferFailed:
@@ -113,7 +118,7 @@ class Line:
 
 
 class ThreadLanes:
-    """Lanes of background threads; `move` makes a copy piece by piece, as an iterator that may be left early."""
+    """Lanes that are background threads. `move` makes a copy piece by piece: an iterator that may be left early."""
 
     def __init__(self, tier: Tier, move: Callable[[Tier, Copy], Iterator[None]], shared: bool) -> None:
         self._line = Line(tier)
@@ -304,7 +309,7 @@ def _pinned(count: int) -> torch.Tensor:
 
 
 class StagedLanes(ThreadLanes):
-    """Lanes of background threads for a CUDA device and a tier that it cannot copy to by itself."""
+    """Background threads for a CUDA device and a tier that it cannot copy to directly: copies go through a buffer."""
 
     def __init__(self, tier: Tier, device: torch.device, shared: bool) -> None:
         self._device = device
@@ -333,7 +338,7 @@ class StreamLanes:
         self.trace: list[tuple[str, Any]] = []
 
     def submit(self, copy: Copy) -> None:
-        """Has a copy made when the computing stream has come to here."""
+        """Issues a copy behind the work that the computing stream has now."""
         self.require_usable()
         computing = torch.cuda.current_stream(self._device)  # inside of the `with` it would be the other one
         stream = self._streams[copy.kind]

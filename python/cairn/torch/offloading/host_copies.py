@@ -26,7 +26,7 @@ class HostCopies:
         self._parcels: dict[int, Parcel] = {}
         self._leaving: set[int] = set()
         self._arriving: dict[int, Parcel] = {}
-        self._staying: dict[int, dict[int, Any]] = {}  # by value: the results that do not travel
+        self._staying: dict[int, dict[int, Any]] = {}  # by value: the results that are not offloaded
         self.peak_bytes = 0
 
     def offload(self, v: int, results: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""How fast values travel to the slower memory and back: what a plan needs to know of this machine."""
+"""Measures how fast values are copied to a tier and back."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from .transfers import Parcel, Transfers
 _SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
 _LARGE_PINNED = 128 << 20  # which takes milliseconds between a device and pinned memory
 _ROUNDS = 7
-_WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # what is computed beside copies: some hundredths of a second at a time
+_WIDTH, _PRODUCTS, _TURNS = 512, 16, 5  # matrix products that run beside copies: some 10 ms at a time
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way between a device and a tier, as measured.
+    """The speed of copies between a device and a tier, as measured.
 
     Attributes
     ----------
     to_host_bytes_per_s
         Rate of copies out.
     to_device_bytes_per_s
-        Rate of copies in, the pages of new tensors included.
+        Rate of copies in, with the time to allocate the pages of new tensors.
     latency_ns
-        What a copy of no size takes.
+        The time of a copy of no bytes.
     is_shared
-        Copies out and in take from each other: true of the CPU, where both go through its memory.
+        Copies out and in share the bandwidth: true on the CPU, where both go through its memory.
     slowdown
-        By how much longer computing takes while something is copied: on the CPU copies take a core, or a
-        part of its memory's speed; 1.0 is twice as long. A machine file cannot say it; the times of plans do.
+        How much slower computations are while something is copied: 1.0 means twice as long. On the CPU, copies take a
+        core, or a share of the memory bandwidth. A machine file has no such number, but the times of plans count it.
     """
 
     to_host_bytes_per_s: int
@@ -49,7 +49,7 @@ class Link:
     slowdown: float = 0.0
 
     def machine(self, host_bytes: int) -> cairn.Machine:
-        """The machine of a problem whose values are offloaded over this link.
+        """The machine of a problem in which values are offloaded over this link.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cach
 
 
 def _rate(small: float, large: float, most: int) -> float:
-    """Bytes per second, what copies of any size take left out; at least 1."""
+    """Bytes per second, without the latency; at least 1."""
     seconds = large - small if large > small else large
     return max(1.0, (most - _SMALL if large > small else most) / max(seconds, 1e-9))
 
@@ -144,7 +144,7 @@ def _now(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Copies beside a computation: what they take, and by how much longer it takes."""
+    """Copies beside a computation: their seconds, and the slowdown of the computation."""
 
     out_seconds: float
     back_seconds: float
@@ -152,7 +152,7 @@ class _Loaded:
 
 
 def _loaded(transfers: Transfers) -> _Loaded:
-    """Computes for a while alone and for a while beside copies, in turns."""
+    """Times a computation alone and beside copies, in turns."""
     factor = torch.randn(_WIDTH, _WIDTH, device="cpu")
     trips: list[tuple[float, float]] = []
     slowdowns = []

@@ -1,25 +1,27 @@
-"""Saved tensors in slower memory, for models without a plan: `with ct.offload(model): loss = ...`.
+"""Offloads saved tensors without a plan: `with ct.offload(model): loss = ...`.
 
-A better `torch.autograd.graph.save_on_cpu`. What autograd saves goes to a tier while the forward goes on;
-the backward fetches it back ahead of its use.
+A better `torch.autograd.graph.save_on_cpu`. Saved tensors are copied to a tier while the forward goes on. The backward
+prefetches them.
 
-* What is moved is storages, each once for every state of it that is saved; a saved tensor is remembered as a look at
-  one. Sizes, strides and types stay, so the same kernels run, and results are bit for bit those of plain training.
-* A copy begins when the function that saved the tensor is through, which the next one's number tells: some, such as
-  RReLU, write to what they have saved. Tensors that are a part of their storage and no view, as `unsafe_chunk` makes
-  them, stay: each counts its own writes, so nobody knows what state the storage is in.
-* Parameters, buffers and other tensors that stay anyway are left alone, known by their storages. So are small tensors
-  and those that are not plain bytes.
-* The newest storages stay resident, up to `resident_bytes`, for the backward begins with them; when a storage gets too
-  old for that, the forward waits until its copy is out and lets go of it. In the backward, storages are fetched in the
-  reverse order as far as `resident_bytes` allows. What someone else keeps in memory is not copied back.
-* The hooks switch autograd's own check off, so each saved tensor has a witness of its version: what was changed in
-  place since is the error that it is without hooks, whether or not its old contents would still be there.
-* A graph that is kept (`retain_graph`, double backward) finds its tensors again: a copy in the tier stays until its
-  last reader goes. Fetched storages that were used and are still wanted make way, oldest first.
+* *Storages are copied*, each once for every version that is saved. A saved tensor is kept as a view of a storage.
+  Sizes, strides and dtypes stay, so the same kernels run, and results are bit for bit those of plain training.
+* *A copy begins* when the function that saved the tensor has ended, because some functions, such as RReLU, write to
+  what they have saved. The sequence number of the next function tells. Tensors that share a storage without being
+  views, as `unsafe_chunk` makes them, are not offloaded: each has its own version counter, so the version of the
+  storage is unknown.
+* *Left alone* are parameters, buffers and other tensors that stay in memory anyway; they are known by their storages.
+  So are small tensors, and tensors that are not plain bytes.
+* *Resident.* The newest storages stay on the device, up to `resident_bytes`, because the backward begins with them.
+  When a storage gets too old for that, the forward waits until its copy has ended, and frees it. In the backward,
+  storages are prefetched in the reverse order as far as `resident_bytes` allows. A storage that someone else keeps in
+  memory is not copied back.
+* *In-place changes.* With hooks, autograd does not check versions itself. So each saved tensor has a record of its
+  version. If it was changed in place, the backward raises the error of plain training.
+* *A graph that is kept* (`retain_graph`, double backward): a copy stays in the tier until its last reader is gone.
+  Prefetched storages that were used and are still needed are freed to make room, the oldest first.
 
-The graph owns the saved tensors, these their storages, these the tier. Nothing points back: a graph that is dropped
-takes all along.
+The autograd graph owns the saved tensors, these own their storages, and these the tier. Nothing points back: freeing
+the graph frees everything.
 """
 
 from __future__ import annotations
@@ -278,11 +280,11 @@ class _Entry:
 
     @property
     def is_resident(self) -> bool:
-        """Whether it takes fast memory: is there, or on its way back."""
+        """Whether it takes device memory: it is there, or being prefetched."""
         return self.whole is not None or self.is_coming
 
     def leave(self) -> None:
-        """Lets go of the bytes in fast memory, when they are in slower memory."""
+        """Frees the bytes on the device, once their copy is in the tier."""
         if self.is_coming:
             self.arrive()
         self.parcel.send()
@@ -290,7 +292,7 @@ class _Entry:
         self.whole = None
 
     def return_(self) -> None:
-        """Begins to bring the bytes back, unless someone else has them in memory."""
+        """Begins to prefetch the bytes, unless someone else still has the storage on the device."""
         for known in (self.back, self.origin):
             storage = None if known is None else known.storage()
             if storage is not None and storage.nbytes() == self.nbytes:
@@ -300,7 +302,7 @@ class _Entry:
         self.is_coming = True
 
     def arrive(self) -> torch.Tensor:
-        """The bytes of a resident one, when they are here."""
+        """The bytes of a resident storage; waits for the prefetch."""
         if self.whole is None:
             self.is_coming = False
             (self.whole,) = self.parcel.tensors()
@@ -313,7 +315,7 @@ class _Entry:
 
 
 class _HostBudget:
-    """What slower memory may still be taken, by all devices together."""
+    """The rest of the host budget, for all devices together."""
 
     def __init__(self, limit: int | None) -> None:
         self._left = limit

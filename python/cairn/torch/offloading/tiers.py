@@ -1,13 +1,15 @@
-"""The slower memory that values are sent to: a slab of host memory, or a file.
+"""The tiers to which values are offloaded: a slab of host memory, or a file.
 
-A tier is as many bytes as were asked for, which it has from the start: pages of the host that are really there (and
-pinned, if a CUDA device copies to them: registered as they are, for torch rounds pinned memory up to powers of two), or
-blocks of the disk that are really reserved. So what does not fit is an error when the tier is opened, not in the middle
-of a step. Who does not know the size beforehand lets a tier grow.
+A tier allocates all its bytes when it is opened: pages of host memory that are touched, or reserved blocks of a disk.
+So too little memory is an error when the tier is opened, not in the middle of a step. A caller that does not know the
+size beforehand lets the tier grow.
 
-The file has no name: it is unlinked as soon as it is open, so that nothing is left behind however the process ends, and
-processes that were given the same path do not meet. It is read and written in place, not mapped: what is in it is no
-memory of the process. The kernel caches it while there is memory to spare.
+*Host memory.* If a CUDA device copies to the pages, they are pinned. They are registered as they are, because torch
+rounds pinned allocations up to powers of two.
+
+*File.* The file has no name: it is unlinked as soon as it is open. So nothing is left behind however the process ends,
+and processes that were given the same path do not share a file. It is read and written in place, not mapped, so that
+its contents are not memory of the process. The kernel caches it while there is memory to spare.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from cairn import format_bytes
 from ..base import budgets
 from ..base.errors import TierUnavailable, Unsupported
 
-CHUNK_BYTES = 8 << 20  # copied at a time: what a copy that nobody wants any more still takes
+CHUNK_BYTES = 8 << 20  # copied at a time; a copy can be cancelled only between two chunks
 _FILE = "file:"
 
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -39,9 +41,9 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 
 
 class Tier:
-    """A slab of the slower memory, bytes 0 to `capacity_bytes`.
+    """A slab of memory to which values are offloaded: bytes 0 to `capacity_bytes`.
 
-    `write` and `read` copy between it and host memory at an address; they let other threads run meanwhile.
+    `write` and `read` copy between the slab and an address in host memory. They release the interpreter lock meanwhile.
     """
 
     name: str
@@ -52,9 +54,9 @@ class Tier:
         self._host_budget = host_budget
 
     def grow(self, capacity_bytes: int) -> None:
-        """Makes it that large, if it is not yet; what is in it stays.
+        """Grows the slab to at least `capacity_bytes`. Its contents stay.
 
-        Raises TierUnavailable, which says how much there would be, and leaves the tier as it is.
+        Raises TierUnavailable if there is not as much; the error says how much there is. The tier is then unchanged.
         """
         if capacity_bytes <= self.capacity_bytes:
             return
@@ -75,10 +77,10 @@ class Tier:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Returns when what was written is where it belongs, and no longer in a cache before that."""
+        """Waits until all writes have left any cache and are in the tier itself."""
 
     def close(self) -> None:
-        """Gives the memory back. May be called again."""
+        """Frees the memory. May be called again."""
         raise NotImplementedError
 
     def _extend(self, capacity_bytes: int) -> None:
@@ -92,7 +94,7 @@ class Tier:
 
 
 class HostTier(Tier):
-    """Host memory outside of torch's allocators, in one piece (one more for each time that it grew)."""
+    """Host memory outside torch's allocators: one piece, and another each time that it grew."""
 
     def __init__(self, device: torch.device, host_budget: int | None) -> None:
         self._pieces: list[tuple[int, torch.Tensor]] = []  # offset of the first byte, the bytes
@@ -110,7 +112,7 @@ class HostTier(Tier):
             address += piece.numel()
 
     def spans(self, offset: int, count: int) -> Iterator[torch.Tensor]:
-        """The bytes of a part of the slab, as tensors of bytes."""
+        """A range of the slab, as tensors of bytes: one for each piece that it touches."""
         for start, piece in self._pieces:
             first, end = max(offset - start, 0), min(offset + count - start, piece.numel())
             if first < end:
@@ -143,12 +145,12 @@ class HostTier(Tier):
 
 
 def _host_memory(count: int) -> torch.Tensor:
-    """Bytes at the beginning of a page, all of them there. They live as long as the tensor or a view of it.
+    """Page-aligned host memory, all pages of it touched. It lives as long as the tensor or a view of it.
 
-    In huge pages, where the system has them: these are there ten times as soon, and pinned four times as soon.
+    Huge pages are used where the system has them: they are touched ten times as fast, and pinned four times as fast.
 
-    Forks, such as workers that load data, do not have them: the kernel would copy what is pinned for each of them, and
-    what is not, here, whenever it is written next.
+    Forked processes, such as data loader workers, do not inherit the memory. Otherwise the kernel would copy pinned
+    pages for each of them, and other pages here, whenever they are next written.
     """
     try:
         memory = mmap.mmap(-1, count, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -162,12 +164,12 @@ def _host_memory(count: int) -> torch.Tensor:
             f"the system does not give {format_bytes(count)} ({count} bytes) of host memory for offloading: {error}"
         ) from error
     made = torch.frombuffer(memory, dtype=torch.uint8)
-    made[:: mmap.PAGESIZE].zero_()  # which makes them be there
+    made[:: mmap.PAGESIZE].zero_()  # touches each page, so that the kernel allocates it
     return made
 
 
 def _pin(memory: torch.Tensor, device: torch.device) -> None:
-    """For all devices; but the call takes memory of the one that is current, where the process does not use it yet."""
+    """Pins memory for all CUDA devices. The call may create a context on the current device: `device` is made that."""
     with torch.cuda.device(device):
         code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
     if code != 0:
@@ -234,7 +236,7 @@ class FileTier(Tier):
 
 
 def _nameless_file(given: str) -> int:
-    """A new file in a folder, or beside a path; only its descriptor leads to it."""
+    """The descriptor of a new file in a folder, or beside a path. The file has no name any more."""
     path = Path(given)
     if given.endswith("/") and not path.is_dir():
         raise TierUnavailable(f"there is no folder {given} for files for offloading", file=given)
@@ -257,7 +259,7 @@ def _free_text(file: int) -> str:
 
 
 def check_tier(where: Any) -> None:
-    """Raises Unsupported for what names no slower memory."""
+    """Raises Unsupported if this names no tier."""
     if where != "host" and not (isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE)):
         raise Unsupported(f"tier={where!r}: the slower memory is 'host' or 'file:PATH'")
 
@@ -265,20 +267,20 @@ def check_tier(where: Any) -> None:
 def open_tier(
     where: str, capacity_bytes: int, device: torch.device | str = "cpu", *, host_budget: int | str | None = None
 ) -> Tier:
-    """The slower memory for values of a device.
+    """Opens a tier for values of a device.
 
     Parameters
     ----------
     where
         "host", or "file:PATH": a file beside that path (in it, if it is a folder).
     capacity_bytes
-        How much of it; 0 for a tier that grows later.
+        The size; 0 for a tier that grows later.
     device
-        Whose values it takes; for a CUDA device host memory is pinned.
+        The device whose values are offloaded. For a CUDA device host memory is pinned.
     host_budget
-        The most that it may have, also when it grows; bytes or a size such as "8GiB". None: what there is.
+        The largest size, also when the tier grows: bytes, or a size such as "8GiB". None: all there is.
 
-    Raises TierUnavailable if there is not as much.
+    Raises TierUnavailable if there is not as much memory.
     """
     device = torch.device(device)
     limit = None if host_budget is None else cairn.parse_size(host_budget)

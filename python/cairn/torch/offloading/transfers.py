@@ -1,19 +1,19 @@
-"""Sending values to the slower memory and fetching them back, while something else is computed.
+"""Offloads tensors to a tier and prefetches them, while something else is computed.
 
     transfers = Transfers(open_tier("host", 1 << 30), "cpu")
     parcel = transfers.offload("name", tensors, offset=0)  # begins to copy their storages out
-    parcel.wait_out()                                       # it is out: the tensors may be freed now
+    parcel.wait_out()                                       # the copy has ended: the tensors may be freed now
     parcel.prefetch()                                       # allocates, and begins to copy in
     tensors = parcel.tensors()                              # the same values, in new storages
     parcel.discard()                                        # its place in the slab is free
 
-A parcel moves each storage behind its tensors once, and of it the bytes that the tensors span. What comes back has the
-sizes, strides and types of the tensors that went out, shares storages where they did, and lies as they did within 64
-bytes (512 on CUDA), so that the same kernels do the same to it. Where the parcels lie in the slab is the caller's to
-say.
+A `Parcel` is the tensors of one value on their way to a tier and back. It copies each storage behind the tensors once,
+and of it the bytes that the tensors span. The tensors that come back have the sizes, strides and dtypes of the
+originals, and share storages where those did. Their addresses are equal modulo 64 bytes (512 on CUDA), so that the same
+kernels run. The caller says where each parcel lies in the slab.
 
-A copy that fails is raised in the thread that waits for it, or for a later one; all later copies of the step are
-cancelled. `begin_step` makes everything sound again.
+A copy that fails raises in the thread that waits for it or for a later copy. All later copies of the step are
+cancelled. `begin_step` starts over without the failure.
 """
 
 from __future__ import annotations
@@ -245,12 +245,12 @@ def _pieces(place: _Place, parts: Sequence[torch.Tensor]) -> list[Piece]:
 
 
 class Transfers:
-    """Copies between a device and a tier, beside the computation.
+    """Asynchronous copies between a device and a tier.
 
     Attributes
     ----------
     tier
-        The slower memory, which belongs to the transfers and is closed with them.
+        The tier. It is closed together with the transfers.
     device
         The device.
     """
@@ -275,8 +275,8 @@ class Transfers:
     def offload(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
         """Begins to copy tensors to this place in the slab.
 
-        They must not be written from here on until they are out. What was discarded may still be on its way out of
-        the same place: the copy begins after that.
+        The tensors must not be written until the copy has ended. If another copy still uses the place, of a parcel that
+        was discarded, this one begins after it.
 
         Raises ValueError if the place is not free, or not in the slab.
         """
@@ -319,18 +319,18 @@ class Transfers:
             return sorted((place.span for place in self._live()), key=lambda span: span.start)
 
     def begin_step(self) -> None:
-        """Starts over: cancels what is under way, forgets failures and the trace; earlier parcels are worth nothing."""
+        """Starts over: cancels copies under way, and clears the failure and the trace. Earlier parcels are void."""
         self._lanes.restart()
         with self._lock:
             self._step += 1
             self._places = []
 
     def release(self) -> None:
-        """To be called when a step failed, once its parcels were dropped: gives back what copies hold on the device."""
+        """Frees the device memory that copies hold. Called when a step has failed, after its parcels were dropped."""
         self._lanes.release()
 
     def close(self) -> None:
-        """Ends the threads and gives the slower memory back. May be called again."""
+        """Ends the threads and closes the tier. May be called again."""
         self._lanes.close()
         self.tier.close()
 

@@ -1,4 +1,4 @@
-"""What a step remembers of the runs of its blocks: where their arguments are found again, and what they returned."""
+"""Records of the runs of blocks in a step: where a recomputation finds their arguments, and what they returned."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .recompute_check import Marks
 
 
 class Outputs:
-    """The tensors that a block returned, for the stage that reads them: storages without history. `passed`: which of
-    them lie in what the block was passed.
+    """The tensors that a block returned, detached, for the next stage. `passed`: those that share storage with the
+    block's arguments.
     """
 
     __slots__ = ("_versions", "passed", "tensors")
@@ -41,30 +41,30 @@ class Outputs:
 
     @classmethod
     def again(cls, tensors: dict[int, torch.Tensor], written: Container[int], beside: Outputs) -> Outputs:
-        """Outputs that come back beside others that have stayed; some were written before they went."""
+        """Prefetched outputs, and others that stayed. `written`: those written before offloading."""
         made = cls((), passed=beside.passed)
         versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
         made.tensors, made._versions = {**tensors, **beside.tensors}, {**versions, **beside._versions}
         return made
 
     def only(self, indices: Container[int]) -> Outputs:
-        """Some of them."""
+        """The outputs with these indices."""
         made = type(self)((), passed=self.passed)
         made.tensors = {i: t for i, t in self.tensors.items() if i in indices}
         made._versions = {i: self._versions[i] for i in made.tensors}
         return made
 
     def keep_only(self, wanted: frozenset[int]) -> None:
-        """Lets go of what the next stage does not read."""
+        """Drops the outputs that the next stage does not read."""
         self.tensors = {i: t for i, t in self.tensors.items() if i in wanted}
 
     def in_storage_of(self, tensor: torch.Tensor) -> int:
-        """The first of the tensors that lies in a tensor's storage; -1: none does."""
+        """The index of the first output that shares this tensor's storage; -1 if none does."""
         key = _compat.storage_key(tensor)
         return next((i for i, t in self.tensors.items() if key and _compat.storage_key(t) == key), -1)
 
     def is_intact(self, index: int) -> bool:
-        """Whether a tensor was not written since."""
+        """Whether an output was not written since it was recorded."""
         return _compat.version(self.tensors[index]) == self._versions[index]
 
 
@@ -85,16 +85,16 @@ class Argument:
     tensor: torch.Tensor | None = None
     version: int = 0
     output: int = -1
-    view: View | None = None  # how it looks at that output's storage, if differently
+    view: View | None = None  # the view of that output that it is; None: the output itself
 
     @classmethod
     def kept(cls, leaf: torch.Tensor) -> Argument:
-        """Kept here."""
+        """An argument that is kept here."""
         return cls(leaf.requires_grad, leaf if leaf.is_leaf else leaf.detach(), _compat.version(leaf))
 
     @classmethod
     def found(cls, leaf: torch.Tensor, returned: Sequence[Returned], outputs: Outputs | None) -> Argument:
-        """Among what the stage before returned and has kept, or kept here."""
+        """An argument that is an output of the stage before, if that is kept; otherwise it is kept here."""
         for index, old in enumerate(returned):
             if old.tensor() is leaf and _compat.version(leaf) == old.version:
                 return cls(leaf.requires_grad, output=index)
@@ -108,7 +108,7 @@ class Argument:
 
 @dataclass(slots=True)
 class BlockRun:
-    """What is remembered of a block's first run for its later ones."""
+    """What is recorded of a block's run in the forward, to recompute it."""
 
     forward: Callable[..., Any]
     tree: Tree
@@ -119,24 +119,24 @@ class BlockRun:
     variables: Variables
     found: Record | None = None
     first: Packed | None = None
-    box: Box | None = None  # of an opened block
-    calls: Calls | None = None  # of its parts, in which hooks are in force; None: in all of the block
-    weights: FoundWeights | None = None  # in `parametrize.cached()`, where that was in force
-    samples: list[Any] | None = None  # of what it returned; None: not compared
-    marks: Marks | None = None  # the same on an accelerator, and of what it saved
-    standing: Standing | None = None  # attributes and hooks that it left, where others change them after it
-    contents: Attributes | None = None  # what it found in attributes, where runs change what is inside of them
-    copies: frozenset[int] = frozenset()  # storages of the buffers that the latest run had which saved, if a later one
+    box: Box | None = None  # selective recomputation
+    calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
+    weights: FoundWeights | None = None  # weights that `parametrize.cached()` had
+    samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
+    marks: Marks | None = None  # fingerprints on an accelerator, of what it returned and saved
+    standing: Standing | None = None  # attributes and hooks after it, where others change them later
+    contents: Attributes | None = None  # contents of attributes before it, where runs change them in place
+    copies: frozenset[int] = frozenset()  # storages of the buffers in the latest recomputation that saved tensors
 
     def argument_name(self, index: int) -> str:
-        """How a person would name a tensor argument."""
+        """The name of a tensor argument, for messages."""
         where = self.tree.path(index)  # in (args, kwargs)
         if where.startswith("1["):
             return where[1:].replace("[", "", 1).replace("]", "", 1)
         return f"args{where[1:]}"
 
     def refuse_written(self, name: str, versions: Sequence[int]) -> None:
-        """Raises if the run of the block of this name wrote its arguments; these versions they had before."""
+        """Raises if the block of this name wrote its arguments. versions: those before the run."""
         now = _compat.versions(self.tree.leaves)
         for index, version in enumerate(versions if now != versions else ()):
             if now[index] != version:
@@ -155,7 +155,7 @@ class BlockRun:
 
 
 def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
-    """The tensors inside objects that the block of this name is passed, with their versions."""
+    """The tensors inside objects that are passed to the block of this name, with their versions."""
     found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
     for what, tensor, _ in found:
         if tensor.requires_grad:
@@ -168,7 +168,7 @@ def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor
 
 
 class RecomputingStep(Step, Protocol):
-    """The step of a run that looks after itself: how it finds its arguments, and is recomputed."""
+    """The step that a `Part` belongs to: finds its arguments, and recomputes it."""
 
     def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
         """A tensor argument of a block, as it is in memory now."""
@@ -177,25 +177,25 @@ class RecomputingStep(Step, Protocol):
         """A tensor, or a view of one."""
 
     def in_backward(self) -> int:
-        """Looks, once in a backward, under which switches it runs; a number for that backward."""
+        """Compares the backend flags with the forward's, once in each backward. Returns the backward's number."""
 
     def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
-        """A saved tensor, under the switches of the forward; None if it cannot be recomputed alone."""
+        """Recomputes one saved tensor under the forward's backend flags; None if that fails."""
 
     def again(self, op: Op, block: BlockRun) -> Any:
-        """Recomputes a block, which fills its holders; its output."""
+        """Recomputes a block, which fills its holders, and returns its output."""
 
     def new_marks(self) -> Marks | None:
-        """For what a first run computes, where that is compared on the device."""
+        """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
-        """Notes after a first run what it returned, for its recomputation to be compared with."""
+        """Records fingerprints of what a block returned, with which its recomputation is compared."""
 
     def note_again(self, stage: int) -> None:
-        """Notes that a tensor could not be recomputed alone."""
+        """Notes that one saved tensor could not be recomputed, so that the whole block was."""
 
     def refuse_other_values(self, stage: int) -> None:
-        """Raises where a recomputed block computed something else, unless that was to be accepted."""
+        """Raises if a recomputation gave other values, unless `determinism_check` accepts that."""
 
 
 def _is_view_of(leaf: torch.Tensor, outputs: Outputs, index: int) -> bool:

@@ -301,7 +301,7 @@ class Executor:
         return output
 
     def _travel(self, prepared: Prepared) -> Travel | None:
-        """The slower memory, for a step whose schedule has transfers."""
+        """The transfers of a step whose schedule offloads; None without, or while another step uses the tier."""
         if prepared.itinerary is None or self.depot is None:
             return None
         travel = self.depot.lend(prepared.itinerary)
@@ -310,7 +310,7 @@ class Executor:
         return travel
 
     def open_depot(self) -> None:
-        """Sees to it that no step has to wait until its slower memory is there."""
+        """Opens the tier now, so that no step has to wait for it."""
         if self.depot is not None and self.first.itinerary is not None:
             self.depot.open(self.first.itinerary)
 

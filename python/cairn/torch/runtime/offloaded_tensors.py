@@ -1,4 +1,4 @@
-"""What of a value is sent to the slower memory, and where it goes back to when it comes back."""
+"""Packs the tensors of a value for offloading, and puts them back after the prefetch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .block_records import BlockRun, Outputs
 
 
 class Cargo:
-    """What of a value is sent away, and where it goes back to: the tensors of holders, what is kept for rebuilding
-    others, and outputs.
+    """The tensors of a value that are offloaded: saved tensors in holders, inputs from which others are recomputed, and
+    outputs.
 
-    block: whose holders they are, if any. staying: storages that are there anyway. What lies elsewhere than on the
-    device stays, too, and so do outputs that the block was passed, which others have as well.
+    block: the run that the holders belong to, if any. staying: storages that stay on the device anyway. Tensors that
+    are not on the device are not offloaded. Nor are outputs that the block was passed: others hold them, too.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class Cargo:
         written += [not outputs.is_intact(index) for index in going]
         self._written = written
         self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
-        #: For the journey; without their counts of writes, which are looked at here. What rebuilds others is read in
-        #: views of its storage, so that goes as a whole, behind them.
+        #: The tensors to copy, by `.data`: their version counters are watched here. Inputs of recomputed tensors are
+        #: read through views of their storages, so these storages are copied whole, and come last.
         self.tensors = [tensor.data for tensor in tensors] + [
             memory.bytes_of(tensor.untyped_storage(), tensor.device) for tensor in tensors[len(sent) :]
         ]
         self.has_readers = True  # of the outputs
 
     def keep_only(self, wanted: frozenset[int]) -> None:
-        """Of the outputs that stay, lets go of what the next stage does not read."""
+        """Drops the outputs on the device that the next stage does not read."""
         self._staying_outputs.keep_only(wanted)
 
     def empty(self) -> None:
-        """Lets go of what the block saved, in its latest run, but for what did not travel."""
+        """Drops what the block saved in its latest run, except tensors that are not offloaded."""
         staying = {reference() for reference in self._staying}
         for holder in self._first.alive() if self._first is not None else ():
             if holder not in staying:
@@ -71,7 +71,7 @@ class Cargo:
             self._rebuild.let_go(self._held)
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
-        """Fills the holders, and what rebuilds others; returns the outputs."""
+        """Puts prefetched tensors back into the holders and the recipe; returns the outputs."""
         written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
         for index, reference in enumerate(self._holders):
             holder = reference()

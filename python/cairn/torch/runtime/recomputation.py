@@ -1,4 +1,4 @@
-"""Recomputes blocks of a training step, from what was noted when they ran first."""
+"""Recomputes blocks of a training step, from the state that was recorded in the forward."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class Recomputation(StepValues):
-    """A step that can recompute its blocks; with which values and when, the schedule says."""
+    """A step that can recompute its blocks. The schedule says when, and from which values."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Recomputation(StepValues):
         self._in_forward = True
 
     def in_backward(self) -> int:
-        """Looks, once in a backward, under which switches it runs; a number for that backward."""
+        """Compares the backend flags with the forward's, once in each backward. Returns the backward's number."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_in:
             begin_step()
@@ -66,14 +66,14 @@ class Recomputation(StepValues):
         return backward
 
     def record_of(self, stage: int) -> Record:
-        """What a block's first run found."""
+        """The parameters and buffers that were recorded when the block ran in the forward."""
         block = self._blocks.get(stage)
         if block is None or block.found is None:
             raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
         return block.found
 
     def refuse_changed(self, stage: int, record: Record) -> None:
-        """Raises if a block's parameters and buffers were written since its first run, or its flags are others."""
+        """Raises if a block's parameters or buffers were written since its forward, or its training flags changed."""
         difference = record.difference()
         if difference is not None:
             raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
@@ -81,18 +81,18 @@ class Recomputation(StepValues):
     # -- before and after a run ------------------------------------------------------------------------------
 
     def new_marks(self) -> Marks | None:
-        """For what a first run computes, where that is compared on the device."""
+        """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
         return None if self._check is None else self._check.marks()
 
     def _saving(self, op: Op, block: BlockRun) -> Saving | None:
-        """Prepares a run of an opened block that keeps a part; None if it keeps everything or nothing."""
+        """Prepares a run under selective recomputation; None if all saved tensors are kept, or none."""
         opened = self._sites[op.stage].opened
         if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
             return None
         return opened.saving(op.option, block.box.key, self._settings.devices)
 
     def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
-        """After a run: what rebuilds the tensors that it did not keep."""
+        """Stores, after a run, the recipe that recomputes the saved tensors that it did not keep."""
         if block.box is None:
             return
         block.box.rebuild = None
@@ -108,19 +108,19 @@ class Recomputation(StepValues):
         self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {reason}")
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
-        """Notes after a first run what it returned, for its recomputation to be compared with."""
+        """Records fingerprints of what a block returned, with which its recomputation is compared."""
         assert block.found is not None
         block.samples = self._samples(output, block.found)
         if block.marks is not None:
             block.marks.returned(output)
 
     def _samples(self, output: Any, found: Record) -> list[Any]:
-        """What tells the tensors that a block returned from others: some of their numbers, or all of them."""
+        """Fingerprints of the tensors that a block returned: of some of their numbers, or of all."""
         in_full = found.is_in_doubt or self._settings.determinism_check == "values"
         return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
 
     def refuse_other_values(self, stage: int) -> None:
-        """Raises where a block that ran again computed something else, unless that was to be accepted."""
+        """Raises if a recomputation gave other values, unless `determinism_check` accepts that."""
         if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
             error = RecomputationError(
                 f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
@@ -130,10 +130,10 @@ class Recomputation(StepValues):
             error.difference = "it returns other values"
             raise error
 
-    # -- a part of what a block saved ------------------------------------------------------------------------
+    # -- selective recomputation -----------------------------------------------------------------------------
 
     def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
-        """A saved tensor, under the switches of the forward; None if it cannot be rebuilt. `in_backward` was called."""
+        """Recomputes one saved tensor under the forward's backend flags; None if that fails. Needs `in_backward`."""
         if self._switched or self._casting:
             with self._switches.in_force(), no_autocast(self._settings.device_types):
                 return rebuild.tensor(index, where)
@@ -149,13 +149,13 @@ class Recomputation(StepValues):
             return tensor.as_strided(*view)
 
     def note_again(self, stage: int) -> None:
-        """Notes that a tensor could not be rebuilt."""
+        """Notes that one saved tensor could not be recomputed, so that the whole block was."""
         self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
 
-    # -- a block as a whole ----------------------------------------------------------------------------------
+    # -- recomputing a block as a whole ----------------------------------------------------------------------
 
     def again(self, op: Op, block: BlockRun) -> Any:
-        """Runs a block again, which fills its holders or not; its output."""
+        """Recomputes a block and returns its output. A saving operation fills the block's holders."""
         written = block.variables.written()
         if written is not None:
             raise RecomputationError(
@@ -177,7 +177,7 @@ class Recomputation(StepValues):
             modules = site.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.as_found(block.weights))
-            # in the forward, whatever the first run left has yet to be read
+            # while the forward runs, attributes that the block left are still to be read: keep large ones, too
             attributes = Attributes(modules, with_large=self._in_forward)
             surroundings.callback(attributes.restore)
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
@@ -189,7 +189,7 @@ class Recomputation(StepValues):
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
                 run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(later)).run, block.forward)
             recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
-            with recording:  # of what the block does, and nobody else
+            with recording:  # records only what the block does
                 output = run(*args, **kwargs)
             later.finish()
             site.state.fills = site.state.fills or attributes.are_filled()
@@ -204,9 +204,9 @@ class Recomputation(StepValues):
         return output
 
     def rehearse(self) -> dict[int, Exception]:
-        """Recomputes each block of the step once, the last one first; by stage, the errors of those that differ.
+        """Recomputes each block of the step once, the last first. Returns errors by stage, of blocks that differ.
 
-        To be called after the forward, for schedules that keep the inputs of blocks.
+        Called after the forward, for schedules that keep the inputs of blocks.
         """
         found = {}
         for stage in sorted(self._blocks, reverse=True):
@@ -219,7 +219,7 @@ class Recomputation(StepValues):
         return found
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
-        """Brings back, for as long as `surroundings` are open, what the first run found beside its arguments."""
+        """Restores, as long as `surroundings` is open, the state that the forward of the block read."""
         if self._switched:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
@@ -275,12 +275,12 @@ class Recomputation(StepValues):
 
 
 def _fresh(tensor: torch.Tensor, requires_grad: bool, casting: bool) -> torch.Tensor:
-    """A tensor without its history. Of a leaf with gradients autocast would keep a copy, as of a parameter."""
+    """A detached tensor. Under autocast it is no leaf: autocast caches copies of leaves that require gradients."""
     fresh = tensor.detach().requires_grad_(requires_grad)
     return fresh.view_as(fresh) if casting and requires_grad else fresh
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """The fingerprint of a saved tensor; 0 of what may be a seed, which kernels that draw nothing do not write."""
+    """The fingerprint of a saved tensor; 0 for a possible seed, which kernels that draw nothing leave unwritten."""
     is_seed = tensor.dtype is torch.uint64 or (tensor.dtype is torch.int64 and tensor.dim() == 0)  # no list of indices
     return 0 if is_seed and tensor.nbytes <= SEED_BYTES else fingerprint(tensor)

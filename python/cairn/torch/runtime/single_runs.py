@@ -1,15 +1,14 @@
-"""Blocks of which a part is kept, as most runs of them are: once, and nothing is taken away before the backward.
+"""Selective recomputation of a block without the schedule's list: the common case, with little overhead.
 
-Problem. What a block costs beside its operations counts in every step, and a block of which a part is kept has little
-to gain from the machinery that carries out any schedule: no list has to be followed for it, no output of another
-block to be found.
+Problem. The overhead of a block counts in every step. A block that runs once, and none of whose values the schedule
+drops or offloads, does not need the list of operations, nor outputs of other blocks.
 
-So such a run looks after itself. Autograd's graph has, for a tensor that is kept, the tensor and its version, and
-for one that is not, an `Absent`, which asks its `Part` for it. The part recomputes it (`selective/recompute.py`). If
-that does not come out as it was, it recomputes the block as a whole, from what was noted in the forward: arguments,
-parameters and buffers with their versions, random state, modes.
+So such a run (`Part`) works alone. For a saved tensor that is kept, the autograd graph has the tensor and its version.
+For one that is not, it has an `Absent`, which asks its `Part` for the tensor. The part recomputes that tensor
+(`selective/recompute.py`). If this fails or gives other values, the part recomputes the whole block from the state that
+was recorded in the forward: arguments, parameters and buffers with their versions, random state, modes.
 
-The graph owns the absent tensors, these own the part; the part knows them by weak references.
+Ownership: the graph owns the `Absent` holders, these own the part. The part has only weak references to them.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from ..selective.saved_tensors import Holder, Lease, Packed, written
 from ..selective.submodule_hooks import PartHooks
 from .block_records import BlockRun, RecomputingStep
 
-#: Stands for a tensor that stays until its backward: with its version, and whose it is.
+#: A saved tensor that is kept: the tensor, its version, and the name of its block.
 Staying = tuple[torch.Tensor, int, str]
 
 
 class Absent(Holder):
-    """Stands for a saved tensor that was not kept; `lease` is the part that rebuilds it."""
+    """A saved tensor that was not kept. `lease` is the part that recomputes it."""
 
     __slots__ = ("index",)
     lease: Part
@@ -53,7 +52,7 @@ class Absent(Holder):
 
 
 class Part(Lease):
-    """One run of a block."""
+    """One run of a block under selective recomputation; see the top of this file."""
 
     __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_hooks", "_is_running", "_name",
                  "_recipe", "_rebuild", "versions")  # fmt: skip
@@ -73,16 +72,16 @@ class Part(Lease):
         self.versions = [argument.version for argument in block.arguments]
         self._rebuild: Rebuild | None = Rebuild(recipe)
         self._coming = iter(recipe.items)
-        self._extra = 0  # tensors that it saved beside those
+        self._extra = 0  # saved tensors that the recipe does not have
         self._absent: dict[int, weakref.ref[Absent]] = {}
-        self._hooks: PartHooks | None = None  # None: they were in force in all of the block
+        self._hooks: PartHooks | None = None  # None: the hooks were active in the whole block
         self._is_running = True
-        self._backward: int | None = None  # the first that asked for a tensor
+        self._backward: int | None = None  # number of the first backward that read a saved tensor
 
     # -- the forward -----------------------------------------------------------------------------------------
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the block under hooks; its output."""
+        """Runs the block under saved-tensor hooks, and returns its output."""
         packing = self._packing()
         next(packing)
         forward, recipe = self._block.forward, self._recipe
@@ -93,10 +92,10 @@ class Part(Lease):
             self._hooks = PartHooks(recipe.wanted, packing.send, _unpack)
             return self._hooks.run(forward, *args, **kwargs)
         finally:
-            packing.close()  # autograd's graph has it, and it may have a tensor with that graph
+            packing.close()  # the graph refers to the generator, and its frame may refer to a tensor with that graph
 
     def _packing(self) -> Generator[Staying | Absent | None, torch.Tensor, None]:
-        """What stands in autograd's graph for one saved tensor after the other; a loop takes less than calls do."""
+        """The pack hook, as a generator: a loop is faster than calls. Yields what the graph keeps for each tensor."""
         name = self._name
         tensor = yield None
         for item in itertools.chain(self._coming, itertools.repeat(None)):
@@ -105,18 +104,19 @@ class Part(Lease):
                 continue
             stays = tensor.detach() if item is False else self._take(item, tensor)
             if isinstance(stays, Absent):
-                del tensor  # which is to be gone before the next one comes
+                del tensor  # it must be freed before the next one comes
                 tensor = yield stays
             else:
                 tensor = yield stays, saved_version(stays), name
 
     def _take(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | Absent:
-        """Takes note of a tensor that is not just kept, or (without an item) that was not expected; what stands for it,
-        if it is kept without its history.
+        """Packs a tensor that is not simply kept, or that was not expected (item is None).
+
+        Returns its `Absent`, or the detached tensor if it is kept.
         """
         rebuild = self._rebuild
         if item is None or rebuild is None or not item.is_of(tensor):
-            self._rebuild = None  # from here on, all is kept
+            self._rebuild = None  # from here on, all saved tensors are kept
             self._extra += item is None
             return tensor.detach()
         index = item.index
@@ -136,7 +136,7 @@ class Part(Lease):
         return absent
 
     def finish(self) -> str:
-        """To be called after the run. Says why the block will have to be run again as a whole; mostly it has not."""
+        """Called after the run. Returns why the whole block must be recomputed; mostly "": it need not be."""
         self._is_running = False
         if self._rebuild is None:
             return "did something else than before"
@@ -152,7 +152,7 @@ class Part(Lease):
 
     @property
     def record(self) -> Record:
-        """What the run found."""
+        """The parameters and buffers that were recorded when the block ran."""
         assert self._block.found is not None
         return self._block.found
 
@@ -160,7 +160,7 @@ class Part(Lease):
         return self.run.find(self.stage, self._block, index)
 
     def rebuilt(self, absent: Absent) -> torch.Tensor:
-        """A tensor that was not kept."""
+        """Recomputes a saved tensor that was not kept."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._backward:
             self._enter(backward)
@@ -179,16 +179,16 @@ class Part(Lease):
         return absent.tensor
 
     def _enter(self, backward: int) -> None:
-        """In another backward than before; a number below 0 does not say."""
+        """Called in another backward than before. backward < 0: PyTorch does not tell which one it is."""
         if self._is_running:
             raise Unsupported(f"'{self._name}' computes gradients inside its own forward; keep this block")
         if self._backward is None or backward < 0:
             self._backward = self.run.in_backward()
         else:
-            self._rebuild = None  # the first one has let go of what it would read
+            self._rebuild = None  # the first backward has freed the inputs of the recipe
 
     def _run_again(self) -> None:
-        """Runs the block again as a whole, which brings every tensor that somebody still waits for."""
+        """Recomputes the whole block, which fills every `Absent` that the graph still has."""
         items = self._recipe.items
         packed = [*items[: len(items) - operator.length_hint(self._coming)], *itertools.repeat(True, self._extra)]
         absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
@@ -200,7 +200,7 @@ class Part(Lease):
 
 
 def _nobody() -> None:
-    """In place of a reference, for a tensor that was kept."""
+    """Takes the place of a weak reference, for a tensor that was kept."""
 
 
 def _unpack(saved: Staying | Absent) -> torch.Tensor:

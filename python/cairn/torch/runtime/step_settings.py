@@ -23,7 +23,7 @@ class Settings:
     determinism_check: str = "default"
     devices: tuple[torch.device, ...] = ()  # those with a generator of their own
     device_types: tuple[str, ...] = ("cpu",)
-    resident: Callable[[], frozenset[int]] = frozenset  # storages that never travel: parameters and buffers
+    resident: Callable[[], frozenset[int]] = frozenset  # storages that are never offloaded: parameters and buffers
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""The copies that a step has in slower memory: sends them, waits for them, takes them back.
+"""The transfers of one training step: starts offloads and prefetches, and waits for them.
 
-A `Travel` belongs to one step. Its copies lie in places of one slab that are the same in every step
-(`transfer_plan.py`), so one step at a time may have it: the `Depot` of a model's plan
-opens the slab when a step first needs it and lends it.
+A `Travel` holds the host copies of one step. They lie in one slab, at places that are the same in every step
+(`transfer_plan.py`). So only one step at a time may use the slab. The `Depot` belongs to the plan of a model: it opens
+the slab when a step first needs it, and lends it to one step at a time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..schedule.transfer_plan import Itinerary
 
 
 class Travel:
-    """See the top of this file. Positions are those of the itinerary's list."""
+    """The transfers of one step; see the top of this file. Positions are those of the itinerary's list."""
 
     def __init__(self, itinerary: Itinerary, transfers: Transfers) -> None:
         self._itinerary, self._transfers = itinerary, transfers
-        self._parcels: dict[Value, Parcel] = {}  # what has a copy on the host
-        self._leaving: dict[int, Parcel] = {}  # by offload: those that nobody has waited for
-        self._arriving: dict[Value, Parcel] = {}
+        self._parcels: dict[Value, Parcel] = {}  # values that have a copy on the host
+        self._leaving: dict[int, Parcel] = {}  # by position of the offload: copies for which nobody has waited
+        self._arriving: dict[Value, Parcel] = {}  # values that are being prefetched
         self._in_forward = True
 
     @property
     def device(self) -> torch.device:
-        """Whose tensors travel."""
+        """The device whose tensors are offloaded."""
         return self._transfers.device
 
     @property
     def is_over(self) -> bool:
-        """Whether its forward has ended, and nothing is on the host or on its way."""
+        """Whether the step's forward has ended, no value is on the host, and no transfer is under way."""
         return not self._in_forward and not self._parcels and not self._arriving
 
     def forward_ended(self) -> None:
@@ -44,15 +44,15 @@ class Travel:
         self._in_forward = False
 
     def holds(self, value: Value) -> bool:
-        """Whether there is a copy on the host."""
+        """Whether the value has a copy on the host."""
         return value in self._parcels
 
     def is_arriving(self, value: Value) -> bool:
-        """Whether a copy was asked back that nobody has taken yet."""
+        """Whether the value was prefetched, and not yet taken."""
         return value in self._arriving
 
     def offload(self, position: int, value: Value, tensors: Sequence[torch.Tensor]) -> bool:
-        """Starts to copy tensors to the host; False if they are more than was planned for."""
+        """Starts to copy tensors to the host. False if they are larger than planned."""
         place = self._itinerary.places[position]
         if parcel_bytes(tensors) > place.size:
             return False
@@ -60,50 +60,50 @@ class Travel:
         return True
 
     def wait(self, position: int) -> None:
-        """What an operation has to wait for before it begins."""
+        """Waits for the offloads for which the operation at this position has to wait."""
         last = self._itinerary.waits.get(position, -1)
         for offload in sorted(offload for offload in self._leaving if offload <= last):
             self._leaving.pop(offload).wait_out()
 
     def wait_for(self, value: Value) -> None:
-        """Returns when what is offloaded of a value is out."""
+        """Waits until the offload of a value has ended."""
         parcel = self._parcels.get(value)
         for offload in [offload for offload, other in self._leaving.items() if other is parcel]:
             self._leaving.pop(offload).wait_out()
 
     def prefetch(self, value: Value) -> None:
-        """Makes room on the device and starts to copy back."""
+        """Allocates device memory and starts to copy back."""
         self.wait_for(value)
         self._parcels[value].prefetch()
         self._arriving[value] = self._parcels[value]
 
     def take(self, value: Value) -> list[torch.Tensor]:
-        """The tensors on the device again, once all their bytes are."""
+        """The prefetched tensors; waits until they are complete."""
         return self._arriving.pop(value).tensors()
 
     def discard(self, value: Value) -> None:
-        """Gives the place on the host free."""
+        """Frees the place of the host copy."""
         parcel = self._parcels.pop(value)
         self._leaving = {offload: other for offload, other in self._leaving.items() if other is not parcel}
         parcel.discard()
 
     def leave(self, value: Value) -> None:
-        """Gives the place free, and what may be on its way back."""
+        """Frees the place of the host copy, and a prefetch that is under way."""
         self._arriving.pop(value, None)
         if value in self._parcels:
             self.discard(value)
 
     def close(self) -> None:
-        """Lets go of everything, on the device at once."""
+        """Drops all copies. Their device memory is freed at once."""
         self._parcels, self._arriving, self._leaving = {}, {}, {}
         self._in_forward = False
         self._transfers.release()
 
 
 class Depot:
-    """The slower memory of a model's plan.
+    """The tier of a model's plan, lent to one step at a time.
 
-    where, shared_link: as in `open_tier` and in a cairn.Machine. host_budget: the most bytes that it may have.
+    where, shared_link: as in `open_tier` and in a cairn.Machine. host_budget: the largest size in bytes.
     """
 
     def __init__(self, where: str, host_budget: int | None, device: torch.device, shared_link: bool = False) -> None:
@@ -113,13 +113,13 @@ class Depot:
         self._lock = threading.Lock()
 
     def lend(self, itinerary: Itinerary) -> Travel | None:
-        """For one step; None while another one, also of another thread, may have copies there."""
+        """The transfers for one step. None while another step, in this thread or another, may have copies there."""
         with self._lock:
             last = None if self._lent is None else self._lent()
             return None if last is not None and not last.is_over else self._begin(itinerary)
 
     def open(self, itinerary: Itinerary) -> None:
-        """Makes room for what a step sends, which the first one would have to wait for."""
+        """Opens the tier now, so that the first step does not wait for it."""
         with self._lock:
             self._opened(itinerary)
 
@@ -138,5 +138,5 @@ class Depot:
         return self.transfers
 
     def retire(self) -> None:
-        """Leaves the slower memory to the steps that still have copies there; a later step has another."""
+        """Leaves the tier to the steps that still have copies there. A later step opens another one."""
         self.transfers, self._lent = None, None

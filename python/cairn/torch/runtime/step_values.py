@@ -1,4 +1,4 @@
-"""What a training step has at hand under a schedule: records of blocks, their outputs, and copies in host memory."""
+"""The values of a training step under a schedule: records of blocks, their outputs, and copies in the tier."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .step_transfers import Travel
 
 
 class StepValues:
-    """The values of one step, on the device and where they are offloaded to; dropped and moved as the schedule says."""
+    """The values of one step, on the device and in the tier. The schedule drops, offloads and prefetches them."""
 
     def __init__(self, settings: Settings, trace: Trace, travel: Travel | None) -> None:
         self._settings, self._program, self._trace = settings, settings.program, trace
         self._travel = travel
-        self._cargo: dict[Value, Cargo] = {}  # of what is on the host
-        self._staying: set[Value] = set()  # what would be on the host, and stays on the device instead
+        self._cargo: dict[Value, Cargo] = {}  # values that are offloaded
+        self._staying: set[Value] = set()  # values that should be offloaded, but stay on the device
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._outputs: dict[Value, Outputs] = {}
-        self._wanted: dict[int, frozenset[int]] = {}  # which outputs of a stage the next one reads
-        self._passed: dict[int, frozenset[int]] = {}  # and which lie in what the stage was passed
+        self._wanted: dict[int, frozenset[int]] = {}  # the outputs of a stage that the next one reads
+        self._passed: dict[int, frozenset[int]] = {}  # the outputs of a stage that share storage with its arguments
         self._returned: dict[int, list[Returned]] = {}
 
     def name(self, stage: int) -> str:
@@ -38,7 +38,7 @@ class StepValues:
         return str(self._program.ref(stage))
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
-        """Where each tensor argument of a block will be found when it runs again."""
+        """Where a recomputation of the block finds each of its tensor arguments."""
         if not self._program.replayed[stage]:
             return list(map(Argument.kept, leaves))
         returned = self._returned.pop(stage - 1, [])
@@ -59,7 +59,7 @@ class StepValues:
         return self._outputs_there(stage)
 
     def _outputs_there(self, stage: int) -> Outputs | None:
-        """The same without what is on its way back."""
+        """The outputs of the stage before that are on the device now; prefetches are not waited for."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
 
     def _produce(self, op: Op, output: Any) -> None:
@@ -69,7 +69,7 @@ class StepValues:
             self._outputs[product] = Outputs(output, self._wanted.get(op.stage), passed)
 
     def _drop(self, value: Value) -> None:
-        """What the list removes from the device: nothing that stays there instead of on the host."""
+        """Drops the device copy of a value, unless the value stays on the device instead of being offloaded."""
         if value not in self._staying:
             self._take(value)
             if value in self._cargo:
@@ -89,7 +89,7 @@ class StepValues:
         self._let_go(value)
 
     def _let_go(self, value: Value) -> None:
-        """Of an output; that of a native stage stays while the next stage may still ask for it."""
+        """Drops an output. That of a native stage stays as long as the next stage may read it."""
         kind, stage = value
         if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
             return
@@ -129,7 +129,7 @@ class StepValues:
         if not cargo.tensors:
             if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
                 self._staying.add(value)
-            return  # else it was not made, or autograd is done with it
+            return  # otherwise the block did not run, or its graph is freed
         if self._travel.offload(position, value, cargo.tensors):
             self._cargo[value] = cargo
             cargo.tensors = []
@@ -152,7 +152,7 @@ class StepValues:
         return self._settings.resident()
 
     def _leave(self, value: Value) -> None:
-        """Lets go of what travels: nobody asks for it any more."""
+        """Drops the offloaded copy of a value that nothing reads any more."""
         self._staying.discard(value)
         self._cargo.pop(value, None)
         if self._travel is not None:
@@ -166,7 +166,7 @@ class StepValues:
             self._cargo.pop(value, None)
 
     def _take(self, value: Value) -> None:
-        """Takes what was asked back, once it is there."""
+        """Takes a prefetched value; waits until it is complete."""
         travel = self._travel
         if travel is None or not travel.is_arriving(value):
             return
@@ -179,7 +179,7 @@ class StepValues:
             self._cargo[value].has_readers = True
 
     def abandon(self) -> None:
-        """To be called when the step failed: gives the slower memory free for the next one."""
+        """Called when the step has failed: frees the tier for the next step."""
         if self._travel is not None:
             self._travel.close()
         self._travel, self._cargo = None, {}

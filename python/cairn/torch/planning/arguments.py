@@ -97,7 +97,7 @@ _ANY = cairn.Chain([cairn.Stage(1, saved_bytes=1, forward_ns=1, backward_ns=1)],
 
 
 def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
-    """Raises for what is no slower memory, or no way there."""
+    """Raises if host_budget=, tier= or link= are not valid."""
     if host_budget not in (None, "auto", 0):
         budgets.size_bytes(host_budget, "host_budget")
     check_tier(tier)
@@ -116,7 +116,7 @@ def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
 
 
 def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Raises where options say that values travel, and others that they cannot."""
+    """Raises if some options ask for offloading and others forbid it."""
     offloads, host_budget, solver = "offload" in allow, options.get("host_budget"), options.get("solver", "auto")
     if offloads and host_budget is None:
         raise ValueError(

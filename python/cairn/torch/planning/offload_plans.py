@@ -1,22 +1,23 @@
-"""Schedules in which values travel: asks the joint planner for what the executor can carry out.
+"""Plans with offloading: asks the solver `joint-chain` for a schedule, and makes one that the executor can run.
 
-The problem is the step's chain, with all options of its stages, and the machine that the link is: a block may be kept
-as a whole or in part, be run again, and what it saved or returned may travel. What cannot travel is kept out of the
-answer:
+The problem is the step's chain, with all options of its stages, and a machine: the host budget and the speed of the
+link. A block may be kept as a whole or in part, or be recomputed; its saved tensors or its output may be offloaded.
+Three kinds of values cannot be offloaded:
 
-* What lies outside of blocks belongs to autograd alone. It is there from its forward to its backward, which for what
-  comes before the first block is nearly the whole step. The planner is told that it is there all the time.
-* The output of a block may be held by what runs behind it, outside of blocks. It stays, all the time, and what else the
-  block saved may travel.
-* Blocks that save what is not plain bytes of their own (sparse tensors, views of something larger, outputs that others
-  read) cannot be taken from the planner in this way, for they may be run again. Where its answer sends them away,
-  they stay instead, and the planner is asked again for so much less memory as that takes.
+* Values outside blocks belong to autograd alone. They are resident from their forward to their backward; before the
+  first block that is nearly the whole step. For the solver they are fixed bytes.
+* The output of a block may be held by the code behind it, outside blocks. It is fixed as well. The other saved tensors
+  of the block may be offloaded.
+* A block may save something other than plain bytes of its own: sparse tensors, views of a larger tensor, outputs that
+  others read. Such values cannot be fixed, because the block may be recomputed. If the schedule offloads them, they
+  stay on the device instead, and the solver is asked again with a budget that is smaller by the missing bytes.
 
-What has no block runs by itself, so that forwards again which the list has before it wait until it has run: the list is
-put into that order first (`executed.py`), if the simulator accepts that; else what waiting takes is left free.
+Stages outside blocks run by themselves, in the model's own code. So a recomputation that the list has before such a
+stage waits until the stage has run. The list is put into that order first (`executed.py`), if the simulator accepts it.
+Otherwise the memory that waiting takes is left free.
 
-The simulator judges what comes of it, on the problem as it is. Copies on the host must lie in one slab of at most the
-host budget; where lifetimes leave gaps that do not fit, the planner is asked again for as much less host memory.
+The simulator judges the result on the unchanged problem. Host copies must lie in one slab of at most the host budget.
+If gaps between lifetimes make the slab larger, the solver is asked again with less host memory.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from ..schedule.transfer_plan import Itinerary, has_transfers, itinerary_of, tra
 from .step_profile import Profile
 
 Op = Sequence[Any]
-Made = tuple[str, int, int]  # a value, and the option that its stage was run with (0 for an output)
+Made = tuple[str, int, int]  # a value, and the option of its stage's run (0 for an output)
 
-TRIES = 6  # at asking again
-UNWRITTEN = 8  # a file of at most this part of the free memory is written behind the process's back, and stays cached
+TRIES = 6  # how often the solver is asked
+UNWRITTEN = 8  # a file of at most 1/8 of the free memory stays in the kernel's cache
 
 
 # -- where to ------------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ UNWRITTEN = 8  # a file of at most this part of the free memory is written behin
 
 @dataclasses.dataclass(frozen=True)
 class Destination:
-    """Slower memory that values may travel to, and the way there; `slowdown` is that of a `Link`."""
+    """A tier to which values may be offloaded, its size and its link; `slowdown` is that of a `Link`."""
 
     tier: str
     machine: cairn.Machine
@@ -63,10 +64,10 @@ class Destination:
 
 
 def destination(host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
-    """From what a user gives; None if nothing may travel.
+    """The destination that the user's arguments describe; None if nothing may be offloaded.
 
     host_budget: bytes or a size, "auto" for most of what is free, None for no offloading. link: None to measure it, a
-    `Link`, a cairn.Machine, or one rate for both ways such as "8GB/s".
+    `Link`, a cairn.Machine, or one rate for both directions such as "8GB/s".
     """
     if host_budget is None:
         return None
@@ -108,13 +109,13 @@ class Journey:
     schedule: cairn.Schedule
     itinerary: Itinerary
     makespan_ns: int
-    step_ns: int  # the same, and what copies take from computations
+    step_ns: int  # the makespan, and the time by which copies slow computations down
     lower_bound_ns: int | None
     solver: str
 
 
 class Offloading:
-    """Schedules with transfers of one profile; see the top of this file."""
+    """Finds schedules with transfers for one profile; see the top of this file."""
 
     def __init__(
         self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
@@ -128,7 +129,7 @@ class Offloading:
 
     @functools.cached_property
     def _smallest(self) -> tuple[int, list[Op]] | None:
-        """The least budget that a schedule is known for, and that schedule."""
+        """The least budget for which a schedule was found, and that schedule."""
         least = cairn.limits(self._asked, solver=self._solver, **self._options).least_bytes
         solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
         if solution is None or solution.schedule is None:
@@ -142,11 +143,11 @@ class Offloading:
 
     @property
     def least_bytes(self) -> int | None:
-        """The least budget that a schedule with transfers is known for."""
+        """The least budget for which a schedule with transfers was found."""
         return None if self._smallest is None else self._smallest[0]
 
     def solve(self, budget: int) -> Journey | None:
-        """The best schedule found with transfers; None if there is none, or the best has none."""
+        """The best schedule with transfers that was found. None if there is none, or the best has no transfers."""
         found = self._search(budget)
         if found is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
@@ -174,8 +175,9 @@ class Offloading:
         return None
 
     def _executable(self, schedule: cairn.Schedule) -> list[Op] | None:
-        """The list without what cannot travel, as a process performs it; None if nothing travels then, or the list does
-        not hold without it.
+        """The list without transfers of values that cannot be offloaded, in the order in which a process runs it.
+
+        None if no transfers are left, or if the simulator refuses the list without them.
         """
         listed = without_transfers_of(self._staying, schedule.ops)
         ways = (in_order_of_process(listed, self._refs), listed) if has_transfers(listed) else ()
@@ -199,16 +201,16 @@ class Offloading:
         return Journey(self.problem, schedule, itinerary, makespan, step, bound, solver)
 
     def _taken_ns(self, itinerary: Itinerary, stall_ns: int) -> int:
-        """By how much longer computations take for the copies that are made while they run."""
+        """The time by which copies slow down the computations beside them."""
         beside = max(0, traffic_of(self.problem, itinerary.ops).busy_ns - stall_ns)
         return int(beside * self._slowdown / (1 + self._slowdown))
 
     def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
-        """By the simulator; None if it does not accept the list."""
+        """The simulated time; None if the simulator refuses the list."""
         return cairn.simulate(self._chain, cairn.Schedule.from_ops(self._chain, ops), budget).makespan_ns
 
     def _tidied(self, budget: int, ops: Sequence[Op], makespan: int) -> list[Op]:
-        """The list without transfers that make it no faster, which searches leave behind."""
+        """The list without transfers that do not make it faster; searches leave some behind."""
         kept = list(ops)
         for position in reversed(range(len(kept))):
             without = _without_transfer(kept, position)
@@ -223,23 +225,23 @@ class Offloading:
 def performed_itinerary(
     problem: Mapping[str, Any], ops: Sequence[Op], stages: Sequence[StageRef], budget: int
 ) -> Itinerary:
-    """That of a list of which the simulator has accepted what performing it takes within the budget."""
+    """The itinerary of a list that was accepted within the budget, with what running it takes beyond the simulation."""
     return itinerary_of(problem, ops, budget - excess_bytes(problem, ops, as_performed(ops, stages)))
 
 
 def held_outputs(profile: Profile) -> dict[int, int]:
-    """Bytes of the outputs that stay, by stage."""
+    """Bytes of the outputs that are held outside blocks, by stage."""
     return {n: stage.output_bytes for n, stage in enumerate(profile.stages, 1) if stage.output_is_held}
 
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
-    """The step as a cairn-chain, held outputs there all the time."""
+    """The step as a cairn-chain, in which held outputs are fixed bytes."""
     problem = profile.chain(scope, gradients, all_let_go(profile.stages), travels=True)
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
         problem["fixed_bytes"] += size
         stage["output_bytes"] = 0
-        stage["forward_only_workspace_bytes"] += size  # a later run makes another one
+        stage["forward_only_workspace_bytes"] += size  # a recomputation allocates another one
         for option in stage["options"]:
             option["saved_bytes"] -= size
             option["forward_workspace_bytes"] += size
@@ -247,7 +249,7 @@ def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
 
 
 def _as_fixed(problem: Mapping[str, Any], stages: Sequence[int]) -> dict[str, Any]:
-    """The problem in which what these stages save is there all the time."""
+    """The problem in which the saved bytes of these stages are fixed."""
     changed = copy.deepcopy(dict(problem))
     for number in stages:
         stage = changed["stages"][number - 1]
@@ -258,7 +260,7 @@ def _as_fixed(problem: Mapping[str, Any], stages: Sequence[int]) -> dict[str, An
 
 
 def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
-    """The list without a prefetch, or without a copy on the host that nothing fetches; None if there is neither."""
+    """The list without the prefetch at this position, or without the offload if nothing prefetches it; else None."""
     if position >= len(ops) or ops[position][0] not in ("offload", "prefetch"):
         return None
     name, *value = ops[position]
@@ -272,7 +274,7 @@ def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
 
 
 def _staying(profile: Profile) -> frozenset[Made]:
-    """What the executor cannot send away."""
+    """The values that the executor cannot offload."""
     found: set[Made] = set()
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
@@ -284,10 +286,10 @@ def _staying(profile: Profile) -> frozenset[Made]:
 
 
 def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op]:
-    """The list in which these values stay on the device instead of travelling."""
+    """The list in which these values stay on the device instead of being offloaded."""
     kept: list[Op] = []
-    options: dict[int, int] = {}  # by stage: that of its latest run
-    on_host: dict[Value, bool] = {}  # whether the copy stays on the device instead
+    options: dict[int, int] = {}  # by stage: the option of its latest run
+    on_host: dict[Value, bool] = {}  # by offloaded value: whether it stays on the device instead
     for position, op in enumerate(ops):
         if op[0] not in ON_VALUES:
             if op[0] == "forward_save":
@@ -306,7 +308,7 @@ def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op
 
 
 def _comes_back(ops: Sequence[Op], value: Value) -> bool:
-    """Whether the next copy on the device is one from the host."""
+    """Whether the next device copy of the value comes from a prefetch, not from a recomputation."""
     forwards = ("forward_save",) if value[0] == SAVED else ("forward_keep", "forward_drop")
     for op in ops:
         if op[0] in forwards and op[1] == value[1]:
@@ -317,6 +319,6 @@ def _comes_back(ops: Sequence[Op], value: Value) -> bool:
 
 
 def _peak_bytes(problem: Mapping[str, Any], ops: Sequence[Op]) -> int:
-    """The most memory if copies took no time."""
+    """The peak memory if transfers took no time."""
     replay = Replay(problem)
     return max(map(replay.most_during, ops), default=0)

@@ -131,7 +131,7 @@ class Plan:
 
     @functools.cached_property
     def itinerary(self) -> Itinerary | None:
-        """When transfers take place; None if nothing travels."""
+        """When transfers start, and where host copies lie; None if nothing is offloaded."""
         if not self.offloads:
             return None
         room = self.budget_bytes - self.reserve_bytes

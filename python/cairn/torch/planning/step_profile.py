@@ -109,8 +109,8 @@ class Profile:
         counted
             What the chain supposes of the schedule.
         travels : bool
-            Whether anything is offloaded. Copies may then be on their way while the last stage's forward runs, which
-            counts as it is.
+            Whether anything is offloaded. Then copies may be under way while the last stage's forward runs, so that
+            forward is counted exactly.
 
         Returns
         -------
@@ -308,10 +308,10 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
 
 
 def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
-    """Counts what the last stage's forward takes in its backward, where that takes less; or in both.
+    """Counts the workspace of the last stage's forward in its backward, where that takes less; or in both.
 
-    No block can run between the two: when a plan is asked again, gradients have arrived at the last block. So a plan
-    must not let blocks leave room for the loss and run again before its backward.
+    No block can be recomputed between the two: the runtime acts again only when gradients have arrived at the last
+    block. So a plan must not free saved tensors to make room for the loss, and recompute them before its backward.
     """
     handed = last["grad_bytes"] + grad_before + last["weight_grad_bytes"]
     for option in last["options"]:

@@ -273,7 +273,7 @@ class _Search:
         self._judged[batch] = self._verdict(made.corrected(self._miss_bytes))
 
     def _resolve(self, sample: Profile) -> None:
-        """Makes the budget a number of bytes, and measures the way to slower memory, once for all batches."""
+        """Turns the budget into bytes and measures the link to the tier, once for all batches."""
         device = torch.device(sample.device)
         present = sample.present_bytes if self._options.get("scope", "step") == "step" else 0
         total = budgets.resolve(self._budget, device, present)

@@ -275,7 +275,7 @@ class Recalled:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """The plan is at work for the body of a with statement, and has its slower memory from the beginning."""
+        """Applies the plan for the body of a with statement, with its tier opened beforehand."""
         _start(self._model, self._applied)
         try:
             self._applied.executor.open_depot()

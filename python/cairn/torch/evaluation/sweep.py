@@ -38,7 +38,7 @@ from .comparison import Comparison, Steps, Turn
 from .sweep_data import PLAIN, Measurement, Point, Sweep, Way
 
 PLANS_MEASURED = 5  # at most, of each curve
-POINTS_DRAWN = 32  # at least, of each curve in a picture, where nothing travels
+POINTS_DRAWN = 32  # least number of points of a curve in a picture, without offloading
 _UNLIMITED = 2**62
 
 

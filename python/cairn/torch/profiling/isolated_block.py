@@ -334,7 +334,7 @@ class Saved(Protocol):
     count: int
     storages: set[int]
     sizes: dict[int, int]  # bytes by storage, of what is kept
-    stays: bool  # some of it cannot travel
+    stays: bool  # some of it cannot be offloaded
 
     def recording(self) -> contextlib.AbstractContextManager[Any]:
         """The hooks, in force."""
@@ -344,10 +344,10 @@ class Saved(Protocol):
 
 
 class SavedTensors:
-    """Pack hooks that keep everything, as the executor does for a block that saves; counts what is saved.
+    """Pack hooks that keep all saved tensors, as the executor does for a kept block, and count them.
 
-    What lies elsewhere than on the device takes nothing of it, and need not travel: kernels of attention on CUDA save
-    the seed that they drew from on the CPU.
+    Tensors on another device take no memory of this one, and need not be offloaded: attention kernels on CUDA save
+    their seed on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -39,19 +39,19 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Offloaded:
-    """What travels in a step. `link_busy` is the share of the predicted time in which the busier lane copies."""
+    """Offloading in a step. `link_busy` is the share of the predicted time in which the busier lane copies."""
 
     tier: str
     host_budget_bytes: int
-    host_bytes: int  # taken in the slower memory
-    host_peak_bytes: int  # used there at once; less where copies leave gaps
+    host_bytes: int  # size of the slab in the tier
+    host_peak_bytes: int  # most bytes in it at once; less than the slab where lifetimes leave gaps
     to_host_bytes: int
     to_device_bytes: int
     link_busy: float
 
     @classmethod
     def of(cls, plan: Plan) -> Offloaded | None:
-        """None if nothing travels."""
+        """From a plan; None if it offloads nothing."""
         if plan.itinerary is None:
             return None
         traffic = traffic_of(plan.problem, plan.itinerary.ops)

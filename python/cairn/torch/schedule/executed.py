@@ -1,13 +1,15 @@
-"""A schedule as the executor performs it, and what that takes beyond the simulator's count.
+"""A schedule in the order in which a training step runs it, and the memory that this takes beyond the simulation.
 
-* What has no block runs by itself, and the list is moved on by blocks alone: forwards again that the list has before a
-  stage outside of blocks wait until that has run.
-* The caller has what the first run of a stage returned until the next stage has run. A schedule that drops it before,
-  and makes it again, has two of it.
+Two things differ from the list:
 
-Where values travel, drops and transfers that wait for no reason but their place in the list would be missed: a schedule
-sends away what must be gone when the head runs. So such a list is written down in the order of a process before it is
-judged (`in_order_of_process`).
+* Stages outside blocks run by themselves, and only blocks advance the list. So a recomputation that the list has before
+  a stage outside blocks waits until that stage has run.
+* The model's own code holds the output of a stage until the next stage has run. A schedule that drops this output
+  before, and recomputes it, has it twice.
+
+With offloading, that would delay drops and transfers which wait only for their place in the list. But a schedule
+offloads values that must be gone when the head runs. So such a list is first put into the order of a process, and then
+simulated (`in_order_of_process`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from .peak_parts import Replay
 from .program import BACKWARD, DROP, FORWARD_SAVE, FORWARDS, ON_VALUES, OUTPUT, SAVED, Value
 
 Op = Sequence[Any]
-Performed = list[tuple[Op, int]]  # each with the stage of whose output the caller has a copy by itself; 0: none
+Performed = list[tuple[Op, int]]  # each with the stage whose output the model's code holds in another copy; 0: none
 
 
 def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Performed) -> int:
-    """By how much the peak of a schedule, as it is performed, passes that of the list."""
+    """By how much the peak of a schedule, as a step runs it, exceeds the peak of the list."""
     return max(0, _peak(problem, performed) - _peak(problem, [(op, 0) for op in ops]))
 
 

@@ -149,7 +149,7 @@ def _by(stage: str) -> str:
 
 
 def first_over(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> str:
-    """What the first operation that takes more than a budget does."""
+    """The first operation that takes more than a budget, in words."""
     replay = Replay(chain)
     for op in ops:
         if replay.most_during(op) > budget:
@@ -164,10 +164,10 @@ def peak_moment(
     held: Mapping[str, int] | None = None,
     at: tuple[int, int, int] | None = None,
 ) -> Moment:
-    """The first moment of the largest memory.
+    """The first moment of the peak.
 
-    `resident` names what the chain's fixed bytes are, `held` what the caller keeps of which stage's results. `at` says
-    where it is, how much, and how much of it is on its way to the host; to be given where something travels.
+    `resident` names the chain's fixed bytes. `held` says which results of stages the caller keeps. `at` is the position
+    of the peak, its bytes, and those that are being offloaded; needed for schedules with transfers.
     """
     index, peak, leaving = at or (*_peak_of(chain, ops), 0)
     replay = Replay(chain)

@@ -1,24 +1,28 @@
-"""A schedule's list of operations, prepared for replay: what each operation reads, and what may be let go after it.
+"""A schedule's list of operations, prepared for the executor: what each operation reads, what is freed after it.
 
-Problem. The executor walks the list once per training step, moved on by the model's own forward and by autograd's
-backward. Everything that can be known from the list alone is worked out here, once: where an operation's input comes
-from, which stages autograd can keep by itself, and when a value has been read for the last time.
+Problem. The executor walks the list once in each training step. The model's own forward and autograd's backward advance
+it. Everything that follows from the list alone is computed here, once: where an operation's input comes from, which
+stages need nothing but autograd, and when a value is read for the last time.
 
-Values. a[l] is the output of stage l on its own, A[l] what its saving forward leaves behind, its output included
-(`docs/reference/formats`). A stage reads a[l-1] when that is resident, else A[l-1].
+Values. a[l] is the output of stage l alone. A[l] is what its saving forward leaves: its saved tensors and its output
+(`docs/reference/formats`). A stage reads a[l-1] if that is resident, else A[l-1].
 
-Lasting stages. A stage whose saving forward is its only forward, whose A[l] is never dropped or offloaded, and whose
-input is still the copy that the model passed to it when its backward comes, needs nothing of the list: that copy is the
-one that the first forward of the stage before made, wherever the list reads another. If it keeps everything it is
-*native*: autograd keeps what it keeps anyway. If it keeps a part, it rebuilds the rest by itself (`single_runs.py`).
+Lasting stages. A stage is *lasting* if
 
-Transfers. A value has a copy on the device, one on the host, or both; a prefetch makes a new copy on the device. The
-list says in which order transfers start; for which of them an operation has to wait is in `transfer_plan.py`.
+* its saving forward is its only forward,
+* its A[l] is never dropped or offloaded, and
+* at its backward, its input is still the tensor that the model passed to it in the forward.
 
-Idle forwards. A schedule may run a stage forward again after its backward. Only that backward, and stages further on
-that are done as well, could read what comes of it, so it is left out: the step takes less than the simulator counted.
+Such a stage does not need the list. If it keeps all saved tensors it is *native*: autograd keeps them anyway. Under
+selective recomputation it recomputes the others by itself (`single_runs.py`).
 
-A list of operations that contradicts itself is refused here; sizes, times and budgets are the simulator's business.
+Transfers. A value has a copy on the device, one on the host, or both. A prefetch makes a new copy on the device. The
+list has the order in which transfers start; `transfer_plan.py` says for which of them an operation waits.
+
+Idle forwards. A schedule may recompute a stage after its backward. Only that backward and later stages could read the
+result, and they are done. So the forward is left out: the step takes less than the simulator counted.
+
+A list that contradicts itself is refused here. Sizes, times and budgets are checked by the simulator.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ Value = tuple[str, int]  # (OUTPUT or SAVED, stage)
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `value` is what a drop or a transfer names; `source` where a computation finds its input."""
+    """One operation. `value`: what a drop or transfer names. `source`: where a computation finds its input."""
 
     kind: str
     stage: int
@@ -64,12 +68,12 @@ class Op:
 
     @property
     def subject(self) -> Value:
-        """What a drop or a transfer is about."""
+        """The value that a drop or a transfer names."""
         return self.value, self.stage
 
     @property
     def product(self) -> Value | None:
-        """What a forward leaves behind."""
+        """The value that a forward produces; None for other operations."""
         if not self.is_forward:
             return None
         return (SAVED if self.kind == FORWARD_SAVE else OUTPUT, self.stage)
@@ -83,14 +87,14 @@ class Program:
     ops: tuple[Op, ...]
     first_forward: list[int]  # position of each stage's first forward
     backward: list[int]  # position of each stage's backward
-    lasting: list[bool]  # stages that need nothing of the list
-    native: list[bool]  # those of them that keep everything
+    lasting: list[bool]  # stages that do not need the list
+    native: list[bool]  # lasting stages that keep all saved tensors
     is_block: list[bool]
     replayed: list[bool]  # blocks that need the list; one entry more, for the stage after the last
-    opened: list[bool]  # blocks that are saved by an option other than keeping everything
-    watched: list[bool]  # the list is moved on when the gradient of the stage's output is ready
-    releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: what is read there for the last time
-    quiet: list[bool] = field(default_factory=list)  # stages after whose first forward nothing is to be done
+    opened: list[bool]  # blocks under selective recomputation
+    watched: list[bool]  # the list advances when the gradient of the stage's output is ready
+    releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: values read there for the last time
+    quiet: list[bool] = field(default_factory=list)  # stages with nothing to do after their first forward
 
     @property
     def stage_count(self) -> int:
@@ -100,9 +104,9 @@ class Program:
         return self.stages[stage - 1]
 
     def needed(self, begin: int, wanted: Iterable[int], transfers: bool) -> frozenset[int]:
-        """The forwards from position `begin` on without which the backwards of the stages `wanted` cannot run.
+        """The forwards, from position `begin` on, that the backwards of the stages `wanted` need.
 
-        transfers: a prefetch brings what it names; else everything stays on the device, and is computed.
+        transfers: False if nothing was offloaded in this step, so that prefetches bring nothing.
         """
         wanted, chosen = set(wanted), set()
         missing: set[Value] = set()
@@ -135,11 +139,12 @@ def compile_program(
     options: Mapping[int, int] | None = None,
     waiting: Container[int] = (),
 ) -> Program:
-    """Prepares a list of operations; raises ValueError where it contradicts itself, Unsupported where it asks for more
-    than the executor can do.
+    """Prepares a list of operations.
 
-    options: how many options stages have, where that is more than one.
-    waiting: positions of operations that have to wait for transfers.
+    Raises ValueError if the list contradicts itself, Unsupported if it asks for more than the executor can do.
+
+    options: the number of options of stages that have more than one.
+    waiting: positions of operations that wait for transfers.
     """
     refs = tuple(stages)
     parsed = [_parse(position, raw, refs, options or {}) for position, raw in enumerate(ops)]
@@ -184,7 +189,7 @@ def _parse(position: int, raw: Sequence[Any], stages: Sequence[StageRef], option
 
 
 class _Residency:
-    """Which values are resident along the list; finds what each operation reads."""
+    """Follows along the list which values are resident, and finds what each operation reads."""
 
     def __init__(self, stages: Sequence[StageRef]) -> None:
         self._resident: set[Value] = set()
@@ -306,10 +311,10 @@ def _watched_stages(
     replayed: list[bool],
     waiting: Container[int],
 ) -> list[bool]:
-    """The blocks at which the list has to be moved on when the gradient of their output is ready.
+    """The blocks at which the list advances when the gradient of their output is ready.
 
-    Not where there is nothing to do: no operation since the last block's backward, nothing to wait for, and nothing of
-    that block to clear.
+    A block is left out if there is nothing to do: no operation since the last block's backward, no transfer to wait
+    for, and nothing of that block to free.
     """
     watched = [False] * (len(stages) + 1)
     pending = False
@@ -324,10 +329,10 @@ def _watched_stages(
 
 
 def _last_reads(program: Program) -> list[tuple[Value, ...]]:
-    """By op: the values that no later stage reads after it, although they are resident still.
+    """By operation: resident values that nothing reads after it.
 
-    So what a schedule removes later than it could is removed as soon as it can be. Of A[l] this means the output alone,
-    for the rest is read by the backward of stage l.
+    So a value that the schedule drops later than it could is freed as soon as possible. Of A[l] this means the output
+    alone, because the backward of stage l reads the rest.
     """
     releases: list[list[Value]] = [[] for _ in program.ops]
     reader: dict[Value, int] = {}

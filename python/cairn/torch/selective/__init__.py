@@ -1,1 +1,1 @@
-"""What autograd saves of a block: what stands for it in the graph, which of it is kept, and how the rest is rebuilt."""
+"""Selective recomputation: a block's saved-tensor hooks, which saved tensors it keeps, how it recomputes the others."""

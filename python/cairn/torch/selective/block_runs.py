@@ -1,14 +1,14 @@
-"""Blocks that keep a part of what they save: how a step carries out an option of a stage other than "keep".
+"""Selective recomputation of a block in a training step: runs the block under an option other than "keep everything".
 
-A plan says, for each stage that is opened, what to do with every saved tensor under each option, in which order a
-backward asks for them, and a digest of the operations that this was found on (`Inside`). It does not say how tensors
-are rebuilt: that is recorded here, in the first step that runs the block with arguments of some shapes and types, modes
-and attributes, and holds as long as these are the same. In that step every rebuilt tensor is compared in full with what
-was dropped; in later ones, on the CPU, a few bytes are.
+For each stage under selective recomputation a plan has (`Inside`): what each option does with every saved tensor, the
+order in which a backward reads the saved tensors, and a digest of the block's operations. The plan does not say how
+tensors are recomputed. That is recorded here, in the first step that runs the block with arguments of certain shapes
+and dtypes, modes and attributes. The recording is valid as long as its guards hold (`matching_runs.py`). In that step
+every recomputed tensor is compared in full with the one that was dropped. In later steps, on the CPU, a few bytes are.
 
-When in doubt, run it again. If a block turns out to do something else than it did while profiling, if a tensor does not
-come out as it was, or what it is rebuilt from is gone, the block is run again as a whole for its backward, as blocks
-are that keep nothing, and the step's notes say so. That needs more memory than planned, and is as exact.
+In case of doubt the whole block is recomputed, as a block that keeps nothing: if it does something other than in the
+profile, if a recomputed tensor is wrong, or if an input of it is gone. The step's notes say so. The result is as exact;
+the step needs more memory than planned.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .submodule_hooks import Handlers, by_module
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """What a plan says about one opened stage."""
+    """What a plan says about one stage under selective recomputation."""
 
     digest: str  # of the recorded operations
     asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors
@@ -57,7 +57,7 @@ class Inside:
 
 
 class OpenedBlock:
-    """A block of a plan with options other than keeping everything."""
+    """A block under selective recomputation: its recordings and their recipes."""
 
     def __init__(self, inside: Inside, state: BlockState, name: str, handlers: Handlers) -> None:
         self.inside, self.state, self._name, self._handlers = inside, state, name, handlers
@@ -70,7 +70,7 @@ class OpenedBlock:
             known.pop(oldest, None)  # another thread may be here as well
 
     def find(self, tree: Tree, modes: Modes, switches: Any) -> Finding:
-        """What a run finds, to be called before it; mostly what the latest one found."""
+        """Called before a run: the state that it reads, and a recording whose guards hold, if any."""
         latest = self._latest  # another thread may replace it
         if latest is not None:
             before = latest.before(tree, modes, switches)
@@ -87,7 +87,7 @@ class OpenedBlock:
         return finding
 
     def following(self, option: int, finding: Finding) -> Recipe | None:
-        """What a run that keeps a part can follow. None: it has to be recorded first, or the block cannot be opened."""
+        """The recipe that a run can follow. None if the run must be recorded first, or the block cannot be."""
         entry = finding.entry
         if entry is None:
             return None
@@ -99,7 +99,7 @@ class OpenedBlock:
         return recipe
 
     def saving(self, option: int, key: Any, devices: Sequence[torch.device]) -> Saving:
-        """Prepares a run of the block that saves by an option."""
+        """Prepares a run of the block under an option."""
         entry = self._entries.get(key)
         if entry is None:
             return _Recording(self, option, key, devices)
@@ -110,7 +110,7 @@ class OpenedBlock:
         return _Following(self, option, devices, recipe, entry.reason)
 
     def _recipe(self, entry: Entry, option: int) -> Recipe | None:
-        """The recipe of an option; None: there is none, for a reason that the entry says."""
+        """The recipe of an option. None if there is none; `entry.reason` says why."""
         if entry.graph is None:
             return None
         if option not in entry.recipes:
@@ -123,8 +123,9 @@ class OpenedBlock:
         return entry.recipes[option]
 
     def learn(self, key: Any, graph: BlockGraph, constants: Constants) -> None:
-        """Takes in a recorded run. What it changed of what it found may be changed once, as None to a loss: a next run
-        that finds that is recorded, too.
+        """Stores a recording.
+
+        A run may change the state that it reads once, as an attribute from None to a loss. Then the next is recorded.
         """
         reason, before = graph.closed, self._entries.get(key)
         changed = not constants.hold(self.state.modules(), self.state.attributes())
@@ -142,7 +143,7 @@ class OpenedBlock:
         return self._recipe(entry, option), entry.reason
 
     def distrust(self, key: Any, reason: str) -> None:
-        """From now on, the block is run again instead."""
+        """Ends selective recomputation of such runs: from now on the whole block is recomputed."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.graph, entry.reason = None, reason
@@ -157,10 +158,10 @@ _recorded: weakref.WeakKeyDictionary[nn.Module, dict[Any, dict[Any, Entry]]] = w
 
 
 class Saving:
-    """One run of a block that saves by an option."""
+    """One run of a block under an option."""
 
-    reason = ""  # why nothing can be rebuilt
-    difference = ""  # what is another than when the block was recorded before, so that it is recorded again
+    reason = ""  # why no saved tensor can be recomputed alone
+    difference = ""  # the guard that failed, so that the block is recorded again
 
     def __init__(self, block: OpenedBlock, option: int, devices: Sequence[torch.device]) -> None:
         self.block, self.option = block, option
@@ -169,24 +170,24 @@ class Saving:
         self._count = 0
 
     def running(self, arguments: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """The surroundings of the run."""
+        """The context in which the block runs."""
         return contextlib.nullcontext()
 
     def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
-        """The pack hook to be used."""
+        """The pack hook to use."""
         return recorder.pack
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Takes note of a tensor that autograd saves; says whether it is kept."""
+        """Counts a saved tensor, and says whether the option keeps it."""
         raise NotImplementedError
 
     def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
-        """After the run: what will rebuild the tensors that were not kept."""
+        """Called after the run. Returns what recomputes the tensors that were not kept."""
         raise NotImplementedError
 
 
 class _Following(Saving):
-    """A run of which is known what it does."""
+    """A run that follows a recording."""
 
     def __init__(
         self,
@@ -228,7 +229,7 @@ class _Following(Saving):
 
 
 class _Recording(Saving):
-    """The first run of its kind: it is recorded, and its recipe is on trial."""
+    """A run that is recorded, and whose recomputed tensors are compared in full."""
 
     def __init__(
         self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""

@@ -1,9 +1,10 @@
-"""What an opened block finds when it runs, and which of its recorded runs found the same.
+"""Finds, before a block runs, a recording whose guards hold.
 
-A recording holds for runs that are passed tensors of the same looks, in the same modes, with the same parameters and
-constants. Most runs find just what the one before found, and it would cost more to say what that is than to tell that
-nothing has changed. So what a run found that followed a recording is kept in a form that one look tells: a witness of
-what was put into the modules' dicts, the addresses of parameters, and torch's own check of what tensors look like.
+A recording is valid for runs with arguments of the same metadata (shapes, strides, dtypes), in the same modes, with the
+same parameters and constants. In most steps nothing has changed since the step before, and comparing all of that would
+cost more than the block gains. So the state of the latest run that followed a recording is also kept in a form that is
+cheap to compare (`Latest`): change counters of the modules' dicts, the addresses of parameters, and PyTorch's own guard
+on tensor metadata.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from .recompute import Recipe
 
 @dataclasses.dataclass
 class Entry:
-    """A recorded run and what it holds for; without a graph the block cannot be opened."""
+    """A recording and its guards. Without a graph the block cannot be recomputed selectively; `reason` says why."""
 
     graph: BlockGraph | None
     reason: str
-    constants: Constants  # as the run found them
-    changed: bool  # by the run itself
+    constants: Constants  # before the run
+    changed: bool  # the run itself changed them
     recipes: dict[int, Recipe] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
 class Finding:
-    """What a run of an opened block found; of two with equal keys both do the same, as far as one can see before."""
+    """The state that a run reads. Two runs with equal keys do the same, as far as one can tell beforehand."""
 
     before: Before
-    key: Any = None  # of an opened block
-    entry: Entry | None = None  # a recorded run that this one can follow
-    is_settled: bool = False  # it is what the latest run found
+    key: Any = None  # None without selective recomputation
+    entry: Entry | None = None  # a recording that this run can follow
+    is_settled: bool = False  # the state is that of the latest run
 
 
 class Key:
@@ -65,8 +66,10 @@ class Key:
 
 
 class Latest:
-    """What a run found that followed a recording. It refers to no parameter: torch swaps none that somebody refers to
-    weakly, and those that are replaced can go. Nor does it keep those of a module that is gone.
+    """The state that the latest run read which followed a recording.
+
+    It has no reference to a parameter, weak or strong: `torch.utils.swap_tensors` refuses tensors with weak references,
+    and a parameter that is replaced must be freed. Nor does it keep parameters of a module that is gone.
     """
 
     __slots__ = ("_addresses", "_called", "_children", "_looks", "_owners", "_registries", "entry", "key")
@@ -85,9 +88,9 @@ class Latest:
 
     @classmethod
     def of(cls, finding: Finding, called: Called | None, known: Latest | None) -> Latest | None:
-        """None where each run may find something else (buffers), or where it cannot be told whether it does.
+        """None where each run may read other state (buffers), or where a change cannot be detected cheaply.
 
-        known: what an earlier run found.
+        known: that of an earlier run.
         """
         before, entry = finding.before, finding.entry
         if entry is None or called is None or before.buffers:
@@ -98,8 +101,8 @@ class Latest:
         return cls(finding, entry, called, known) if is_watched else None
 
     def before(self, tree: Tree, modes: Modes, switches: Any) -> Before | None:
-        """What a run finds that is called like this; None if it may be something else. The parts of the block and their
-        attributes, which are what they were, are left out.
+        """The state that a call with these arguments reads; None if it may have changed. Submodules and their
+        attributes, which have not changed, are left out.
         """
         constants = self.entry.constants
         if not (self._called.is_like(tree, modes, switches) and constants.still_hold()):
@@ -111,7 +114,7 @@ class Latest:
 
 
 class Called:
-    """What can be told of a call without looking at its block."""
+    """Guards on the arguments and modes of a call."""
 
     __slots__ = ("_are_leaves", "_looks", "_modes", "_offsets", "_shape", "_shared", "_switches")
 
@@ -122,12 +125,12 @@ class Called:
 
     @classmethod
     def of(cls, tree: Tree, modes: Modes, switches: Any) -> Called | None:
-        """None where a tensor is passed that does not lie in a storage as others do."""
+        """None where an argument is a tensor without strides, such as a sparse one."""
         is_usual = all(leaf.layout is torch.strided for leaf in tree.leaves)
         return cls(tree, modes, switches) if is_usual else None
 
     def is_like(self, tree: Tree, modes: Modes, switches: Any) -> bool:
-        """Whether another call surely is the same, but for what is in the tensors."""
+        """Whether another call is surely the same, apart from the values in the tensors."""
         leaves = tree.leaves
         return (
             modes == self._modes
@@ -141,17 +144,17 @@ class Called:
 
 
 def _shape_of(tree: Tree) -> Any:
-    """Equal for calls that are passed the same beside tensors, options in the same order."""
+    """A key that is equal for calls with the same arguments besides tensors, keywords in the same order."""
     return (tree.shape, tuple(tree.shape[1])) if tree.is_plain else frozen(tree.shape)
 
 
 def seen(tree: Tree, modes: Modes, switches: Any) -> tuple[Any, ...]:
-    """What can be told of a call without looking at its block."""
+    """A key of the arguments and modes of a call."""
     return frozen(tree.shape), modes, switches, *map(_leaf_look_of, tree.leaves), *_shared(tree.leaves)
 
 
 def looks_of(own: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """Which of a block's parameters and buffers have gradients, how they lie in memory, and which share a storage."""
+    """A key of a block's parameters and buffers: which require gradients, their strides, and which share a storage."""
     return *_looks_of(own), *_shared(own)
 
 
@@ -164,7 +167,7 @@ def _looks_of(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
 
 
 def _shared(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """For each, where there are several, the first that lies in its storage; -1: none does."""
+    """For each of several tensors: the index of the first in the same storage; -1 for tensors without one."""
     first: dict[int, int] = {}
     keys = [0 if tensor is None else _compat.storage_key(tensor) for tensor in tensors] if len(tensors) > 1 else ()
     return [first.setdefault(key, index) if key else -1 for index, key in enumerate(keys)]
@@ -175,7 +178,7 @@ def _leaf_look_of(leaf: torch.Tensor) -> Any:
 
 
 def _place_of(tensor: torch.Tensor) -> Any:
-    """How a tensor lies in its storage."""
+    """Stride and offset in its storage."""
     return tensor.stride(), tensor.storage_offset()
 
 

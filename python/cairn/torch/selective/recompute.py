@@ -1,14 +1,15 @@
-"""Rebuilding the saved tensors of a block that were not kept, just in time.
+"""Recomputes single saved tensors of a block, when the backward reads them.
 
-A choice (a letter for each saved tensor: keep, drop, keep as a mask) and the order in which the backward asks for the
-tensors are turned, once, into straight-line code with one *segment* for each tensor that is not kept: the operations
-that it needs and that no earlier segment ran, in their recorded order (`recompute_code.py`). So each operation runs at
-most once in a backward, dead parts not at all. What a segment reads of the block's arguments, parameters, buffers and
-kept tensors is loaded when the segment runs. A kept tensor that segments read is held until the last of them has run,
-for autograd lets go of its own earlier.
+An option has a letter for each saved tensor: keep, drop, or keep as a mask. The letters, and the order in which the
+backward reads the tensors, are compiled once into straight-line code (`recompute_code.py`). It has one *segment* for
+each tensor that is not kept: the operations that the tensor needs and that no earlier segment has run, in their
+recorded order. So each operation runs at most once in a backward, and operations that nothing needs do not run.
 
-If tensors are asked for in another order (a second backward, an inner gradient), each is rebuilt by code of its own. A
-tensor whose sources are gone is not rebuilt: None says so, and the block is run again.
+A segment loads its inputs when it runs: arguments, parameters, buffers and kept tensors. A kept tensor that segments
+read is held until the last of them has run, because autograd frees its own reference earlier.
+
+If the backward reads tensors in another order (a second backward, an inner gradient), each is recomputed by code of its
+own. If an input is gone, the result is None, and the whole block is recomputed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .submodule_calls import Calls
 
 
 class Sources(Protocol):
-    """Where a rebuild finds what it does not hold itself."""
+    """The inputs of recomputed tensors that a `Rebuild` does not hold itself."""
 
     def argument(self, index: int) -> torch.Tensor:
         """A tensor among the block's arguments."""
@@ -49,20 +50,20 @@ class Sources(Protocol):
 
 
 class Item:
-    """A saved tensor of which more has to be known than that it is kept.
+    """A saved tensor that is not simply kept.
 
     Attributes
     ----------
     decision
-        What is done with it.
+        The letter of the option: keep, drop, or keep as a mask.
     sample
         How a few bytes are compared; None where it is kept, or not on the CPU.
     is_held
-        Something is kept of it to rebuild others.
+        The tensor, or its mask, is held to recompute others.
     takes_state
-        The state of the generators is taken down after it.
+        The random state is recorded after it.
     meta
-        What it looks like.
+        Shape, dtype and device.
     """
 
     __slots__ = ("_dtype", "_maker", "_place", "_shape", "decision", "index", "is_held", "meta", "sample",
@@ -81,7 +82,7 @@ class Item:
         return self.decision == KEEP and not self.is_held and not self.takes_state
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that another run saves may be this one."""
+        """Whether a saved tensor of another run can be this one."""
         return (
             type(tensor) in PLAIN_CLASSES
             and tensor.shape == self._shape
@@ -96,28 +97,28 @@ class Item:
 
 @dataclasses.dataclass
 class Recipe:
-    """A choice, ready to be carried out.
+    """An option, compiled for a recorded block.
 
     Attributes
     ----------
     order
-        Of the tensors that are not kept, as the backward asks for them.
+        The tensors that are not kept, in the order in which the backward reads them.
     code
-        Rebuilds them in that order.
+        Recomputes them in that order.
     held
-        The saved tensors of which something is kept for it.
+        The saved tensors that are held for the code, as they are or as a mask.
     states
-        When random state is taken down: after so many saved tensors.
+        When the random state is recorded: after so many saved tensors.
     samples
         By saved tensor, how a few bytes are compared; None where it is kept, or not on the CPU.
     calls
-        Of the block's parts, in which hooks have to be in force; None: in all of the block.
+        The calls of submodules in which saved-tensor hooks must be active; None: in the whole block.
     wanted
-        The same by the identities of parts, once they are known.
+        The same by the identities of submodules, once they are known.
     items
-        What to do when autograd saves one tensor after the other where hooks are in force. Of one that is just
-        kept, and that nothing is rebuilt from: whether it is kept with its history, as torch itself does; not if it
-        may come from the node that saves it, which would be a cycle.
+        What to do with each saved tensor that the hooks see, in order. A bool stands for a tensor that is simply kept:
+        whether it is kept with its `grad_fn`, as PyTorch does. It is not where it may be an output of the node that
+        saves it, because that would be a cycle.
     """
 
     graph: BlockGraph
@@ -141,20 +142,20 @@ class Recipe:
 
     @property
     def hooks_cost(self) -> int:
-        """Of the hooks, as so many saved tensors."""
+        """The cost of the hooks, as a number of saved tensors."""
         return len(self.items) + submodule_calls.CALL_COST * sum(map(len, (self.calls or {}).values()))
 
     def alone(self, pack: int) -> Code:
-        """What rebuilds one tensor from what is kept."""
+        """The code that recomputes one tensor by itself."""
         if pack not in self._alone:
             self._alone[pack] = self.compiler.code([pack], again=True)
         return self._alone[pack]
 
 
 def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name: str = "a block") -> Recipe:
-    """Prepares a choice; `asked` is the order in which a backward asked for the saved tensors, `name` for people.
+    """Compiles an option. `asked`: the order in which a backward read the saved tensors; `name`: for messages.
 
-    Raises ValueError where a tensor that is not kept cannot be rebuilt from what is.
+    Raises ValueError if a tensor that is not kept cannot be recomputed from those that are.
     """
     if len(decisions) != len(graph.packs):
         raise ValueError(f"{len(decisions)} decisions for {len(graph.packs)} saved tensors")
@@ -171,16 +172,16 @@ def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name
 
 
 def _has_history(graph: BlockGraph, index: int) -> bool:
-    """Whether a saved tensor that is just kept is kept with its history."""
+    """Whether a saved tensor that is simply kept is kept with its `grad_fn`."""
     pack = graph.packs[index]
     value = graph.values[pack.use.value] if pack.use is not None else None
     return not (pack.cyclic or value is None or value.overwritten or value.storage in graph.returned)
 
 
 def _hooked(graph: BlockGraph, wanted: Sequence[int]) -> tuple[Calls | None, list[int]]:
-    """The calls in which hooks are in force so that they see these saved tensors, and all that they see.
+    """The calls of submodules in which hooks must be active to see these saved tensors, and all tensors that they see.
 
-    Off the CPU no bytes of what is rebuilt are compared, so there hooks see how many tensors all of the block saves.
+    Not on the CPU: there no bytes of recomputed tensors are compared, so the hooks see all of the block, to count.
     """
     count = len(graph.packs)
     is_compared = all(pack.device.type == "cpu" for pack in graph.packs)
@@ -194,7 +195,7 @@ def _hooked(graph: BlockGraph, wanted: Sequence[int]) -> tuple[Calls | None, lis
 
 
 class Compiler:
-    """Finds, for each tensor that is not kept, the operations that it needs."""
+    """Finds the operations that each tensor needs which is not kept."""
 
     def __init__(self, graph: BlockGraph, decisions: str, name: str) -> None:
         self._graph, self._name = graph, name
@@ -211,7 +212,7 @@ class Compiler:
             self._drawn[drawn[value]] = (KEPT_MASK, first)
 
     def code(self, order: Sequence[int], again: bool = False) -> Code:
-        """What rebuilds these tensors in this order; with `again`, what it reads may be asked for once more."""
+        """The code that recomputes these tensors in this order. again: its inputs may be read once more later."""
         present: set[int] = set()
         needed = []
         for pack in order:
@@ -224,7 +225,7 @@ class Compiler:
         return write(self._name, self._graph, self._kept, self._drawn, order, needed, again)
 
     def _needed(self, wanted: int, present: set[int]) -> list[int]:
-        """The operations without which a value is not there, in their recorded order."""
+        """The operations that a value needs, in their recorded order."""
         chosen: set[int] = set()
         missing = [wanted]
         while missing:
@@ -243,7 +244,7 @@ class Compiler:
 
 
 def mask_of(noise: torch.Tensor) -> torch.Tensor:
-    """The mask of a scaled noise, where it is not zero; on the CPU as bits."""
+    """The mask of a dropout's scaled noise: where it is not zero. Packed into bits on the CPU."""
     if bit_masks.can_pack(noise):
         return bit_masks.pack(noise)
     with torch.no_grad():
@@ -254,7 +255,7 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
 
 
 class Rebuild:
-    """What one run of a block keeps for rebuilding what it did not keep."""
+    """What one run of a block holds to recompute the saved tensors that it did not keep."""
 
     __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "recipe", "was_wrong")
 
@@ -263,18 +264,18 @@ class Rebuild:
         self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
         self._samples: dict[int, tuple[bytes, bytes]] = {}
-        self._made: Made = []  # what the code has just rebuilt
+        self._made: Made = []  # the tensor that the code has just recomputed
         self._running: Running | None = None
-        self._position = 0  # in the recipe's order: the tensor that the code rebuilds next
-        self.was_wrong = False  # a tensor came out otherwise than it was saved
-        self.prints: dict[int, Any] | None = None  # fingerprints of what was not kept, where a recipe is on trial
+        self._position = 0  # in the recipe's order: the tensor that the code recomputes next
+        self.was_wrong = False  # a recomputed tensor differs from the saved one
+        self.prints: dict[int, Any] | None = None  # fingerprints of tensors that were not kept, in the recorded step
 
     def take_state(self, packs: int, state: RandomState) -> None:
-        """The state of the generators after so many tensors were saved."""
+        """Records the random state after so many saved tensors."""
         self._states[packs] = state
 
     def saved(self, index: int, tensor: torch.Tensor) -> bool:
-        """Takes note of a tensor that autograd saves; says whether it is to be kept."""
+        """Records a saved tensor, and says whether it is kept."""
         recipe = self.recipe
         letter = recipe.decisions[index]
         if letter != KEEP:
@@ -286,34 +287,34 @@ class Rebuild:
         return letter == KEEP
 
     def note(self, index: int, sample: tuple[bytes, bytes]) -> None:
-        """What the bytes of a tensor are that is not kept."""
+        """Records some bytes of a tensor that is not kept."""
         self._samples[index] = sample
 
     def hold(self, index: int, tensor: torch.Tensor, is_written: bool = False) -> None:
-        """Keeps a tensor, or a mask, that the code reads; one that was written since it was saved is of no use."""
+        """Holds a tensor or a mask that the code reads. is_written: it was changed since, and is invalid."""
         self._kept[index] = tensor, -1 if is_written else _compat.saved_version(tensor)
 
     def held(self) -> dict[int, torch.Tensor]:
-        """What is kept for the code, by saved tensor."""
+        """The tensors and masks that are held for the code, by saved tensor."""
         return {index: tensor for index, (tensor, _) in self._kept.items()}
 
     def is_written(self, index: int) -> bool:
-        """Whether what is kept was modified in place since it was saved."""
+        """Whether a held tensor was modified in place since it was saved."""
         tensor, version = self._kept[index]
         return _compat.saved_version(tensor) != version
 
     def is_as_noted(self, index: int, tensor: torch.Tensor) -> bool:
-        """Whether a tensor that was not kept has the bytes that were noted of it."""
+        """Whether a tensor that was not kept has the bytes that were recorded."""
         sample = self.recipe.samples[index]
         return sample is None or index not in self._samples or sample.of(tensor) == self._samples[index]
 
     def let_go(self, indices: Iterable[int]) -> None:
-        """Of some of what is kept, until it is held again."""
+        """Drops held tensors, until `hold` is called for them again."""
         for index in indices:
             self._kept.pop(index, None)
 
     def tensor(self, index: int, where: Sources) -> torch.Tensor | None:
-        """A tensor that was not kept; None if it cannot be had. Autocast must be off."""
+        """Recomputes a tensor that was not kept; None if it cannot be, or is wrong. Autocast must be off."""
         recipe, position, running = self.recipe, self._position, self._running
         if running is None or position >= len(recipe.order) or recipe.order[position] != index:
             running = self._begin(index)
@@ -328,7 +329,7 @@ class Rebuild:
             self._stop()
             raise
         tensor = self._made.pop()
-        if tensor is None:  # the operation left it out
+        if tensor is None:  # the operation did not return it
             self.was_wrong = True
         elif self.prints is not None:
             self.was_wrong = self.prints.get(index) != fingerprint(tensor)
@@ -338,7 +339,7 @@ class Rebuild:
         return None if self.was_wrong else tensor
 
     def _begin(self, index: int) -> Running:
-        """Begins the code for all tensors if the first is asked for first, else that for one alone."""
+        """Begins the code for all tensors if the first of them is read first; else the code for this one alone."""
         recipe = self.recipe
         in_order = self._position == 0 and recipe.order[:1] == [index]
         code, self._position = (recipe.code, 1) if in_order else (recipe.alone(index), len(recipe.order))
@@ -354,7 +355,7 @@ class Rebuild:
 
 
 class Sample:
-    """Some bytes of a tensor on the CPU, from two places: whether it is what it was, at almost no cost."""
+    """Reads some bytes of a CPU tensor at two places: tells at almost no cost whether it has changed."""
 
     __slots__ = ("_first", "_read", "_second")
 
@@ -371,7 +372,7 @@ _SAMPLED_BYTES = 32  # at each place, where so many lie side by side
 
 
 def sample_of(pack: Pack) -> Sample | None:
-    """What is compared of a saved tensor; None where nothing can be at no cost."""
+    """The bytes of a saved tensor that are compared; None where that would cost time."""
     if pack.device.type != "cpu" or pack.use is None or 0 in pack.shape:
         return None
     size, stride, _ = pack.use.view
@@ -380,7 +381,7 @@ def sample_of(pack: Pack) -> Sample | None:
 
 @functools.lru_cache(maxsize=256)
 def _sample_at(size: tuple[int, ...], stride: tuple[int, ...], width: int) -> Sample:
-    """Of a tensor that looks like this, with numbers of so many bytes."""
+    """The sample of a tensor of this size and stride, with elements of `width` bytes."""
     dense = [d for d, step in enumerate(stride) if step == 1 and size[d] > 1]
     count = min(size[dense[0]], max(1, _SAMPLED_BYTES // width)) if dense else 1  # of numbers, along that dimension
 

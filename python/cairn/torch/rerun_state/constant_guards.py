@@ -1,7 +1,7 @@
-"""What a recorded run of a block depends on beside its arguments: constants, and what it is made of.
+"""Guards on the constants that a recorded block reads, and on the modules, functions and hooks that it consists of.
 
-A recording holds numbers that the block's code found in attributes, globals and closures, and the operations that its
-parts, functions and hooks ran. It is followed only where all of these are as they were.
+A recording has numbers built in that the block's code read from attributes, globals and closures, and the operations
+that its submodules, functions and hooks ran. It is replayed only if all of these are unchanged.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .snapshot import OBJECT_DEPTH
 
 
 class Constants:
-    """The attributes of modules, and of plain objects among them, that a forward may read, their classes, parts and
-    hooks; and what of constants and functions it finds elsewhere.
+    """Guards on everything besides tensors that a block's forward may read.
 
-    Parts and plain objects are referred to weakly, so that a model is freed as ever.
+    These are the attributes of its modules, and of plain objects in them; their classes, submodules and hooks; and the
+    constants and functions that it finds in globals and closures. References to modules and objects are weak.
 
     Attributes
     ----------
     flags
         The modules' training flags.
     numbers
-        Of what the modules' dicts held when all was compared last. None before, and where torch does not tell.
+        Change counters of the modules' dicts at the last full comparison. None before, and if PyTorch has none.
     """
 
     __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects",
@@ -51,11 +51,11 @@ class Constants:
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
         self._objects = [weakref.ref(value, self._gone.append) for value in objects]
-        self._witness: Witness | None = None  # of what lies in modules and objects
-        self._witness_of_all: Witness | None = None  # and elsewhere, where scripts change something in every step
+        self._witness: Witness | None = None  # changes in modules and objects
+        self._witness_of_all: Witness | None = None  # and in globals, which some scripts change in every step
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = Elsewhere(modules, objects)
-        owned = [*map(dict.copy, attributes), *names_of(objects)]  # for another thread may put handlers into parts
+        owned = [*map(dict.copy, attributes), *names_of(objects)]  # copies: another thread may add handlers to modules
         names = list(map(names_but_handlers, owned))
         self._counts = list(map(len, names))
         noted = [[name for name in each if _is_noted(name, own[name])] for own, each in zip(owned, names, strict=True)]
@@ -63,16 +63,20 @@ class Constants:
         self._deep = [[*self._parts, *self._objects][index] for index in self._noted.deep_in]
 
     def _is_exact(self, index: int, name: Any) -> bool:
-        """Numbers that no code names can be read, but hardly be asked for their types."""
+        """Whether a guard compares a number's type and sign, too.
+
+        It does if the block's code has the name, or if the class is a library's, whose code is not looked at. Other
+        attributes are read by `getattr` at most, where types hardly matter.
+        """
         is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
         return is_opaque or name in self._elsewhere.read
 
     def hold(
         self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None = None
     ) -> bool:
-        """Whether a forward would find the same again.
+        """Whether all guards hold.
 
-        children: the identities of the parts that are registered in the modules, if they are known.
+        children: the identities of the submodules that are registered in the modules, if they are known.
         """
         try:
             owned = self._owned(modules, attributes)
@@ -86,7 +90,7 @@ class Constants:
             return False
 
     def watch(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
-        """To be called when they hold: `still_hold` tells from now on, at little cost; False where it cannot."""
+        """Called when the guards hold: from now on `still_hold` is a cheap check. False if that is impossible."""
         if self._witness is None or not self._witness.holds():
             objects = list(map(call, self._objects))
             dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
@@ -97,7 +101,7 @@ class Constants:
         return self._witness is not None
 
     def still_hold(self) -> bool:
-        """Whether they surely hold since `watch`; rarely asked in vain."""
+        """Whether the guards surely hold since `watch`. It is rarely False for guards that hold."""
         if self._gone or self._witness is None:
             return False
         try:
@@ -113,7 +117,7 @@ class Constants:
         return dict(zip(self._noted.deep_in, names_of(map(call, self._deep)), strict=True))
 
     def _owned(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The dicts of modules and plain objects, all of the classes that they were of."""
+        """The dicts of modules and plain objects. Raises LookupError if one is gone or has another class."""
         objects = list(map(call, self._objects))
         if self._gone or list(map(type, itertools.chain(modules, objects))) != self._kinds:
             raise LookupError
@@ -122,7 +126,7 @@ class Constants:
     def _names_hold(
         self, owned: Sequence[dict[str, Any]], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None
     ) -> bool:
-        """Of what cannot have changed while torch tells that nothing did in the dicts."""
+        """The guards that cannot fail while no dict has changed."""
         owned = [*map(dict.copy, attributes), *owned[len(attributes) :]]
         return (
             list(map(_count, owned)) == self._counts
@@ -132,7 +136,7 @@ class Constants:
         )
 
     def difference(self, modules: Sequence[nn.Module]) -> str:
-        """Where they do not hold: what is another than it was, for people."""
+        """The guard that failed, in words."""
         try:
             return self._difference(modules) or "a function, an object or a part"
         except (AttributeError, IndexError, TypeError, ValueError):

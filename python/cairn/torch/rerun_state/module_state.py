@@ -1,16 +1,18 @@
-"""What a block reads beside its arguments: parameters, buffers and training flags of its modules.
+"""State of a block's modules that a recomputation must read as the forward did: parameters, buffers, attributes, flags.
 
-A later run must find what the first run found. Parameters and the buffers that a block only reads must not have been
-written since; where others were put in their places (as `torch.func.functional_call` does), they are put back for the
-run, for autograd would have kept them. Buffers that it writes (BatchNorm's statistics, power iterations) get their old
-values for the run, in copies that take their place, so that the model's own are written once a step. BatchNorm's
-kernels write without counting versions; hence copies are taken of all small buffers, and of those large ones that a
-first run was seen to change. A copy of more than 4 KiB of a buffer that the run did not write is let go (a smaller one
-may be written between the blocks, by the model or a hook); but only the first run of all compares where that means to
-wait for a device: later copies of buffers that lie on one stay, and are right either way.
-Attributes that a run changes, such as a count of steps that the block warms up by, are for a later run what that run
-found; what the first run of all alone changes, such as that the block has been initialized, stays. Large tensors that a
-run replaces are not held for this; where runs begin to do so, all that the block returns is compared.
+*Parameters, and buffers that the block only reads*, must not have been written since the forward. Others may have been
+put in their places, as `torch.func.functional_call` does. Then the recomputation reads the tensors of the forward.
+
+*Buffers that the block writes* (BatchNorm's statistics, power iterations). The recomputation gets copies with the old
+values. So the model's own buffers are written once a step. BatchNorm's kernels write without counting versions. So all
+small buffers are copied, and those large ones that a run was seen to change. After the run, a copy of more than 4 KiB
+of a buffer that was not written is dropped. Smaller copies stay, because the model or a hook may write the buffer
+between the blocks. To compare buffers on a device means to wait for it, so only the very first run does: later copies
+of such buffers stay, which is right in either case.
+
+*Attributes that the block changes*, such as a count of warm-up steps. The recomputation gets the values that the
+forward read. What only the very first run changes, such as an "initialized" flag, stays changed. Large tensors that a
+run replaces are not held for this. If runs begin to replace such tensors, all outputs of the block are compared instead.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ _parameters_of, _buffers_of = operator.itemgetter("_parameters"), operator.itemg
 _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
-_ABSENT = object()  # in place of what an attribute stands for that is not there
-_LET_GO = object()  # in place of what takes much to hold
+_ABSENT = object()  # the value of an attribute that does not exist
+_LET_GO = object()  # the value of an attribute that is too large to hold
 _NEVER_LET_GO = OF_EVERY_MODULE | TAKEN
-_RUNS_TO_LEARN = 2  # which show what runs of a block change; what was not right then would have shown itself
-LARGE_BYTES = 4096  # of a tensor that is no loss, nor a statistic
+_RUNS_TO_LEARN = 2  # the first runs show which attributes a block changes; wrong results would have shown in them
+LARGE_BYTES = 4096  # least size of a tensor that is neither a loss nor a statistic
 _ITEMS_NOTED = 100
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 
@@ -57,23 +59,23 @@ _Copies = dict[int, tuple[torch.Tensor, torch.Tensor]]  # by index of a buffer: 
 
 
 class BlockState:
-    """Where a block's parameters, buffers and flags are; holds no module, so that models are freed as ever."""
+    """The places of a block's parameters, buffers and flags. It has only weak references to modules."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._roots = list(map(weakref.ref, modules))
-        self.brings_back = False  # attributes and hooks that others have changed since are brought back, too
+        self.brings_back = False  # attributes and hooks that others change after the forward are restored, too
         self._look()
 
     def _look(self) -> None:
-        """Finds the parts of the modules; anew when some were replaced."""
+        """Finds the submodules, at first and whenever some were replaced."""
         self._prefixes: list[str] = []
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
-        self._runs = 0  # that were looked at
-        self._unnoted: set[_Place] = set()  # attributes that first runs have changed, and that take much to note
-        self._replaced: set[_Place] = set()  # attributes that runs have given what takes much to hold
+        self._runs = 0  # number of runs so far
+        self._unnoted: set[_Place] = set()  # attributes that the first runs changed, and that are too large to hold
+        self._replaced: set[_Place] = set()  # attributes to which runs have assigned something too large to hold
         self.is_steady = False  # the latest run has changed no attribute
-        self.fills = False  # runs change what is in containers, objects or small tensors among attributes
+        self.fills = False  # runs change the contents of containers, objects or small tensors in attributes
         for number, root in enumerate(self._roots):
             module = root()
             prefix = "" if len(self._roots) == 1 else str(number)
@@ -83,7 +85,7 @@ class BlockState:
         self.children = children_of(self.attributes())
 
     def replaced_part(self, children: list[int]) -> str | None:
-        """The name of the first part that is not as in the list of all children that there was."""
+        """The name of the first submodule that was replaced since; None if none was."""
         names = [f"{prefix}.{key}".lstrip(".") for prefix, part in zip(self._prefixes, self.modules(), strict=False)
                  for key in part._modules]  # fmt: skip
         now = children_of(self.attributes())
@@ -133,7 +135,7 @@ class BlockState:
         return names[index]
 
     def before(self) -> Before:
-        """What a run finds: copies of the buffers that it may write, parameters and buffers as they are now."""
+        """Records the state before a run: parameters and buffers, and copies of the buffers that the run may write."""
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
         if len(modules) != len(self._parts) or children_of(attributes) != self.children:
@@ -154,8 +156,10 @@ class BlockState:
         return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, let_go)
 
     def _let_go(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
-        """Takes out what a run may replace and what would take much, held until the run ends; its identities. What runs
-        have replaced has none (0): what comes may have the identity of what has gone.
+        """Removes large attributes that a run may replace from `names`, so that they are not held until the run ends.
+
+        Returns their identities; 0 for attributes that runs have replaced before, because a new object may have the
+        identity of a freed one.
         """
         places = self._replaced.copy()  # another thread may add to it
         if self._runs == 0:
@@ -165,8 +169,9 @@ class BlockState:
         return found if self._runs == 0 else dict.fromkeys(found, 0)
 
     def _note_changes(self, before: Before) -> None:
-        """What of the attributes a run has changed, of which a later run is to find what this one found. What a first
-        run alone changes was made once and for all, but for what it made where there was nothing.
+        """Records which attributes a run has changed: a recomputation gets the values before the run.
+
+        What only the first run changes stays changed, except attributes that did not exist or were None before.
         """
         assert before.names is not None
         changed = dict(_changed(before.attributes, before.names))
@@ -188,7 +193,7 @@ class BlockState:
         self._runs += 1
 
     def copy_all_buffers(self) -> None:
-        """From now on, before every run: some may be written in ways that torch does not count."""
+        """Copies all buffers before every run from now on: some may be written without a version count."""
         self._changing = set(range(len(self.buffers())))
 
     def _may_change(self, index: int, buffer: torch.Tensor) -> bool:
@@ -197,7 +202,7 @@ class BlockState:
         return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
 
     def after(self, before: Before) -> Record:
-        """What a run left, and what it must find when it is run again."""
+        """Called after a run: the record of the state that a recomputation must read."""
         if before.names is not None:
             self._note_changes(before)
         if self._changing is None:
@@ -214,15 +219,16 @@ class BlockState:
         return Record(self, before)
 
     def _is_let_go(self, index: int, before: Before) -> bool:
-        """Whether a copy that the run turned out not to need takes so much that the buffer is compared to learn it;
-        small ones may be written behind the run.
+        """Whether a copy is dropped: it is large, and a comparison shows that the run did not write the buffer.
+
+        Small copies stay, because their buffers may be written after the run.
         """
         buffer = before.copies[index][0]
         is_large = memory.storage_bytes(buffer) > LARGE_BYTES
         return is_large and memory.is_at_hand(buffer) and not self._is_written(index, before)
 
     def _is_written(self, index: int, before: Before) -> bool:
-        """Whether a run wrote or replaced a buffer, be it with what was there: that counts as a version, too."""
+        """Whether a run wrote or replaced a buffer, even with equal values: that counts as a new version, too."""
         (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
         is_counted = _compat.version(buffer) != before.versions[index]
         return is_counted or registry.get(key) is not buffer or not same_numbers(buffer, copy)
@@ -230,25 +236,25 @@ class BlockState:
 
 @dataclass(slots=True)
 class Before:
-    """A block before a run: its parts, buffers with their versions, and copies of those that the run may write."""
+    """The state of a block before a run: submodules, tensors and their versions, copies of buffers it may write."""
 
     modules: Sequence[nn.Module]
     attributes: Sequence[dict[str, Any]]
-    children: list[int]  # the identities of the parts that are registered in them
+    children: list[int]  # the identities of the submodules that are registered in them
     parameters: Sequence[torch.Tensor | None]
     buffers: Sequence[torch.Tensor | None]
-    versions: list[int]
+    versions: list[int]  # of the buffers
     copies: _Copies
-    names: list[dict[str, Any]] | None = None  # what the attributes stand for; None after the run
-    let_go: dict[_Place, int] = field(default_factory=dict)  # identities of what is left out of that
-    changed: dict[_Place, Any] = field(default_factory=dict)  # of what the run has changed: what it found
-    is_in_doubt: bool = False  # the run has changed what is not noted, and others have not
-    addresses: list[int] | None = None  # of its parameters, if they are known
-    flags: list[bool] | None = None  # of training, the same
+    names: list[dict[str, Any]] | None = None  # values of the attributes; None after the run
+    let_go: dict[_Place, int] = field(default_factory=dict)  # identities of large values that `names` leaves out
+    changed: dict[_Place, Any] = field(default_factory=dict)  # attributes that the run changed: their values before it
+    is_in_doubt: bool = False  # the run changed large attributes that earlier runs did not change
+    addresses: list[int] | None = None  # of the parameters, if they are known
+    flags: list[bool] | None = None  # training flags, if they are known
 
 
 class Record:
-    """What one run of a block found, for its later runs."""
+    """The state that one run of a block read, to check and restore it for the recomputation."""
 
     __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
 
@@ -262,11 +268,11 @@ class Record:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether a later run may find something else than the run did."""
+        """Whether the recomputation may read other state than the run did."""
         return self._before.is_in_doubt
 
     def difference(self) -> str | None:
-        """What is no longer as the first run found it, in words; None if all is."""
+        """What has changed since the run, in words; None if nothing has."""
         before, state, modules = self._before, self._state, self._state.modules()
         replaced = state.replaced_part(before.children)
         if replaced is not None:
@@ -292,13 +298,13 @@ class Record:
         return f"the training flag of its module '{self._state.module_name(index)}' was changed"
 
     def parameter(self, index: int) -> torch.Tensor | None:
-        """A parameter as the run found it; None if it was written since."""
+        """A parameter as the run read it; None if it was written since."""
         found = self._before.parameters[index]
         assert found is not None
         return found if _compat.version(found) == self._versions[index] and not self._is_moved(index, found) else None
 
     def _is_moved(self, index: int, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was given other data (`parameter.data = ...`), which counts as no version."""
+        """Whether a tensor was given other data (`parameter.data = ...`), which does not change its version."""
         return self._addresses is not None and _compat.addresses((tensor,)) != self._addresses[index : index + 1]
 
     def _first_moved(self) -> str | None:
@@ -310,7 +316,7 @@ class Record:
         return None
 
     def buffer(self, index: int) -> torch.Tensor | None:
-        """A buffer as the run found it: the copy, if one was taken; None if it was written since."""
+        """A buffer as the run read it: the copy, if there is one; None if it was written since."""
         if index in self._before.copies:
             return self._before.copies[index][1]
         found = self._before.buffers[index]
@@ -320,9 +326,11 @@ class Record:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[list[torch.Tensor]]:
-        """The body finds the parameters and buffers that the run found, also where others were put in their places; of
-        the buffers that the block writes the old values, in tensors of their own, which are given to the body.
-        Attributes that the run has changed are as it found them. Whoever runs the body puts attributes back after it.
+        """Restores, for the body, the state that the run read.
+
+        Parameters and buffers are those of the run, also where others were put in their places. Buffers that the block
+        writes are copies with the old values; these are yielded. Attributes that the run changed have their values
+        before the run. The caller restores attributes after the body.
         """
         before, state = self._before, self._state
         copies = {id(buffer): copy for buffer, copy in before.copies.values()}  # registered twice, it stays one tensor
@@ -348,7 +356,7 @@ class Record:
 
 
 def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any]]) -> Iterator[tuple[_Place, Any]]:
-    """The attributes that no longer stand for what they did, with what that was."""
+    """The attributes whose values have changed, with the values before."""
     for index, (now, before) in enumerate(zip(attributes, names, strict=True)):
         if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
             continue
@@ -360,7 +368,7 @@ def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any
 
 
 def is_light(value: Any, depth: int = 2) -> bool:
-    """Whether to hold it until the backward takes next to no memory, and keeps no graph."""
+    """Whether a value can be held until the backward: it takes almost no memory, and keeps no graph alive."""
     kind = type(value)
     if kind in _PLAIN or value is _ABSENT:
         return True
@@ -377,7 +385,7 @@ def parameters_in(attributes: Sequence[dict[str, Any]]) -> list[torch.Tensor | N
 
 
 def children_of(attributes: Iterable[dict[str, Any]]) -> list[int]:
-    """The identities of the parts that are registered in modules with these attributes."""
+    """The identities of the submodules that are registered in modules with these attributes."""
     return list(map(id, itertools.chain.from_iterable(map(_values_of, filter(None, map(_modules_of, attributes))))))
 
 
@@ -392,14 +400,14 @@ def _first_written(
 
 
 def same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether all values are the same; one that is not a number equals itself. Quicker than `same_bits`."""
+    """Whether all values are equal, NaN equal to itself. Quicker than `same_bits`."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     return bool(torch.equal(first, second)) or same_bits(first, second)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """The same, and zeros have the same signs."""
+    """Whether all bits are equal: also the signs of zeros."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     if first.is_quantized:

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-SLACK_BYTES = 12 * 1024  # what is smaller is bookkeeping: anchors, scalars, two random states of a checkpoint
-KEEP = "k"  # what is done with a saved tensor that stays
-PARAMETERS, BUFFERS, OPTIMIZER_STATE = "parameters", "buffers", "optimizer state"  # among what is resident
+SLACK_BYTES = 12 * 1024  # less is bookkeeping: anchors, scalars, two random states of a checkpoint
+KEEP = "k"  # the letter for a saved tensor that is kept
+PARAMETERS, BUFFERS, OPTIMIZER_STATE = "parameters", "buffers", "optimizer state"  # names of resident memory
 WORKSPACES = "workspaces of libraries"
 REPLAYED = "random states and buffers to replay"
 LEFT_BESIDE = "left by blocks beside their results"
-IN_ATTRIBUTES = "tensors in attributes of modules"  # that nobody registered; the same, from before the step
-STATE = (PARAMETERS, BUFFERS, OPTIMIZER_STATE, IN_ATTRIBUTES, WORKSPACES)  # what no schedule can do anything about
+IN_ATTRIBUTES = "tensors in attributes of modules"  # neither parameters nor buffers; from before the step
+STATE = (PARAMETERS, BUFFERS, OPTIMIZER_STATE, IN_ATTRIBUTES, WORKSPACES)  # memory that no schedule can reduce
 CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
@@ -25,7 +25,7 @@ OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modul
 
 @dataclasses.dataclass
 class OptionMeasure:
-    """What was measured of a block that keeps a part of what it saves; `rebuilds` says what it runs again."""
+    """Measurements of a block under an option of selective recomputation; `rebuilds` names the recomputed operators."""
 
     decisions: str  # a letter for each saved tensor: keep, drop, keep as a mask
     saved_bytes: int
@@ -35,7 +35,7 @@ class OptionMeasure:
     forward_ns: int
     backward_ns: int
     rebuilds: str
-    travel_bytes: int = 0  # what of the saved bytes can be sent to slower memory; 0 if not all can
+    travel_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
 
     @property
     def time_ns(self) -> int:
@@ -44,9 +44,11 @@ class OptionMeasure:
 
 @dataclasses.dataclass
 class StageMeasure:
-    """What was measured of one stage. A rise is the peak of an operation above the level at which it began.
+    """Measurements of one stage. A rise is the peak of an operation above the level at which it began.
 
-    All sizes in bytes, all times in nanoseconds. `accumulated_*` are for a step whose gradients exist already.
+    All sizes are in bytes, all times in nanoseconds. `accumulated_*` are for a step whose gradients exist already.
+    *Pinned* means resident to the end of the step. A *side output* is a tensor that a block leaves elsewhere than in
+    its result, such as a loss in an attribute.
     """
 
     name: str
@@ -58,67 +60,67 @@ class StageMeasure:
     grad_bytes: int = 0
     saved_bytes: int = 0
     saved_count: int = 0
-    travel_bytes: int = 0  # what of it can be sent to slower memory; 0 if not all can
-    output_travels: bool = False  # the output by itself can
-    also_held_bytes: int = 0  # of what it saves of its output, what is held outside of blocks, too, by what runs next
-    pinned_bytes: int = 0  # of its output, what is resident to the end of the step
-    pinned_saved_bytes: int = 0  # of that, what it saves itself
-    added_bytes: int = 0  # left beside its output and saved, resident; runs again put their own beside it
-    leftover_bytes: int = 0  # saved for something left beside its output that no loss uses, resident
-    untracked_bytes: int = 0  # what little stays beside its output when it saves nothing, in checkpoints inside
-    passing_bytes: int = 0  # of its output, what goes before the backward, unless the next stage runs again from it
-    left_bytes: int = 0  # of its output, what is counted with what runs behind it, outside of blocks, or nowhere
-    left_saved_bytes: int = 0  # of that, what it saves itself
-    output_is_held: bool = False  # by what runs behind it, outside of blocks; it is not among the bytes that travel
+    travel_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
+    output_travels: bool = False  # the output alone can be offloaded
+    also_held_bytes: int = 0  # outputs that it saves, and that the code behind it, outside blocks, holds as well
+    pinned_bytes: int = 0  # outputs that are resident to the end of the step
+    pinned_saved_bytes: int = 0  # of these, the ones that it saves itself
+    added_bytes: int = 0  # side outputs that it saves, resident; a recomputation adds its own to them
+    leftover_bytes: int = 0  # saved for side outputs that no loss uses, resident
+    untracked_bytes: int = 0  # small tensors that stay when it saves nothing, of checkpoints inside it
+    passing_bytes: int = 0  # outputs that are freed before the backward, unless the next stage is recomputed from them
+    left_bytes: int = 0  # outputs that count with the code behind it, outside blocks, or nowhere
+    left_saved_bytes: int = 0  # of these, the ones that it saves itself
+    output_is_held: bool = False  # by the code behind it, outside blocks; then `travel_bytes` leaves the output out
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0
     accumulated_backward_rise_bytes: int = 0
-    #: What runs outside of blocks, and is no stage: before it in the forward, and before its own backward.
+    #: Peaks of the code outside blocks that is no stage: before it in the forward, and before its own backward.
     between_forward_rise_bytes: int = 0
     between_backward_rise_bytes: int = 0
     accumulated_between_backward_rise_bytes: int = 0
     weight_grad_bytes: int = 0
     accumulated_weight_grad_bytes: int = 0
     made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters
-    saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor whose copy it is, or ""
-    waiting_bytes: int = 0  # gradients that arrive beside that of its output: they wait for others
+    saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor: whose copy it is, or ""
+    waiting_bytes: int = 0  # other gradients than that of its output, that exist then: they wait for others
     accumulated_waiting_bytes: int = 0
-    listed: dict[str, int] = dataclasses.field(default_factory=dict)  # outputs of stages, there when it first runs
-    listed_slack_bytes: int = 0  # so much of that takes no more, for it goes before its forward's peak
+    listed: dict[str, int] = dataclasses.field(default_factory=dict)  # outputs of others, alive when it first runs
+    listed_slack_bytes: int = 0  # bytes of these that are freed before its forward's peak
     held_bytes: int = 0  # kept by the caller until the step ends
     forward_ns: int = 0
     forward_only_ns: int = 0
     backward_ns: int = 0
-    again_ns: int = 0  # what running it again costs beside the run
+    again_ns: int = 0  # overhead of a recomputation, besides its forward
     random: bool = False
     random_state_is_new: bool = True  # random numbers were drawn since the block before began
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
-    captured: list[str] = dataclasses.field(default_factory=list)  # where it reads values with a history, not passed
-    brings_back: bool = False  # attributes and hooks that are changed after it ran are brought back to recompute it
-    closed: str = ""  # why it has no options beside keeping everything; empty: it has, or was not looked at
-    digest: str = ""  # of its operations, where it has options
-    asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward asks for saved tensors
-    draws: list[int] = dataclasses.field(default_factory=list)  # random operations come after so many saved tensors
+    captured: list[str] = dataclasses.field(default_factory=list)  # captured variables with a `grad_fn`: their places
+    brings_back: bool = False  # a recomputation restores attributes and hooks that were changed after it ran
+    closed: str = ""  # why it has no options besides keeping everything; empty: it has, or was not examined
+    digest: str = ""  # of its recorded operations, if it has options
+    asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward reads its saved tensors
+    draws: list[int] = dataclasses.field(default_factory=list)  # for each random operation: saved tensors before it
     options: list[OptionMeasure] = dataclasses.field(default_factory=list)  # the first keeps everything
 
     @property
     def resident_saved_bytes(self) -> int:
-        """Of what it saves, what is resident anyway, unless another run saves it."""
+        """Saved bytes that are resident anyway, unless a recomputation saves them."""
         return self.pinned_saved_bytes + self.added_bytes
 
     @property
     def may_be_opened(self) -> bool:
-        """Whether a part of what it saves may be rebuilt."""
+        """Whether selective recomputation is possible."""
         return self.keep_reason in ("", GRADIENTS_INSIDE)
 
     def arriving_bytes(self, created: bool) -> int:
-        """Of all gradients on their way back when its backward begins."""
+        """Bytes of all gradients that exist when its backward begins."""
         return self.grad_bytes + (self.waiting_bytes if created else self.accumulated_waiting_bytes)
 
     def saved_travels(self, number: int = 0) -> bool:
-        """Whether all that an option saves is what transfers move, and is gone from the device when it was dropped."""
+        """Whether all saved tensors of an option can be offloaded, so that dropping them frees the device memory."""
         measured = self.options[number] if number else self
         saved = measured.saved_bytes - (self.output_bytes if self.output_is_held else 0)
         return 0 < measured.travel_bytes <= saved <= measured.travel_bytes + SLACK_BYTES
@@ -130,7 +132,7 @@ class StageMeasure:
         return {name for name, decision in found if name and decision == KEEP}
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
-        """The options beside keeping everything, with their numbers."""
+        """The options besides keeping everything, with their numbers."""
         return list(enumerate(self.options[1:], 1)) if self.may_be_opened else []
 
     @classmethod
@@ -139,7 +141,7 @@ class StageMeasure:
         return cls(**{**data, "options": [OptionMeasure(**option) for option in data.get("options", ())]})
 
     def signature(self) -> tuple[Any, ...]:
-        """Equal for blocks that need not be timed apart: that differ in nothing but who keeps their output."""
+        """A key that is equal for blocks which need not be timed separately: only who keeps their output differs."""
         not_saved = self.left_bytes - self.left_saved_bytes
         sizes = (
             self.input_bytes,

@@ -12,7 +12,7 @@ of such buffers stay, which is right in either case.
 
 *Attributes that the block changes*, such as a count of warm-up steps. The recomputation gets the values that the
 forward read. What only the very first run changes, such as an "initialized" flag, stays changed. Large tensors that a
-run replaces are not held for this. If runs begin to replace such tensors, all outputs of the block are compared instead.
+run replaces are not held for this. If runs begin to replace such tensors, all outputs of the block are compared.
 """
 
 from __future__ import annotations

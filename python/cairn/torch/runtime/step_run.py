@@ -19,13 +19,11 @@ of blocks, outputs, copies in host memory) are in `step_values.py`. Recomputatio
   copied out. It is then freed when an operation waits for that copy. A prefetched value is taken when something reads
   it.
 
-The same list serves unusual steps:
-
-* Some backwards may not come: the loss does not use an output, blocks are frozen, or `autograd.grad` takes a part.
-  They are skipped, and so are recomputations that only they need (`Program.needed`).
-* A backward may come a second time (`retain_graph`, two losses, double backward). Then the list starts over. Values
-  that are not resident are recomputed from those that are, and nothing is offloaded.
-* Nothing is offloaded, either, in a step that begins while another step has copies in the tier.
+The same list serves unusual steps. Some backwards may not come: the loss does not use an output, blocks are frozen, or
+`autograd.grad` takes a part. They are skipped, and so are recomputations that only they need (`Program.needed`). A
+backward may come a second time (`retain_graph`, two losses, double backward). Then the list starts over: values that
+are not resident are recomputed from those that are, and nothing is offloaded. Nothing is offloaded, either, in a step
+that begins while another step has copies in the tier.
 
 Ownership. The autograd graph owns holders and hooks, these own the `Run`, and the `Run` owns detached tensors. Nothing
 points back, so there are no cycles, and freeing the graph frees everything. When the last holder of a block is gone,
@@ -211,10 +209,7 @@ class Run(Recomputation):
         return output
 
     def _part(self, op: Op, site: Site, finding: Finding, block: BlockRun) -> Part | None:
-        """A run under selective recomputation that needs no list (`single_runs.py`).
-
-        None if the block needs the list, or if its operations must be recorded first.
-        """
+        """A run that needs no list (`single_runs.py`); None if it needs it, or must be recorded first."""
         stage, settings = op.stage, self._settings
         if site.opened is None or not op.option or not self._program.lasting[stage]:
             return None

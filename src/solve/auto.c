@@ -367,12 +367,27 @@ static int baselines_left(const auto_session *session, int i)
     return left;
 }
 
-/* The task with what this one may have of the time that is left: the baselines their share, the others all of it. */
+/* Whether an anytime solver that offloads waits behind one that does not. */
+static bool keeps_an_offloader_waiting(const auto_session *session, int i)
+{
+    const candidate *c = session->candidates;
+    bool waits = false;
+    for (int k = i + 1; k < session->count; k++)
+        waits = waits || (c[k].solver->is_anytime && c[k].solver->info.needs_machine);
+    return waits && c[i].solver->is_anytime && !c[i].solver->info.needs_machine;
+}
+
+/*
+ * The task with what this one may have of the time that is left: the baselines their share, half whoever makes no use of
+ * a machine before one that does, the others all of it.
+ */
 static crn_task part_for(search *s, const auto_session *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
-    if (!crn_is_baseline(solver) || s->task->deadline_ns == CAIRN_NONE)
+    if (s->task->deadline_ns == CAIRN_NONE)
         return *s->task;
+    if (!crn_is_baseline(solver))
+        return crn_task_part(s->task, keeps_an_offloader_waiting(session, i) ? 2 : 1);
     if (s->pool_end_ns == CAIRN_NONE)
         s->pool_end_ns = crn_baselines_end(s->task);
     return crn_baseline_part(s->task, solver, s->pool_end_ns, crn_max(1, baselines_left(session, i)));

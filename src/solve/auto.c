@@ -12,8 +12,8 @@
  * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
  * a time limit exhaustive search comes next, where it needs a small part of it; then the baselines, in their share, as they
  * are for a solver that is asked alone (baselines.h); then those that improve their answer until time ends, with all
- * that is left, so that they have as much as when they are asked alone; then, while there is time, the others, the
- * cheapest first.
+ * that is left, so that they have as much as when they are asked alone, but half of it before one that offloads; then,
+ * while there is time, the others, the cheapest first.
  */
 #include <stdio.h>
 #include <string.h>

@@ -305,7 +305,9 @@ class BlockMeter:
         self._mark("plain end")
         del there
         torch.clear_autocast_cache()
+        self._mark("bridge base")
         output = isolated_block.bridge(result, arguments.differentiable, hooks, self.leaving)
+        self._mark("bridge end")
         lent.hand_back(self._block.name, result, output)
         self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
         return output
@@ -319,7 +321,8 @@ class BlockMeter:
         base = meter.level(at["plain base"])
         stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
         left = sum(ref.nbytes for ref in self.left.values())
-        hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left
+        bridge = meter.level(at["bridge end"]) - meter.level(at["bridge base"])  # made here, and in no training step
+        hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left - bridge
         if hidden > SLACK_BYTES:
             stage.keep_reason = stage.keep_reason or (
                 f"keeps {hidden} bytes outside what autograd saves: in hooks of its own on saved tensors (save_on_cpu, "

@@ -1,5 +1,5 @@
 /*
- * How many random instances a test looks at: all of them, but an eighth under the address sanitizer and a 15th under the
+ * How many random instances a test looks at: all of them, but an eighth under the address sanitizer and a 60th under the
  * thread sanitizer, where each costs so much more and shows the same kinds of defects; and a quarter where a build says
  * CAIRN_TEST_BRIEFLY, as those of further compilers and settings do.
  */
@@ -7,7 +7,7 @@
 #define TEST_ROUNDS_H
 
 #if defined(__SANITIZE_THREAD__)
-#define TEST_ROUNDS(count) (((count) + 14) / 15)
+#define TEST_ROUNDS(count) (((count) + 59) / 60)
 #elif defined(__SANITIZE_ADDRESS__)
 #define TEST_ROUNDS(count) (((count) + 7) / 8)
 #elif defined(CAIRN_TEST_BRIEFLY)

@@ -14,6 +14,7 @@
 #include <cairn/cairn.h>
 
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 /* ---- chains ---- */
 
@@ -139,7 +140,7 @@ static void schedules_run_through_callbacks(void **state)
     static const char *const solvers[] = {"store-all", "auto"};
     test_chain_shape shape = test_chain_of_everything(STAGES_MAX);
     shape.machine = false;
-    for (uint64_t seed = 0; seed < 100; seed++)
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(100); seed++)
         for (int i = 0; i < 2; i++) {
             test_random random = test_random_seeded(seed);
             cairn_problem *problem = test_random_chain(&random, &shape);
@@ -295,7 +296,7 @@ static void transfers_overlap_as_simulated(void **state)
     (void)state;
     static const char *const solvers[] = {"offload-greedy", "joint-chain"};
     int travelled = 0;
-    for (uint64_t seed = 0; seed < 60; seed++)
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++)
         for (int i = 0; i < 2; i++) {
             cairn_problem *problem = test_random_chain_with_link(seed, STAGES_MAX);
             cairn_schedule *schedule = NULL;
@@ -309,7 +310,7 @@ static void transfers_overlap_as_simulated(void **state)
             cairn_schedule_free(schedule);
             cairn_problem_free(problem);
         }
-    assert_true(travelled > 20);
+    assert_true(travelled > TEST_ROUNDS(60) / 3);
 }
 
 /* Two stages on a machine; what transfers move is waited for before it is read, and only then. */

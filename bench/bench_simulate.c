@@ -63,7 +63,7 @@ static void store_all(cairn_builder *builder, int32_t n)
         add(builder, CAIRN_OP_BACKWARD, CAIRN_VALUE_OUTPUT, l);
 }
 
-/* Every saved set travels: the device holds two, the host all. */
+/* Every saved set is offloaded: the device holds two, the host all. */
 static void offload_all(cairn_builder *builder, int32_t n)
 {
     for (int32_t l = 1; l <= n; l++) {

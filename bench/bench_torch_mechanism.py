@@ -75,7 +75,7 @@ def measure(saves: int, runs: int) -> dict[str, float]:
         "plain": least_us(lambda: model(x).sum().backward(), runs),
         "torch.utils.checkpoint": least_us(lambda: checkpointed(model, x).sum().backward(), runs),
     }
-    for name, ops in (("kept, planned", keep_all), ("run again, planned", again)):
+    for name, ops in (("kept, planned", keep_all), ("recomputed, planned", again)):
         executor = Executor(model, stages, ops)
         executor.attach()
         found[name] = least_us(lambda: model(x).sum().backward(), runs)
@@ -104,7 +104,7 @@ class Layers(nn.Module):
 
 
 class Timed:
-    """The code that rebuilds tensors, timed."""
+    """The code that recomputes tensors, timed."""
 
     taken_ns = 0
 
@@ -133,7 +133,7 @@ def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
 
 
 class ByHand:
-    """Hooks as one would write them for these layers alone: they drop and rebuild the same, and look at nothing."""
+    """Hooks as one would write them for these layers alone: they drop and recompute the same, and look at nothing."""
 
     def __init__(self, recipe: Recipe, layer: nn.Module, x: Tensor) -> None:
         self._decisions, self._held, self._layer, self._x = recipe.decisions, recipe.held, layer, x
@@ -174,8 +174,8 @@ def timed(begin: Callable[..., Any], *args: Any) -> Timed:
     return Timed(begin(*args))
 
 
-def rebuilding_us(executor: Executor, step: Callable[[], None], count: int, runs: int) -> float:
-    """Microseconds a layer of the code that rebuilds tensors, within steps: the operations that run again."""
+def recomputing_us(executor: Executor, step: Callable[[], None], count: int, runs: int) -> float:
+    """Microseconds a layer of the code that recomputes tensors, within steps: the operations that are recomputed."""
     codes = [recipe.code for recipe in recipes_of(executor, step)]
     before = [code.begin for code in codes]
     for code in codes:
@@ -245,7 +245,7 @@ def layers_us(width: int, tokens: int, runs: int) -> dict[str, float]:
     return {
         **medians,
         "dropped, where most is kept": len(inside.asked) - inside.options[by_dropped[0]].count("k"),
-        "rebuilding these": rebuilding_us(first, functools.partial(step, most), count, -(-runs // 6)),
+        "recomputing these": recomputing_us(first, functools.partial(step, most), count, -(-runs // 6)),
     }
 
 
@@ -255,11 +255,11 @@ def print_layers(width: int, tokens: int, runs: int) -> None:
     print(f"GPT-2 layers {width} wide, {tokens} tokens; CPU microseconds a layer, beyond plain")
     for name, us in found.items():
         print(f"{name:<28} {us:8.0f}")
-    plain, hooks, again = found["plain"], found["hooks that do nothing"], found["rebuilding these"]
+    plain, hooks, again = found["plain"], found["hooks that do nothing"], found["recomputing these"]
     mechanism = found["most is kept"] - hooks - again
     print(
         f"of a step whose blocks take {plain / 1000:.2f} ms: hooks {100 * hooks / plain:.1f} %, "
-        f"mechanism {100 * mechanism / plain:.1f} %, operations run again {100 * again / plain:.1f} %"
+        f"mechanism {100 * mechanism / plain:.1f} %, operations recomputed {100 * again / plain:.1f} %"
     )
 
 
@@ -272,12 +272,12 @@ def main() -> None:
     chosen = arguments.parse(parser, runs=10, layers=LAYERS[:1])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, one thread; microseconds a block, beyond plain and beyond running again")
-    print(f"{'saved tensors':>14} {'plain':>8} {'kept, planned':>14} {'run again, planned':>19} {'checkpoint':>11}")
+    print(f"torch {torch.__version__}, one thread; microseconds a block, beyond plain and beyond recomputing")
+    print(f"{'saved tensors':>14} {'plain':>8} {'kept, planned':>14} {'recomputed, planned':>19} {'checkpoint':>11}")
     for saves in (3, 10, 30):
         found = measure(saves, chosen.runs)
         plain, forward = found["plain"], found["forward"]
-        again, torchs = found["run again, planned"], found["torch.utils.checkpoint"]
+        again, torchs = found["recomputed, planned"], found["torch.utils.checkpoint"]
         print(f"{saves:14} {plain:8.1f} {found['kept, planned'] - plain:14.1f} {again - plain - forward:19.1f} "
               f"{torchs - plain - forward:11.1f}")  # fmt: skip
     for layers in chosen.layers:

@@ -2,11 +2,11 @@
 
 python bench/torch_by_hand.py [MODEL ...] [--rounds 5] [--json FILE]
 
-Such a model is one block, of which parts are kept and the rest is rebuilt. Beside that stand the same layers as blocks
-of their own, of which little can be run again. For each way: the least peak, and what steps cost at three peaks evenly
-from the least of all to plain, as predicted and as measured, gradients created. Steps take turns; times are of the one
-thread's processor, and extra time is the median, over the rounds, of the ratio to the plain step of the round. Every
-step's loss must be plain's to the bit.
+Such a model is one block, of which parts are kept and the rest is recomputed. Beside that stand the same layers as
+blocks of their own, of which little can be recomputed. For each way: the least peak, and what steps cost at three peaks
+evenly from the least of all to plain, as predicted and as measured, gradients created. Steps take turns; times are of
+the one thread's processor, and extra time is the median, over the rounds, of the ratio to the plain step of the round.
+Every step's loss must be plain's to the bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import cairn
 import cairn.torch as ct
 import torch
 from cairn.torch.evaluation.comparison import Comparison, Steps
-from cairn.torch.handle import Recalled
+from cairn.torch.handle import SuspendablePlan
 from cairn.torch.profiling.sample import Sample
 from support import arguments
 from support.training import MIB, UNLIMITED, as_it_is, following, machine, quiet, succeeded, write
@@ -175,7 +175,7 @@ def measured(name: str, rounds: int) -> list[Row]:
             with contextlib.suppress(ct.InfeasibleBudget):
                 plan = ct.plan(profile, cairn.Budget(total=budget, reserve=0), gradients="created")
                 rows[-1].predicted_peak_bytes, rows[-1].predicted_overhead = plan.peak_bytes, plan.overhead
-                turns.append(functools.partial(following, model, Recalled(model, plan)))
+                turns.append(functools.partial(following, model, SuspendablePlan(model, plan)))
     found = Comparison(sample, tops["whole"]).measured([functools.partial(as_it_is, model), *turns], rounds)
     steps = iter(found[1:])
     for row in rows:

@@ -1,7 +1,7 @@
 """What of cairn.torch runs otherwise on a CUDA device, checked on one: a line for each check; returns 1 if one fails.
 
 Exactness and peaks: small transformers and a convolutional network, in float32, autocast and with several kernels of
-attention; at three budgets each, with and without values that travel to the host, a planned step must give the plain
+attention; at three budgets each, with and without offloaded values to the host, a planned step must give the plain
 one's bits and keep torch's own count of allocated bytes within the budget. Then what only a device has: whether copies
 go on beside a computation, whether the host waits for the device within a step, steps on another stream, gradient
 scaling, running out of memory within a step, capture, another device than the plan's, and what a plan that keeps
@@ -172,12 +172,12 @@ def settings(device: torch.device) -> dict[str, Setting]:
 
 
 def exact_and_within(setting: Setting, device: torch.device) -> str:
-    """At three budgets, with and without travelling: bits, and the peak that torch counts."""
+    """At three budgets, with and without offloading: bits, and the peak that torch counts."""
     model, x = setting.model, setting.x
     with setting.surroundings():
         profile = ct.profile(model, x, loss_fn=setting.loss_fn)
         roomy = ct.plan(profile, "100GiB")
-        problems, lines, travelled = [], [f"allocator takes {profile.excess:+.1%}"], 0
+        problems, lines, offloaded_count = [], [f"allocator takes {profile.excess:+.1%}"], 0
         for share in (0.0, 0.3, 0.7):
             for host in (None, "8GiB"):
                 plans = ct.sweep(profile, 2, host_budget=host)
@@ -186,10 +186,10 @@ def exact_and_within(setting: Setting, device: torch.device) -> str:
                 plan = ct.plan(profile, budget, host_budget=host)
                 found = ct.verify(model, plan, x, loss_fn=setting.loss_fn, strict=False)
                 problems += found.problems()
-                travelled += plan.offloads
+                offloaded_count += plan.offloads
                 lines.append(_peaks(setting, plan, device))
     _require(not problems, "; ".join(dict.fromkeys(problems)))
-    return f"{travelled} plans travel; {', '.join(lines)}"
+    return f"{offloaded_count} plans offload; {', '.join(lines)}"
 
 
 def _peaks(setting: Setting, plan: ct.Plan, device: torch.device) -> str:
@@ -242,11 +242,11 @@ def link(device: torch.device) -> str:
 
     def copy_there_and_back(meanwhile: Callable[[], None] = lambda: None) -> None:
         transfers.begin_step()
-        parcel = transfers.offload("sent", [sent], 0)
-        parcel.prefetch()
-        parcel.wait_out()
+        group = transfers.offload("sent", [sent], 0)
+        group.prefetch()
+        group.wait_out()
         meanwhile()
-        parcel.tensors()
+        group.tensors()
 
     alone, copies = median_ms(compute, device), median_ms(copy_there_and_back, device)
     both = median_ms(lambda: copy_there_and_back(compute), device)
@@ -298,7 +298,7 @@ def waits(device: torch.device) -> str:
                 setting.step()
                 with waiting_is_an_error(device):
                     setting.step()
-            found.append("travelling" if plan.offloads else f"{len(plan.inside)} blocks kept in part")
+            found.append("offloading" if plan.offloads else f"{len(plan.inside)} blocks kept in part")
     return ", ".join(found)
 
 
@@ -331,7 +331,7 @@ def other_stream(device: torch.device) -> str:
     with ct.apply(setting.model, plan):
         for _ in range(3):
             _require(same(plain, state_after(setting, step)), "the planned step has other bits than the plain one")
-    return f"{'travelling' if plan.offloads else 'nothing travels'}, three steps"
+    return f"{'offloading' if plan.offloads else 'nothing is offloaded'}, three steps"
 
 
 def scaled(device: torch.device) -> str:

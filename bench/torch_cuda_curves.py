@@ -140,10 +140,10 @@ def measured(case: Case, device: torch.device, chosen: argparse.Namespace, name:
     curves = ct.sweep(profile, chosen.budgets, plot=plot, beside=chosen.beside, **whose)
     show(curves)
     yield "curves", curves.to_json()
-    travelling = ct.sweep(profile, chosen.budgets, host_budget=HOST, beside=(), **whose)
+    offloading = ct.sweep(profile, chosen.budgets, host_budget=HOST, beside=(), **whose)
     print(f"with up to {HOST} on the host, link {ct.measure_link(device)}")
-    show(travelling)
-    yield "travelling", travelling.to_json()
+    show(offloading)
+    yield "offloading", offloading.to_json()
     host = {"full": host_ms(case, case.kwargs, profile, device)}
     tiny = ct.profile(case.model, kwargs=case.tiny, loss_fn=case.loss_fn, passes=1)
     host["tiny"] = host_ms(case, case.tiny, tiny, device)

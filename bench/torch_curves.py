@@ -23,7 +23,7 @@ import cairn
 import cairn.torch as ct
 import torch
 from cairn.torch.evaluation.comparison import Comparison, Steps, Turn
-from cairn.torch.handle import Recalled
+from cairn.torch.handle import SuspendablePlan
 from cairn.torch.profiling.sample import Sample
 from support import arguments
 from support.models import Step, resnet50, vgg16
@@ -91,7 +91,7 @@ def _measured(step: Step, rounds: int, segments: int | None) -> list[Row]:
     peaks = {succeeded(steps).peak_bytes for steps in comparison.measured(list(others.values()), 1)[1:]}
     plans = [plan for peak in sorted(peaks) if (plan := _plan_within(profile, peak)) is not None]
     plans.insert(0, ct.plan(profile, roomy.least_budget_bytes, gradients="created"))
-    recalled = [Recalled(step.model, plan) for plan in plans]
+    recalled = [SuspendablePlan(step.model, plan) for plan in plans]
     turns: list[Turn] = [*others.values(), *(functools.partial(following, step.model, each) for each in recalled)]
     found = [succeeded(each) for each in comparison.measured(turns, rounds)]
     rows = [_row(name, steps) for name, steps in zip(others, found, strict=False)]

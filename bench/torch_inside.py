@@ -154,10 +154,10 @@ def _page_faults() -> int:
 
 def _print_options(stage: Any) -> None:
     base = stage.options[0]
-    print(f"{'option':>6} {'saves MiB':>10} {'of the block, slower':>21}  runs again")
+    print(f"{'option':>6} {'saves MiB':>10} {'of the block, slower':>21}  recomputes")
     for number, option in enumerate(stage.options):
         slower = option.time_ns / base.time_ns - 1
-        print(f"{number:>6} {option.saved_bytes / MIB:>10.2f} {100 * slower:>20.2f}%  {option.rebuilds}")
+        print(f"{number:>6} {option.saved_bytes / MIB:>10.2f} {100 * slower:>20.2f}%  {option.recomputes}")
 
 
 def draw(options: list[dict[str, Any]], path: Path) -> None:

@@ -1,6 +1,6 @@
 """A step with its saved tensors offloaded, beside plain, torch's save_on_cpu and checkpointing of every block.
 
-Peak of the device's allocator, slower memory taken, time of a step by the clock and of all processor threads. Steps
+Peak of the device's allocator, offload tier taken, time of a step by the clock and of all processor threads. Steps
 take turns; medians count. On a CUDA device also how much of the copying went on while kernels ran, from a profiler's
 trace.
 
@@ -144,7 +144,7 @@ class Comparison:
         return shared(copies, kernels) / copying if copying else None
 
     def _print(self, rows: list[dict[str, Any]]) -> None:
-        print(f"{self._name:<26} {'peak':>12} {'slower memory':>14} {'time':>9} {'x plain':>8} {'processor':>10}")
+        print(f"{self._name:<26} {'peak':>12} {'offload tier':>14} {'time':>9} {'x plain':>8} {'processor':>10}")
         for row in rows:
             line = (
                 f"  {row['method']:<24} {row['peak_bytes'] / 2**20:>8.1f} MiB {row['slower_bytes'] / 2**20:>10.1f} MiB "

@@ -1,8 +1,8 @@
 """Plans with offloading beside plans that only compute again, at equal budgets: predicted and measured.
 
 Budgets lie evenly between the least that works with offloading and storing everything. At each of them: the plan that
-only computes again, whole blocks and parts of them, and the plans in which values may travel to the host's memory or
-to a file as well. Peaks are of the device's allocator; times are of the clock, for copies are made by other threads,
+only computes again, whole blocks and parts of them, and the plans in which values may be offloaded to the host's memory
+or to a file as well. Peaks are of the device's allocator; times are of the clock, for copies are made by other threads,
 and of all threads; steps take turns, and medians count. Predictions are the simulator's, with the link as measured.
 
 python bench/torch_offload_plan.py [mlp] [resnet50] [vgg16] [--device cuda] [--folder /tmp] [--rounds 5] [--json FILE]

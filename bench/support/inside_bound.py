@@ -2,8 +2,8 @@
 
 Take the moment when the backward of some stage begins. Whatever the schedule, a set S of tensors is in memory then.
 What the backwards to come read and S has not is computed after that moment: every operation that this needs, at least
-once. So what runs again takes at least what it takes with the best set of that size, over all blocks together. A
-block's argument is the output of the block before, which counts among what that one keeps or rebuilds; so blocks come
+once. So what is recomputed takes at least what it takes with the best set of that size, over all blocks together. A
+block's argument is the output of the block before, which counts among what that one keeps or recomputes; so blocks come
 apart, and the best set is one point on the hull of (bytes, time) of each block, at one slope for all. The hulls are
 those of `block_options.ideal_choices`: minimum cuts, as many options as there are, no cost but that of the operations.
 
@@ -48,7 +48,7 @@ class Bound:
         return max(self._at(moment, peak_bytes) for moment in moments) / self._plain_ns
 
     def _at(self, moment: int, peak_bytes: int) -> float:
-        """The least time of running again, by what can be there when the backward of a stage begins."""
+        """The least time of recomputing, by what can be there when the backward of a stage begins."""
         blocks = sum(number < moment for number in self._opened)
         return blocks * self._time((peak_bytes - self._others(moment)) / blocks)
 
@@ -69,7 +69,7 @@ class Bound:
         for larger, smaller in itertools.pairwise(self._hull):
             if smaller.kept_bytes <= nbytes:
                 share = (larger.kept_bytes - min(nbytes, larger.kept_bytes)) / (larger.kept_bytes - smaller.kept_bytes)
-                return larger.rebuild_ns + share * (smaller.rebuild_ns - larger.rebuild_ns)
+                return larger.recompute_ns + share * (smaller.recompute_ns - larger.recompute_ns)
         return float("inf")
 
 

@@ -18,7 +18,7 @@ import cairn.torch as ct
 import torch
 from cairn.torch.base import clock, memory
 from cairn.torch.evaluation.comparison import Steps
-from cairn.torch.handle import Recalled
+from cairn.torch.handle import SuspendablePlan
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def as_it_is(model: Callable[..., Any]) -> contextlib.AbstractContextManager[Cal
 
 
 @contextlib.contextmanager
-def following(model: nn.Module, recalled: Recalled) -> Iterator[nn.Module]:
+def following(model: nn.Module, recalled: SuspendablePlan) -> Iterator[nn.Module]:
     """A turn of a comparison: the model, while it follows a plan."""
     with recalled.at_work():
         yield model

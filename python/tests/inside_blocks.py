@@ -30,7 +30,7 @@ class InPlace(Mlp):
 
 
 class Batch(Mlp):
-    """Batch statistics, of what is rebuilt."""
+    """Batch statistics, of what is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()

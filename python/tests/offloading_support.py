@@ -1,4 +1,4 @@
-"""What the tests of steps with transfers share: lists of operations that travel, and models that follow them."""
+"""What the tests of steps with transfers share: lists of operations with transfers, and models that follow them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import cairn
 import torch
 from cairn.torch.base.stages import StageRef
 from cairn.torch.runtime.executor import Executor
-from cairn.torch.runtime.step_transfers import Depot
-from cairn.torch.schedule.transfer_plan import Itinerary, itinerary_of
+from cairn.torch.runtime.step_transfers import PlanTier
+from cairn.torch.schedule.transfer_plan import TransferPlan, transfer_plan_of
 from executor_support import Op, backward, drop, drop_input, keep, save
 from torch import nn
 
@@ -57,7 +57,7 @@ def sized(stages: Sequence[StageRef], host_bytes: int = 1 << 40, ways: int = 1) 
     return {**chain, "stages": described, "machine": {**machine, "shared_link": True, "latency_ns": 0}}
 
 
-def travelling(stages: Sequence[StageRef]) -> list[Op]:
+def offloading(stages: Sequence[StageRef]) -> list[Op]:
     """Every block's saved tensors leave after the next block ran, and come back one block before they are needed."""
     n = len(stages)
     ops: list[Op] = []
@@ -78,7 +78,7 @@ def travelling(stages: Sequence[StageRef]) -> list[Op]:
     return ops
 
 
-def inputs_travelling(stages: Sequence[StageRef]) -> list[Op]:
+def inputs_offloaded(stages: Sequence[StageRef]) -> list[Op]:
     """Only outputs are kept, on the host; each block is run again from its own."""
     n = len(stages)
     ops: list[Op] = []
@@ -134,13 +134,13 @@ def carried_out(
     ways: int = 1,
     budget: int = 1 << 50,
     **options: Any,
-) -> Iterator[tuple[Executor, Itinerary, Depot]]:
+) -> Iterator[tuple[Executor, TransferPlan, PlanTier]]:
     """A model whose steps follow a list with transfers; `budget` is that of the chain of `sized`."""
-    itinerary, depot = itinerary_of(sized(stages, ways=ways), ops, budget), Depot(tier, None, CPU)
-    executor = Executor(model, stages, itinerary.ops, itinerary=itinerary, depot=depot, **options)
+    transfer_plan, plan_tier = transfer_plan_of(sized(stages, ways=ways), ops, budget), PlanTier(tier, None, CPU)
+    executor = Executor(model, stages, transfer_plan.ops, transfer_plan=transfer_plan, plan_tier=plan_tier, **options)
     executor.attach()
     try:
-        yield executor, itinerary, depot
+        yield executor, transfer_plan, plan_tier
     finally:
         executor.detach()
 
@@ -150,6 +150,6 @@ def copies(ops: Sequence[Any]) -> list[tuple[str, tuple[str, int]]]:
     return [(op[0], (op[1], op[2])) for op in ops if op[0] in ("offload", "prefetch")]
 
 
-def trace_of(depot: Depot) -> list[Any]:
-    assert depot.transfers is not None
-    return list(depot.transfers.trace)
+def trace_of(plan_tier: PlanTier) -> list[Any]:
+    assert plan_tier.transfers is not None
+    return list(plan_tier.transfers.trace)

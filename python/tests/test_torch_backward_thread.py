@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import cairn.torch as ct
 import torch_models
 from executor_support import blocks, differing, every_block, from_input, planned, train, wild
-from offloading_support import FAST, carried_out, inputs_travelling, travelling
+from offloading_support import FAST, carried_out, inputs_offloaded, offloading
 from torch import Tensor, nn
 
 STAGES = tuple(blocks(*"01234"))
@@ -71,9 +71,9 @@ def test_whole_blocks_run_again(ops: Any, loss: Callable[[nn.Module], Tensor]) -
             assert not executor.notes
 
 
-@pytest.mark.parametrize("make", [travelling, inputs_travelling])
+@pytest.mark.parametrize("make", [offloading, inputs_offloaded])
 @pytest.mark.usefixtures("another_thread")
-def test_values_travel(make: Any) -> None:
+def test_values_are_offloaded(make: Any) -> None:
     plain, other = network(), network()
     with carried_out(other, STAGES, make(STAGES)) as (executor, _, _):
         for step in range(3):
@@ -86,9 +86,9 @@ def test_values_travel(make: Any) -> None:
 def test_plans_with_parts(name: str, host: str | None, backwards: concurrent.futures.Executor) -> None:
     step = torch_models.made(name)
     profile = ct.profile(step.model, **step.sample, passes=1)
-    travel = {} if host is None else {"host_budget": host, "link": FAST}
-    budget = ct.sweep(profile, 4, **travel)[1].budget_bytes
-    plan = ct.plan(profile, budget, **travel)
+    step_transfers = {} if host is None else {"host_budget": host, "link": FAST}
+    budget = ct.sweep(profile, 4, **step_transfers)[1].budget_bytes
+    plan = ct.plan(profile, budget, **step_transfers)
 
     def gradients(surroundings: Any) -> list[Tensor]:
         found = []

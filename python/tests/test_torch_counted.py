@@ -124,7 +124,7 @@ def test_copies_go_with_the_first_runs_that_saved_them() -> None:
         (FROM_INPUTS, {1, 2}),
         (FROM_OUTPUT, {1, 2}),  # the second runs again from the output of the first
         ([keep(1), save(2), save(3), backward(3), backward(2), save(1), backward(1)], {1}),
-        ([("forward_save", 1, 0), ("forward_save", 2, 1), *KEPT[2:]], {1, 2}),  # what it rebuilds may take its input
+        ([("forward_save", 1, 0), ("forward_save", 2, 1), *KEPT[2:]], {1, 2}),  # what it recomputes may take its input
     ],
 )
 def test_outputs_that_no_stage_saves_stay_where_the_next_one_runs_from_them(ops: list[Op], wanted: set[int]) -> None:
@@ -229,7 +229,7 @@ def test_what_runs_again_waits_for_what_runs_by_itself() -> None:
     assert [op for op, _ in as_performed([*first, *moves], BETWEEN)] == [*first, *moves]
 
 
-def test_what_travels_goes_ahead_of_what_waits() -> None:
+def test_what_is_offloaded_goes_ahead_of_what_waits() -> None:
     """But for the values that a run which waits reads or makes."""
     stages = [*BLOCKS, StageRef(OUTSIDE, "between"), StageRef(BLOCK, "d")]
     far, near = [("offload", "saved", 1), drop("saved", 1)], [("offload", "saved", 3), ("offload", "output", 2)]

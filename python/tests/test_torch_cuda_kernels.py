@@ -98,13 +98,13 @@ def library() -> Iterator[Library]:
         yield opened
 
 
-def rebuilt(profile: ct.Profile) -> str:
+def recomputed(profile: ct.Profile) -> str:
     """What the options of blocks run again."""
-    return ", ".join(option.rebuilds for stage in profile.stages for option in stage.options)
+    return ", ".join(option.recomputes for stage in profile.stages for option in stage.options)
 
 
 def sound_in_training(model: nn.Module, plan: ct.Plan, x: Tensor) -> bool:
-    """As in the first steps, in which all that is rebuilt is compared."""
+    """As in the first steps, in which all that is recomputed is compared."""
     with ct.apply(model, plan) as handle:
         for _ in range(2):
             model(x).sum().backward()
@@ -143,7 +143,7 @@ def test_seeds_that_no_kernel_has_written(library: Library) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Attention(32, 96) for _ in range(3))), torch.randn(2, 64, 32)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
-    assert "attention" in rebuilt(profile)
+    assert "attention" in recomputed(profile)
     plan = ct.plan(profile, ct.sweep(profile, 4)[1].budget_bytes)
     assert sound_in_training(model, plan, x)
     stages = blocks("0", "1", "2")
@@ -185,6 +185,6 @@ def test_statistics_are_not_written_again(library: Library, reserve_bytes: int) 
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Normalised() for _ in range(4))), torch.randn(4, 8, 16, 16)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
-    assert ("cudnn_batch_norm" in rebuilt(profile)) == (reserve_bytes == 0)
+    assert ("cudnn_batch_norm" in recomputed(profile)) == (reserve_bytes == 0)
     plan = ct.plan(profile, ct.sweep(profile, 4)[1].budget_bytes)
     assert sound_in_training(model, plan, x)

@@ -286,7 +286,7 @@ BASE = torch.arange(2 * 6 * 10, dtype=torch.float32).reshape(2, 6, 10)
 )
 def test_the_numbers_of_what_is_returned_tell_each_element(tensor: torch.Tensor) -> None:
     def numbers(value: torch.Tensor) -> list[int]:
-        marks = recompute_check.Marks(CPU)
+        marks = recompute_check.Fingerprints(CPU)
         marks.saved(value)
         marks.returned(value)
         return marks.numbers.tolist()
@@ -300,7 +300,7 @@ def test_the_numbers_of_what_is_returned_tell_each_element(tensor: torch.Tensor)
 
 
 def test_parameters_arguments_and_what_libraries_reserve_are_left_out() -> None:
-    marks = recompute_check.Marks(CPU)
+    marks = recompute_check.Fingerprints(CPU)
     weight = nn.Parameter(torch.ones(3, 4))
     marks.saved(weight.t())
     marks.saved(torch.ones(3), is_argument=True)

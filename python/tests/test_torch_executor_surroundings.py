@@ -239,7 +239,7 @@ shards = pytest.mark.skipif(TORCH_VERSION < (2, 7), reason="fully_shard needs st
 @shards
 @pytest.mark.parametrize("seed", range(3))
 def test_fully_sharded_blocks(tmp_path: Path, seed: int) -> None:
-    """A block that runs again before its backward asks for its parameters, and a run that saves nothing gives them
+    """A block that is recomputed before its backward asks for its parameters, and a run that saves nothing gives them
     back.
     """
     from torch.distributed.fsdp import fully_shard

@@ -369,7 +369,7 @@ def test_a_block_that_takes_out_what_it_is_not_passed_is_kept(kind: type[Model])
 
 
 class Replaced(InAttribute):
-    """Another value stands there when a block runs again: it is kept."""
+    """Another value stands there when a block is recomputed: it is kept."""
 
     def forward(self, x: Tensor) -> Tensor:
         for number, block in enumerate(self.blocks):

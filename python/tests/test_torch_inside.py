@@ -17,7 +17,7 @@ from cairn.torch import profiler
 from cairn.torch.base._compat import StorageRef
 from cairn.torch.planning.step_profile import Profile
 from cairn.torch.profiling import option_measure, option_proofs
-from cairn.torch.selective.recompute import Rebuild
+from cairn.torch.selective.recompute import TensorRecompute
 from executor_support import (
     Op,
     backward,
@@ -109,18 +109,18 @@ def test_options_trade_bytes_for_time(layer: Callable[[], nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-def test_what_takes_long_to_rebuild_is_timed_once(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rebuilt: list[str] = []
+def test_what_takes_long_to_recompute_is_timed_once(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recomputed: list[str] = []
 
-    def counted(self: Any, rebuild: Any, *others: Any) -> None:
-        rebuilt.append(rebuild.recipe.decisions)
-        rebuild_all(self, rebuild, *others)
+    def counted(self: Any, recompute: Any, *others: Any) -> None:
+        recomputed.append(recompute.recipe.decisions)
+        recompute_all(self, recompute, *others)
 
-    rebuild_all = option_proofs.Proofs._rebuild_all
-    monkeypatch.setattr(option_proofs.Proofs, "_rebuild_all", counted)
+    recompute_all = option_proofs.Proofs._recompute_all
+    monkeypatch.setattr(option_proofs.Proofs, "_recompute_all", counted)
     monkeypatch.setattr(option_proofs, "LONG_NS", -1 if is_long else 10**18)
     profiler.profile(net(Mlp), sample(), loss_fn=mean_square, passes=1)
-    times = {len(list(group)) for _, group in itertools.groupby(rebuilt)}
+    times = {len(list(group)) for _, group in itertools.groupby(recomputed)}
     assert times == {1 if is_long else option_proofs.PROOFS}
 
 
@@ -136,16 +136,16 @@ def test_what_is_written_behind_autograds_back_is_kept() -> None:
     assert_same(Behind)
 
 
-def test_in_place_chains_and_batch_statistics_are_rebuilt() -> None:
+def test_in_place_chains_and_batch_statistics_are_recomputed() -> None:
     for layer, name in ((InPlace, "relu_"), (Batch, "batch_norm"), (Mlp, "tanh"), (Attention, "softmax")):
         [stage, *_] = [stage for stage in profile_of(layer).stages if stage.options]
-        assert any(name in option.rebuilds for option in stage.options), layer
+        assert any(name in option.recomputes for option in stage.options), layer
 
 
-def test_what_rebuilds_noise_is_told_by_a_plain_name() -> None:
+def test_what_recomputes_noise_is_told_by_a_plain_name() -> None:
     [stage, *_] = [stage for stage in profile_of(Mlp).stages if stage.options]
-    rebuilt = {name for option in stage.options for name in option.rebuilds.split(", ")}
-    assert any(name.startswith("noise") for name in rebuilt), rebuilt
+    recomputed = {name for option in stage.options for name in option.recomputes.split(", ")}
+    assert any(name.startswith("noise") for name in recomputed), recomputed
 
 
 def test_masks_are_kept_as_such() -> None:
@@ -170,7 +170,7 @@ def test_random_schedules_with_random_options() -> None:
 
 
 def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
-    """Nothing that the graph keeps, as the hooks, holds on to what a rebuild would have read."""
+    """Nothing that the graph keeps, as the hooks, holds on to what a recompute would have read."""
     found = profile_of(Mlp)
     inside = inside_of(found)
     assert sorted(inside) == [2, 3, 4] and len(found.refs) == 5
@@ -190,7 +190,7 @@ def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
     with planned(other, found.refs, ops, inside=inside) as executor:
         for step in range(2):
             loss = loss_of(other)
-            assert not any(type(each) is Rebuild for each in gc.get_objects()), step
+            assert not any(type(each) is TensorRecompute for each in gc.get_objects()), step
             loss.backward()
             del loss
             for model in (plain, other):
@@ -245,7 +245,7 @@ class Counter(Mlp):
 
 
 class OwnGenerator(Mlp):
-    """What it draws is not rebuilt, the rest may be."""
+    """What it draws is not recomputed, the rest may be."""
 
     def act(self, x: Tensor) -> Tensor:
         noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(3))
@@ -265,13 +265,13 @@ def test_a_block_that_cannot_be_relied_on_is_not_opened(layer: type[nn.Module], 
     found = profile_of(layer)
     blocks = [stage for stage in found.stages if stage.kind == "block"]
     assert all(reason in stage.closed and not stage.options for stage in blocks)
-    assert any("kept or run again as a whole: " in note and reason in note for note in found.notes)
+    assert any("kept or recomputed as a whole: " in note and reason in note for note in found.notes)
 
 
 def test_what_a_generator_of_its_own_draws_is_kept() -> None:
     assert_same(OwnGenerator)
     [stage, *_] = [stage for stage in profile_of(OwnGenerator).stages if stage.options]
-    assert "rand" not in stage.options[-1].rebuilds and "tanh" in stage.options[-1].rebuilds
+    assert "rand" not in stage.options[-1].recomputes and "tanh" in stage.options[-1].recomputes
 
 
 # -- plans --------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_a_plan_opens_blocks_and_is_verified() -> None:
     error = abs(result.created.peak_bytes - made.created_peak_bytes)
     assert result.ok and error < 0.01 * made.created_peak_bytes + 2 * profiler.RANDOM_STATE_BYTES
     text = str(ct.explain(made))
-    assert "kept part" in text and "runs again" in text
+    assert "kept part" in text and "recomputes" in text
     with pytest.raises(ValueError, match="allow"):
         ct.plan(found, middle, allow=("inside",))
     assert not ct.plan(found, middle, gradients="created", allow=("recompute",)).inside

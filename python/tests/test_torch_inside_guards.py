@@ -274,7 +274,7 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
 
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is rebuilt, nothing is compared, as on devices where that would cost time."""
+    """Of what is recomputed, nothing is compared, as on devices where that would cost time."""
     monkeypatch.setattr(Sample, "of", lambda self, tensor: (0, 0))
 
 
@@ -337,13 +337,13 @@ def test_looks_that_hold() -> None:
         how = {"size": (3, 4), "dtype": torch.float32, "requires_grad": True, **other}
         return [torch.zeros(2), None, torch.zeros(**how)]
 
-    looks = _compat.Looks(tensors())
+    looks = _compat.TensorGuard(tensors())
     assert not looks.hold(tensors()[:2]) and not looks.hold(tensors()[1:]) and not looks.hold(tensors()[::-1])
     for other in ({"size": (4, 3)}, {"dtype": torch.float64}, {"requires_grad": False}, {"device": "meta"}):
         assert not looks.hold(tensors(**other))
     assert not looks.hold([*tensors()[:2], torch.zeros(4, 3, requires_grad=True).t()])
-    assert not _compat.Looks([torch.zeros(2)]).hold([None])
-    doubled = _compat.Looks([torch.zeros(2)] * 2)
+    assert not _compat.TensorGuard([torch.zeros(2)]).hold([None])
+    doubled = _compat.TensorGuard([torch.zeros(2)] * 2)
     assert not doubled.hold([torch.zeros(2)] * 2)  # told too rarely, never wrongly
 
 
@@ -456,7 +456,7 @@ def _hook_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
 def _with(setting: list[float]) -> type[Mlp]:
     slope, turner = 1.0, _halved
 
-    class Elsewhere(Mlp):
+    class GlobalsAndClosures(Mlp):
         """Depends on what is neither an attribute of its own nor an argument."""
 
         factor, factors = 1.0, (1.0, 1.0)
@@ -476,7 +476,7 @@ def _with(setting: list[float]) -> type[Mlp]:
             x = OTHER_FILE.turn(F.softplus(turner(x)))
             return torch.tanh(Scaled.apply(_sloped(x))) * x.sin()
 
-    return Elsewhere
+    return GlobalsAndClosures
 
 
 _CHANGES_ELSEWHERE: dict[str, Callable[[pytest.MonkeyPatch, type[Any], list[float]], Any]] = {
@@ -799,7 +799,7 @@ def test_a_followed_run_that_must_run_again_refuses_what_has_changed(what: str) 
     with opened(model, layer=Hidden) as executor:
         for step in range(2):
             train(model, loss_of, step)
-        hidden["calls"] = 1  # what is rebuilt will be wrong, so that all is run again
+        hidden["calls"] = 1  # what is recomputed will be wrong, so that all is run again
         loss = loss_of(model)
         bias = model.layers[1].norm.bias  # type: ignore[union-attr]
         if what == "parameter":

@@ -1,4 +1,4 @@
-"""Recorded operations, the choices found on them, and the recipes that rebuild: each by itself."""
+"""Recorded operations, the choices found on them, and the recipes that recompute: each by itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cairn.torch.selective.block_options import (
 )
 from cairn.torch.selective.graph_recorder import BlockRecorder, _may_meet
 from cairn.torch.selective.min_cut import Network
-from cairn.torch.selective.recompute import Rebuild, compile_recipe, mask_of, sample_of
+from cairn.torch.selective.recompute import TensorRecompute, compile_recipe, mask_of, sample_of
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
@@ -71,20 +71,20 @@ class Recorded:
 
     buffer = parameter
 
-    def rebuild(self, decisions: str, order: list[int]) -> Rebuild:
-        rebuild = Rebuild(compile_recipe(self.graph, decisions, order))
+    def recompute(self, decisions: str, order: list[int]) -> TensorRecompute:
+        recompute = TensorRecompute(compile_recipe(self.graph, decisions, order))
         for index, tensor in enumerate(self.saved):
-            assert rebuild.saved(index, tensor) == (decisions[index] == KEEP)
-        for count in rebuild.recipe.states:
-            rebuild.take_state(count, self.states[count])
-        return rebuild
+            assert recompute.saved(index, tensor) == (decisions[index] == KEEP)
+        for count in recompute.recipe.states:
+            recompute.take_state(count, self.states[count])
+        return recompute
 
     def check(self, decisions: str, order: list[int]) -> None:
-        """Rebuilds what is not kept, in an order, and compares."""
-        rebuild = self.rebuild(decisions, order)
+        """Recomputes what is not kept, in an order, and compares."""
+        recompute = self.recompute(decisions, order)
         for index in order:
             if decisions[index] != KEEP:
-                tensor = rebuild.tensor(index, self)
+                tensor = recompute.tensor(index, self)
                 assert tensor is not None and torch.equal(tensor, self.saved[index])
                 assert tensor.stride() == self.saved[index].stride()
 
@@ -109,7 +109,7 @@ def leaf(*shape: int) -> Tensor:
 def brute_force(graph: BlockGraph, step_ns: int = STEP_NS, with_output: bool = False) -> list[tuple[int, int]]:
     """Bytes and time of every choice of kept values: all operations that the others need, each once; no masks.
 
-    with_output: what the block returns is wanted as well, and kept or rebuilt.
+    with_output: what the block returns is wanted as well, and kept or recomputed.
     """
     shown: dict[int, list[int]] = {}
     for index, pack in enumerate(graph.packs):
@@ -165,7 +165,7 @@ def test_choices_are_the_hull_of_all_choices() -> None:
     for _ in range(20):
         for op in graph.operations:
             op.nanoseconds = choose.randrange(1, 40000)
-        found = [(choice.kept_bytes, choice.rebuild_ns) for choice in choices(graph, 1000)]
+        found = [(choice.kept_bytes, choice.recompute_ns) for choice in choices(graph, 1000)]
         corners = hull(brute_force(graph))
         assert found[-1] == corners[-1] and found[0] == corners[0]
         assert set(corners) <= set(found)
@@ -181,7 +181,7 @@ def test_ideal_choices_are_the_hull_with_the_output_and_without_overhead() -> No
     for _ in range(20):
         for op in graph.operations:
             op.nanoseconds = choose.randrange(1, 40000)
-        found = [(choice.kept_bytes, choice.rebuild_ns) for choice in ideal_choices(graph)]
+        found = [(choice.kept_bytes, choice.recompute_ns) for choice in ideal_choices(graph)]
         corners = hull(brute_force(graph, 0, with_output=True))
         assert found[-1] == corners[-1] == (0, corners[-1][1]) and found[0] == corners[0]
         assert set(corners) <= set(found)
@@ -202,7 +202,7 @@ def test_a_block_of_very_many_operations_is_cut_a_few_times(monkeypatch: pytest.
     monkeypatch.setattr(_Model, "cheapest", lambda model, *price: cuts.append(price) or cut(model, *price))
     found = choices(graph, 12)
     assert len(graph.operations) == 600 and len(cuts) < 60, len(cuts)
-    assert len(found) == 12 and found[0].rebuild_ns == 0 and found[-1].kept_bytes == 0
+    assert len(found) == 12 and found[0].recompute_ns == 0 and found[-1].kept_bytes == 0
     steps = [a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(found)]
     assert max(steps) < found[0].kept_bytes / 4, steps
 
@@ -245,7 +245,7 @@ def alike(x: Tensor) -> Tensor:
 
 
 def test_between_choices_that_are_far_apart_are_some_that_do_the_same_for_fewer_operations() -> None:
-    """Layers that are alike are worth rebuilding at the same price."""
+    """Layers that are alike are worth recomputing at the same price."""
     run = Recorded(alike, leaf(16, 16))
     graph = _with_steady_times(run.graph)
     part = 16 * 16 * 4
@@ -382,10 +382,10 @@ def test_another_order_than_compiled_for() -> None:
     run = Recorded(gelu, leaf(16, 16))
     decisions = run.least()
     backwards = list(reversed(range(len(run.saved))))
-    rebuild = run.rebuild(decisions, backwards)
+    recompute = run.recompute(decisions, backwards)
     absent = [i for i in range(len(decisions)) if decisions[i] != KEEP]
     for index in absent:  # forwards, where the recipe goes backwards
-        tensor = rebuild.tensor(index, run)
+        tensor = recompute.tensor(index, run)
         assert tensor is not None and torch.equal(tensor, run.saved[index])
 
 
@@ -400,18 +400,18 @@ def test_nothing_is_left_over() -> None:
     run = Recorded(gelu, leaf(16, 16))
     for choice in choices(run.graph, 100):
         order = list(reversed(range(len(run.saved))))
-        rebuild = run.rebuild(choice.decisions, order)
+        recompute = run.recompute(choice.decisions, order)
         for index in order:
             if choice.decisions[index] != KEEP:
-                rebuild.tensor(index, run)
-        assert not rebuild._kept and not rebuild._made
-        assert rebuild._running is None or set(rebuild._running.gi_frame.f_locals) == {"kept", "states", "made"}
+                recompute.tensor(index, run)
+        assert not recompute._kept and not recompute._made
+        assert recompute._running is None or set(recompute._running.gi_frame.f_locals) == {"kept", "states", "made"}
 
 
 def test_a_traceback_shows_the_code_and_names_the_block() -> None:
     run = Recorded(gelu, leaf(16, 16))
     decisions, order = run.least(), list(reversed(range(len(run.saved))))
-    rebuild = Rebuild(compile_recipe(run.graph, decisions, order, "layers.7"))
+    recompute = TensorRecompute(compile_recipe(run.graph, decisions, order, "layers.7"))
 
     class Failing(Recorded):
         def __init__(self) -> None:
@@ -421,17 +421,17 @@ def test_a_traceback_shows_the_code_and_names_the_block() -> None:
             return torch.ones(3, 5)
 
     for index, tensor in enumerate(run.saved):
-        rebuild.saved(index, tensor)
-    for count in rebuild.recipe.states:
-        rebuild.take_state(count, run.states[count])
+        recompute.saved(index, tensor)
+    for count in recompute.recipe.states:
+        recompute.take_state(count, run.states[count])
     with pytest.raises(RuntimeError) as caught:
         for index in order:
             if decisions[index] != KEEP:
-                rebuild.tensor(index, Failing())
+                recompute.tensor(index, Failing())
     text = "".join(traceback.format_exception(caught.value))
-    assert "rebuilding what 'layers.7' did not keep" in text and "= aten_" in text
+    assert "recomputing what 'layers.7' did not keep" in text and "= aten_" in text
     file = next(each for each in linecache.cache if "layers.7" in each)
-    del caught, rebuild
+    del caught, recompute
     assert file not in linecache.cache
 
 
@@ -447,19 +447,19 @@ def test_a_kept_tensor_that_was_written_is_not_used() -> None:
         DROP if t.shape == (16, 16) and i == len(run.saved) - 1 else KEEP for i, t in enumerate(run.saved)
     )
     order = list(reversed(range(len(run.saved))))
-    rebuild = run.rebuild(decisions, order)
+    recompute = run.recompute(decisions, order)
     run.saved[-2].add_(1)
-    assert rebuild.tensor(len(run.saved) - 1, run) is None
+    assert recompute.tensor(len(run.saved) - 1, run) is None
 
 
 def test_a_tensor_that_comes_out_wrong_is_noticed() -> None:
     run = Recorded(gelu, leaf(16, 16))
     decisions, order = run.least(), list(reversed(range(len(run.saved))))
-    rebuild = run.rebuild(decisions, order)
+    recompute = run.recompute(decisions, order)
     with torch.no_grad():
         run.arguments[0].mul_(1.01)
-    assert any(rebuild.tensor(i, run) is None for i in order if decisions[i] != KEEP)
-    assert rebuild.was_wrong
+    assert any(recompute.tensor(i, run) is None for i in order if decisions[i] != KEEP)
+    assert recompute.was_wrong
 
 
 def test_writing_over_what_is_still_needed() -> None:
@@ -512,7 +512,7 @@ def test_decisions_that_cannot_be_carried_out() -> None:
     run = Recorded(lambda x: (x * torch.rand(8, 8, generator=torch.Generator())).tanh(), leaf(8, 8))
     drawn = next(i for i, t in enumerate(run.saved) if run.graph.packs[i].maker is type(None))
     decisions = "".join(DROP if i == drawn else KEEP for i in range(len(run.saved)))
-    with pytest.raises(ValueError, match="neither be kept nor rebuilt"):
+    with pytest.raises(ValueError, match="neither be kept nor recomputed"):
         compile_recipe(run.graph, decisions, [])
     with pytest.raises(ValueError, match="decisions for"):
         compile_recipe(run.graph, KEEP, [])
@@ -527,7 +527,7 @@ def test_masks() -> None:
     [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
     assert with_mask.kept_bytes == 64 * 64 // 8
     others = 2 * (100_000 + STEP_NS)  # the noise's tensor is made, and scaled
-    assert with_mask.rebuild_ns == others + 2 * STEP_NS + 64 * 64 // 4
+    assert with_mask.recompute_ns == others + 2 * STEP_NS + 64 * 64 // 4
     run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
     noise = run.saved[with_mask.decisions.index(MASK)]
     mask = mask_of(noise)

@@ -86,7 +86,7 @@ def test_a_block_that_does_something_else_is_run_again() -> None:
         for step in range(4):
             hidden["calls"] = step
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-            again = any("was run again as a whole" in note for note in executor.notes)
+            again = any("was recomputed as a whole" in note for note in executor.notes)
             assert again == (step % 2 == 1)
 
 

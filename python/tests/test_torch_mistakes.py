@@ -98,7 +98,7 @@ def test_losses_made_of_derivatives_by_the_input_are_left_out_of_the_profile() -
         ({"inside": "yes"}, TypeError, "inside must be True or False"),
         ({"preserve_rng_state": 2}, TypeError, "preserve_rng_state must be True or False"),
         ({"host_budget": "1 GiB"}, cairn.BadInput, 'host_budget: "1 GiB" is not a size'),
-        ({"host_budget": "1GiB", "tier": "hots"}, ct.Unsupported, "tier='hots': the slower memory is 'host' or 'file:"),
+        ({"host_budget": "1GiB", "tier": "hots"}, ct.Unsupported, "tier='hots': the offload tier is 'host' or 'file:"),
         ({"host_budget": "1GiB", "link": "8GB"}, cairn.BadInput, '"8GB" is not a rate such as 12GB/s'),
         ({"host_budget": "1GiB", "link": 5}, TypeError, "link must be a rate such as '12GB/s', a Link or"),
         ({"time_limit": "5"}, cairn.BadInput, '"5" is not a duration'),

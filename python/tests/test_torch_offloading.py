@@ -1,4 +1,4 @@
-"""Steps in which values travel to slower memory and back: bit for bit, in the plan's order, within both budgets."""
+"""Steps with values that are offloaded and fetched back: bit for bit, in the plan's order, within both budgets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cairn.torch.base.errors import TierUnavailable, TransferFailed
 from cairn.torch.base.stages import StageRef
 from cairn.torch.monitor.watched_step import WatchedStep
 from cairn.torch.offloading.tiers import FileTier, HostTier
-from cairn.torch.offloading.transfers import parcel_bytes
+from cairn.torch.offloading.transfers import group_bytes
 from cairn.torch.planning.offload_plans import Destination, Offloading, without_transfers_of
 from cairn.torch.runtime.executor import COPIES_OF_ANOTHER, Executor
-from cairn.torch.runtime.step_transfers import Travel
-from cairn.torch.schedule.transfer_plan import itinerary_of, peak_with_transfers, traffic_of
+from cairn.torch.runtime.step_transfers import StepTransfers
+from cairn.torch.schedule.transfer_plan import peak_with_transfers, traffic_of, transfer_plan_of
 from executor_support import backward, blocks, differing, drop, expected_runs, no_collector, save, train
 from offloading_support import (
     CPU,
@@ -37,12 +37,12 @@ from offloading_support import (
     carried_out,
     copies,
     discard,
-    inputs_travelling,
+    inputs_offloaded,
     offload,
+    offloading,
     prefetch,
     sized,
     trace_of,
-    travelling,
 )
 from torch import Tensor, nn
 from torch_models import ALL, ODD, Step
@@ -102,29 +102,31 @@ def seeded_network(width: int = 32) -> nn.Sequential:
 
 def test_what_is_saved_on_another_device_stays_there() -> None:
     plain, other = seeded_network(), seeded_network()
-    with carried_out(other, STAGES, travelling(STAGES)) as (executor, itinerary, depot):
+    with carried_out(other, STAGES, offloading(STAGES)) as (executor, transfer_plan, plan_tier):
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-            assert trace_of(depot) == copies(itinerary.ops)
+            assert trace_of(plan_tier) == copies(transfer_plan.ops)
             assert not executor.notes
 
 
-def test_blocks_that_save_something_on_another_device_can_travel() -> None:
+def test_blocks_that_save_something_on_another_device_can_be_offloaded() -> None:
     model = seeded_network(128)
     x = torch.randn(256, 128, generator=torch.Generator().manual_seed(0))
     profile = ct.profile(model, x, loss_fn=lambda y: y.square().mean(), passes=1)
-    assert all(stage.saved_travels() for stage in profile.stages[:4])  # the loss reads what the last one returned
+    assert all(
+        stage.saved_is_offloadable() for stage in profile.stages[:4]
+    )  # the loss reads what the last one returned
 
 
-@pytest.mark.parametrize("make", [travelling, inputs_travelling])
+@pytest.mark.parametrize("make", [offloading, inputs_offloaded])
 def test_a_step_is_the_plain_one_and_copies_start_in_the_order_of_the_list(make: Any, tier: str) -> None:
     plain, other = network(), network()
     ops = make(STAGES)
-    with carried_out(other, STAGES, ops, tier) as (executor, itinerary, depot):
+    with carried_out(other, STAGES, ops, tier) as (executor, transfer_plan, plan_tier):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(STAGES, ops)
-            assert trace_of(depot) == copies(ops) == copies(itinerary.ops)
+            assert trace_of(plan_tier) == copies(ops) == copies(transfer_plan.ops)
             assert not executor.notes
 
 
@@ -132,15 +134,15 @@ def test_a_step_is_the_plain_one_and_copies_start_in_the_order_of_the_list(make:
 def test_any_list_that_the_simulator_accepts(seed: int) -> None:
     ops = by_chance(seed, STAGES)
     plain, other = network(), network()
-    with carried_out(other, STAGES, ops) as (executor, itinerary, _):
+    with carried_out(other, STAGES, ops) as (executor, transfer_plan, _):
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert not executor.notes
-    assert sorted(map(str, itinerary.ops)) == sorted(map(str, ops))
-    assert copies(itinerary.ops) == copies(ops)
+    assert sorted(map(str, transfer_plan.ops)) == sorted(map(str, ops))
+    assert copies(transfer_plan.ops) == copies(ops)
 
 
-def test_the_lists_by_chance_travel() -> None:
+def test_the_lists_by_chance_are_offloaded() -> None:
     lists = [by_chance(seed, STAGES) for seed in range(24)]
     assert sum(len(copies(ops)) > 3 for ops in lists) > 12
     assert any(op[0] == "prefetch" and op[1] == "output" for ops in lists for op in ops)
@@ -189,17 +191,17 @@ def test_lists_by_chance_where_blocks_hand_a_value_through(seed: int, by_first: 
             assert not executor.notes
 
 
-def test_what_a_block_was_passed_stays_where_its_output_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_block_was_passed_stays_where_its_output_are_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    send = Travel.offload
+    send = StepTransfers.offload
 
-    def noting(travel: Travel, position: int, value: Any, tensors: list[Tensor]) -> bool:
-        sent.append(parcel_bytes(tensors))
-        return send(travel, position, value, tensors)
+    def noting(step_transfers: StepTransfers, position: int, value: Any, tensors: list[Tensor]) -> bool:
+        sent.append(group_bytes(tensors))
+        return send(step_transfers, position, value, tensors)
 
-    monkeypatch.setattr(Travel, "offload", noting)
+    monkeypatch.setattr(StepTransfers, "offload", noting)
     model = Handed()
-    with carried_out(model, HANDED, inputs_travelling(HANDED)):
+    with carried_out(model, HANDED, inputs_offloaded(HANDED)):
         train(model, loss_of)
     assert sent == [X.nbytes] * 3
 
@@ -210,39 +212,39 @@ def test_plans_of_models_whose_blocks_hand_a_value_through(by_first: bool) -> No
     step = {"args": x, "loss_fn": lambda y: y.square().mean()}
     measured = ct.profile(model, **step, passes=1)
     points = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)
-    travels = 0
+    offloads = 0
     for point in points[:-1]:
         made = ct.plan(measured, point.budget_bytes, host_budget="1GiB", link=FAST)
         assert ct.verify(model, made, **step).ok
-        travels += made.offloads
+        offloads += made.offloads
         with ct.apply(model, made) as handle:
             step["loss_fn"](model(x)).backward()
             assert not handle.executor.notes
-    assert travels
+    assert offloads
 
 
-def test_no_stage_is_left_to_autograd_whose_saved_tensors_travel() -> None:
-    with carried_out(network(), STAGES, travelling(STAGES)) as (executor, _, _):
+def test_no_stage_is_left_to_autograd_whose_saved_tensors_are_offloaded() -> None:
+    with carried_out(network(), STAGES, offloading(STAGES)) as (executor, _, _):
         program = executor.first.settings.program
         assert program.native[5] is False  # its input is another copy
         assert not any(program.native[1:])
 
 
 def test_transfers_without_an_itinerary_are_refused() -> None:
-    with pytest.raises(ct.Unsupported, match="itinerary"):
-        Executor(network(), STAGES, travelling(STAGES))
+    with pytest.raises(ct.Unsupported, match="transfer plan"):
+        Executor(network(), STAGES, offloading(STAGES))
 
 
-# -- the itinerary -------------------------------------------------------------------------------------------
+# -- the transfer plan -------------------------------------------------------------------------------------------
 
 
 def test_a_dropped_copy_is_waited_for_where_its_room_is_needed() -> None:
     stages = blocks(*"012")
     ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
     ops += [backward(2), backward(1), discard("saved", 1)]
-    roomy = itinerary_of(sized(stages), ops, 100 * MIB)
+    roomy = transfer_plan_of(sized(stages), ops, 100 * MIB)
     assert roomy.waits == {}
-    tight = itinerary_of(sized(stages), ops, 7 * MIB)  # input, A[2], A[3], two gradients
+    tight = transfer_plan_of(sized(stages), ops, 7 * MIB)  # input, A[2], A[3], two gradients
     assert tight.waits == {4: 1}
     assert peak_with_transfers(sized(stages), tight)[1] == 7 * MIB
     assert peak_with_transfers(sized(stages), roomy)[1] > 7 * MIB
@@ -256,15 +258,15 @@ def test_what_lies_outside_of_blocks_waits_only_for_what_its_own_room_needs(
     stages, model, seen = [*blocks(*"01"), StageRef("outside", "head")], network(3), []
     ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
     ops += [backward(2), backward(1), discard("saved", 1)]
-    wait = Travel.wait
+    wait = StepTransfers.wait
 
-    def waited(travel: Travel, position: int) -> None:
-        seen.extend(["wait"] * (position in travel._itinerary.waits))
-        wait(travel, position)
+    def waited(step_transfers: StepTransfers, position: int) -> None:
+        seen.extend(["wait"] * (position in step_transfers._transfer_plan.waits))
+        wait(step_transfers, position)
 
-    monkeypatch.setattr(Travel, "wait", waited)
-    with carried_out(model, stages, ops, budget=budget) as (_, itinerary, _):
-        assert list(itinerary.waits) == [4 if budget == 7 * MIB else 5]
+    monkeypatch.setattr(StepTransfers, "wait", waited)
+    with carried_out(model, stages, ops, budget=budget) as (_, transfer_plan, _):
+        assert list(transfer_plan.waits) == [4 if budget == 7 * MIB else 5]
         plain = network(3)
         model[2].register_forward_hook(lambda *_: seen.append("head"))
         assert not differing(train(plain, loss_of, 0), train(model, loss_of, 0))
@@ -277,14 +279,14 @@ def test_a_copy_that_fails_when_the_forward_has_ended_leaves_the_slower_memory_f
     stages, model, failing = [*blocks(*"01"), StageRef("outside", "head")], network(3), [True]
     ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
     ops += [backward(2), backward(1), discard("saved", 1)]
-    wait = Travel.wait
+    wait = StepTransfers.wait
 
-    def waited(travel: Travel, position: int) -> None:
+    def waited(step_transfers: StepTransfers, position: int) -> None:
         if failing and position == 5:
             raise TransferFailed("as if")
-        wait(travel, position)
+        wait(step_transfers, position)
 
-    monkeypatch.setattr(Travel, "wait", waited)
+    monkeypatch.setattr(StepTransfers, "wait", waited)
     with carried_out(model, stages, ops, budget=8 * MIB) as (executor, _, _):
         with pytest.raises(TransferFailed) as kept:
             model(X)
@@ -320,8 +322,8 @@ def test_a_prefetch_starts_with_the_computation_before_it_where_both_fit() -> No
     stages = blocks(*"012")
     ops = [save(1), offload("saved", 1), save(2), drop("saved", 1), save(3), backward(3), prefetch("saved", 1)]
     ops += [backward(2), backward(1), discard("saved", 1)]
-    assert itinerary_of(sized(stages), ops, 100 * MIB).ops[5:7] == (("prefetch", "saved", 1), ("backward", 3))
-    assert itinerary_of(sized(stages), ops, 8 * MIB).ops[5:7] == (("backward", 3), ("prefetch", "saved", 1))
+    assert transfer_plan_of(sized(stages), ops, 100 * MIB).ops[5:7] == (("prefetch", "saved", 1), ("backward", 3))
+    assert transfer_plan_of(sized(stages), ops, 8 * MIB).ops[5:7] == (("backward", 3), ("prefetch", "saved", 1))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -332,26 +334,26 @@ def test_places_do_not_overlap_while_copies_live(seed: int) -> None:
         stage["output_bytes"] = choose.randint(1, 50)
         stage["options"][0]["saved_bytes"] = choose.randint(50, 200)
     ops = by_chance(seed, STAGES)
-    itinerary = itinerary_of(chain, ops, 1 << 50)
+    transfer_plan = transfer_plan_of(chain, ops, 1 << 50)
     living: dict[Any, Any] = {}
     most = 0
-    for position, op in enumerate(itinerary.ops):
+    for position, op in enumerate(transfer_plan.ops):
         if op[0] == "offload":
-            place = itinerary.places[position]
+            place = transfer_plan.places[position]
             assert not any(place.overlaps(other) for other in living.values())
-            assert place.offset + place.size <= itinerary.slab_bytes
+            assert place.offset + place.size <= transfer_plan.slab_bytes
             living[op[1:]] = place
         elif op[0] == "discard":
             del living[op[1:]]
         most = max(most, sum(place.size for place in living.values()))
-    assert most == itinerary.host_peak_bytes <= itinerary.slab_bytes
+    assert most == transfer_plan.host_peak_bytes <= transfer_plan.slab_bytes
     problem = cairn.Chain.from_json(json.dumps(chain))
     replay = cairn.simulate(problem, cairn.Schedule.from_ops(problem, ops), None)
-    assert replay.host_peak_bytes == itinerary.host_peak_bytes
+    assert replay.host_peak_bytes == transfer_plan.host_peak_bytes
 
 
 def test_what_must_stay_is_taken_out_of_a_list() -> None:
-    ops = travelling(STAGES)
+    ops = offloading(STAGES)
     stays = without_transfers_of(frozenset({("saved", 2, 0)}), ops)
     assert not any(op[1:] == ("saved", 2) for op in stays)
     problem = cairn.Chain.from_json(json.dumps(sized(STAGES)))
@@ -367,12 +369,12 @@ def test_several_forwards_before_a_backward() -> None:
     def both(model: nn.Module) -> Tensor:
         return loss_of(model) + 2 * loss_of(model)
 
-    with carried_out(other, STAGES, travelling(STAGES)) as (executor, _, depot):
+    with carried_out(other, STAGES, offloading(STAGES)) as (executor, _, plan_tier):
         assert not differing(train(plain, both), train(other, both))
         assert any("another step" in note for note in executor.notes)
         assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
         assert not executor.notes
-        assert trace_of(depot) == copies(travelling(STAGES))
+        assert trace_of(plan_tier) == copies(offloading(STAGES))
 
 
 def test_a_step_over_its_budget_beside_another_one_is_told_what_helps(vgg: tuple[Step, ct.Profile]) -> None:
@@ -382,12 +384,12 @@ def test_a_step_over_its_budget_beside_another_one_is_told_what_helps(vgg: tuple
     watched.forward_ended(step.loss(), (), [COPIES_OF_ANOTHER])
     watched.end()
     assert watched.supposed_cause(False) == (
-        "another step, whose backward has not ended, has copies in the slower memory: this one keeps its own. Pass all "
+        "another step, whose backward has not ended, has copies in the offload tier: this one keeps its own. Pass all "
         "in one call, or plan a module that calls the model as often"
     )
 
 
-@pytest.mark.parametrize("make", [travelling, inputs_travelling])
+@pytest.mark.parametrize("make", [offloading, inputs_offloaded])
 def test_a_graph_that_is_kept(make: Any) -> None:
     plain, other = network(), network()
     with carried_out(other, STAGES, make(STAGES)):
@@ -404,7 +406,7 @@ def test_a_graph_that_is_kept(make: Any) -> None:
 
 def test_double_backward_and_part_of_the_gradients() -> None:
     plain, other = network(), network()
-    with carried_out(other, STAGES, travelling(STAGES)):
+    with carried_out(other, STAGES, offloading(STAGES)):
         found = []
         for model in (plain, other):
             torch.manual_seed(3)
@@ -419,7 +421,7 @@ def test_frozen_blocks_and_backwards_that_do_not_come() -> None:
     for model in (plain, other):
         model[0].requires_grad_(False)
         model[1].requires_grad_(False)
-    with carried_out(other, STAGES, travelling(STAGES)):
+    with carried_out(other, STAGES, offloading(STAGES)):
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
 
@@ -431,7 +433,7 @@ def test_autocast() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return loss_of(model)
 
-    with carried_out(other, STAGES, travelling(STAGES)):
+    with carried_out(other, STAGES, offloading(STAGES)):
         for step in range(2):
             assert not differing(train(plain, loss, step), train(other, loss, step))
 
@@ -457,7 +459,7 @@ def test_after_an_exception_the_next_step_is_sound(where: str) -> None:
     for model in (plain, other):
         block = model[2]
         block.forward = lambda x, block=block: Failing.apply(nn.Sequential.forward(block, x))
-    with carried_out(other, STAGES, travelling(STAGES)) as (executor, _, depot):
+    with carried_out(other, STAGES, offloading(STAGES)) as (executor, _, plan_tier):
         train(other, loss_of)
         fail = True
         with pytest.raises(ArithmeticError):
@@ -466,7 +468,7 @@ def test_after_an_exception_the_next_step_is_sound(where: str) -> None:
         other.zero_grad()
         assert not differing(train(plain, loss_of, 2), train(other, loss_of, 2))
         assert not executor.notes
-        assert trace_of(depot) == copies(travelling(STAGES))
+        assert trace_of(plan_tier) == copies(offloading(STAGES))
 
 
 def test_saved_tensors_that_are_changed_in_place_are_an_error_as_ever() -> None:
@@ -477,7 +479,7 @@ def test_saved_tensors_that_are_changed_in_place_are_an_error_as_ever() -> None:
 
     model = nn.Sequential(Leaking(), nn.Sequential(nn.Linear(32, 32)), nn.Sequential(nn.Tanh()))
     stages = blocks(*"012")
-    with carried_out(model, stages, travelling(stages)):
+    with carried_out(model, stages, offloading(stages)):
         x = X.clone().requires_grad_()
         loss = model(x).sum()
         with torch.no_grad():
@@ -491,7 +493,7 @@ def test_memory_is_flat_and_threads_end() -> None:
     model = network()
     threads = threading.active_count()
     with no_collector():
-        with carried_out(model, STAGES, travelling(STAGES)):
+        with carried_out(model, STAGES, offloading(STAGES)):
             for _ in range(3):
                 train(model, loss_of)
             before = sum(type(o) is Tensor for o in gc.get_objects())
@@ -516,7 +518,7 @@ def test_steps_of_several_threads_have_the_slower_memory_one_at_a_time() -> None
     def step(number: int) -> None:
         found[number] = torch.autograd.grad(model(X * number).square().mean(), parameters)
 
-    with carried_out(model, STAGES, travelling(STAGES)):
+    with carried_out(model, STAGES, offloading(STAGES)):
         hooks = [block.register_forward_pre_hook(wait) for block in (model[0], model[4])]
         threads = [threading.Thread(target=step, args=(number,)) for number in (1, 2)]
         for thread in threads:
@@ -536,14 +538,14 @@ def test_a_step_can_be_finished_after_the_plan_was_removed() -> None:
     plain, other = network(), network()
     torch.manual_seed(0)
     loss_of(plain).backward()
-    with carried_out(other, STAGES, travelling(STAGES)):
+    with carried_out(other, STAGES, offloading(STAGES)):
         torch.manual_seed(0)
         loss = loss_of(other)
     loss.backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), other.parameters(), strict=True))
 
 
-# -- what goes wrong with slower memory ----------------------------------------------------------------------
+# -- what goes wrong with offload tier ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
@@ -564,7 +566,7 @@ def test_a_failing_copy_is_a_clear_error_and_the_next_step_is_sound(
         real(self, offset, address, count)
 
     monkeypatch.setattr(kind, direction, failing)
-    with carried_out(other, STAGES, travelling(STAGES), tier) as (executor, _, depot):
+    with carried_out(other, STAGES, offloading(STAGES), tier) as (executor, _, plan_tier):
         with pytest.raises(TransferFailed, match=text):
             train(other, loss_of)
         fail = False
@@ -572,7 +574,7 @@ def test_a_failing_copy_is_a_clear_error_and_the_next_step_is_sound(
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert not executor.notes
-            assert trace_of(depot) == copies(travelling(STAGES))
+            assert trace_of(plan_tier) == copies(offloading(STAGES))
 
 
 def test_a_full_disk_is_an_error_before_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -580,7 +582,7 @@ def test_a_full_disk_is_an_error_before_the_step(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     plain, other = network(), network()
-    with carried_out(other, STAGES, travelling(STAGES), f"file:{tmp_path}") as (executor, _, _):
+    with carried_out(other, STAGES, offloading(STAGES), f"file:{tmp_path}") as (executor, _, _):
         with monkeypatch.context() as patch:
             patch.setattr("os.posix_fallocate", full)
             with pytest.raises(TierUnavailable, match="No space left"):
@@ -604,17 +606,19 @@ def test_plans_that_offload_are_exact_and_within_both_budgets(name: str, tmp_pat
     points = ct.sweep(measured, 4, host_budget="1GiB", link=FAST)
     overheads = [point.overhead for point in points if point.overhead is not None]
     assert len(overheads) == len(points)
-    travels = 0
+    offloads = 0
     for point, tier in zip(points[:-1], ("host", f"file:{tmp_path}", "host"), strict=True):
         made = ct.plan(measured, point.budget_bytes, host_budget="1GiB", link=FAST, tier=tier)
         alone = _overhead_alone(measured, point.budget_bytes)
         assert alone is None or made.overhead <= alone
         found = ct.verify(step.model, made, **step.sample)
         assert found.accumulated.peak_bytes <= made.accumulated_peak_bytes + 64 * 1024
-        travels += made.offloads
+        offloads += made.offloads
         if made.offloads:
             _assert_in_order(step, made)
-    assert travels or name in ODD  # of these little can travel, and whether it pays is a matter of measured times
+    assert (
+        offloads or name in ODD
+    )  # of these little can be offloaded, and whether it pays is a matter of measured times
 
 
 def _overhead_alone(measured: ct.Profile, budget: int) -> float | None:
@@ -625,14 +629,14 @@ def _overhead_alone(measured: ct.Profile, budget: int) -> float | None:
 
 
 def _assert_in_order(step: Step, made: ct.Plan) -> None:
-    assert made.itinerary is not None
-    assert made.itinerary.slab_bytes == made.host_bytes <= made.host_budget_bytes
+    assert made.transfer_plan is not None
+    assert made.transfer_plan.slab_bytes == made.host_bytes <= made.host_budget_bytes
     with ct.apply(step.model, made) as handle:
         for _ in range(2):
             step.loss().backward()
-            assert trace_of(handle.executor.depot) == copies(made.ops)
+            assert trace_of(handle.executor.plan_tier) == copies(made.ops)
             assert not handle.executor.notes
-        transfers = handle.executor.depot.transfers
+        transfers = handle.executor.plan_tier.transfers
         assert transfers.tier.capacity_bytes == made.host_bytes
     step.model.zero_grad()
 
@@ -679,7 +683,7 @@ def test_a_plan_holds_wherever_the_model_lies(vgg: tuple[Step, ct.Profile]) -> N
     assert ct.verify(step.model, moved, **step.sample).ok
     with ct.apply(step.model, moved) as handle:
         step.loss().backward()
-        assert handle.executor.depot.transfers.device == CPU
+        assert handle.executor.plan_tier.transfers.device == CPU
 
 
 def test_no_host_memory_and_one_byte_short(vgg: tuple[Step, ct.Profile]) -> None:
@@ -732,11 +736,11 @@ def test_copies_that_slow_computing_down_count_in_the_plan_s_time(vgg: tuple[Ste
     links = [ct.Link(20 * 10**9, 20 * 10**9, 0, True, slowdown) for slowdown in (0.0, 0.5)]
     free, slowed = (ct.plan(measured, budget, host_budget="1GiB", link=link) for link in links)
     assert free.offloads and slowed.offloads
-    assert free.itinerary is not None
+    assert free.transfer_plan is not None
     assert free.problem["machine"] == slowed.problem["machine"]
     replay = cairn.simulate(free.verified.problem, free.verified.schedule, None)
     assert free.step_ns == replay.makespan_ns
-    beside = traffic_of(free.problem, free.itinerary.ops).busy_ns - (replay.stall_ns or 0)
+    beside = traffic_of(free.problem, free.transfer_plan.ops).busy_ns - (replay.stall_ns or 0)
     assert slowed.step_ns - free.step_ns == max(0, beside) // 3
 
 
@@ -777,7 +781,7 @@ def test_a_step_under_a_cap_of_the_operating_system(tier: str) -> None:
         plan = ct.plan(profile, budget, tier={tier!r}, **options)
         assert plan.offloads
         with ct.apply(model, plan) as handle:
-            step()  # opens the slower memory
+            step()  # opens the offload tier
             model.zero_grad()
             slab = handle.executor.depot.transfers
             used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
@@ -802,11 +806,11 @@ def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:
     made.save(tmp_path / "plan.json")
     again = ct.Plan.load(tmp_path / "plan.json")
     assert again.hash == made.hash
-    assert again.itinerary == made.itinerary
+    assert again.transfer_plan == made.transfer_plan
     assert ct.verify(step.model, again, **step.sample).ok
     text = str(ct.explain(made))
-    assert "travels" in text
-    assert "slower memory" in text
+    assert "offloaded" in text
+    assert "offload tier" in text
     assert json.loads(json.dumps(ct.explain(made).to_json()))["offloading"]["host_bytes"] == made.host_bytes
 
 

@@ -1,4 +1,4 @@
-"""Blocks of which a part is kept, and that part travels: bit for bit, in the plan's order, within both budgets."""
+"""Blocks of which a part is kept, and that part offloads: bit for bit, in the plan's order, within both budgets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def profile_of(layer: Callable[[], nn.Module]) -> ct.Profile:
     return ct.profile(net(layer), X, loss_fn=mean_square, passes=1)
 
 
-def travelling(option: int) -> list[Op]:
+def offloading(option: int) -> list[Op]:
     """Blocks 1 to 3 keep a part, which leaves after the next block ran and comes back one block before it is needed."""
     ops: list[Op] = [("forward_save", 1, option), offload("saved", 1)]
     for stage in (2, 3):
@@ -111,30 +111,30 @@ def travelling(option: int) -> list[Op]:
 
 @pytest.mark.parametrize("layer", [Mlp, Batch])
 @pytest.mark.parametrize("option", [1, WAYS - 1])
-def test_what_a_part_keeps_travels(layer: Callable[[], nn.Module], option: int) -> None:
+def test_what_a_part_keeps_are_offloaded(layer: Callable[[], nn.Module], option: int) -> None:
     stages = profile_of(layer).refs
     plain, other = net(layer), net(layer)
-    ops = travelling(option)
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, depot):
+    ops = offloading(option)
+    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, plan_tier):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(stages, ops)
-            assert trace_of(depot) == copies(ops)
+            assert trace_of(plan_tier) == copies(ops)
             assert not executor.notes
 
 
-def test_parts_of_one_tensor_travel_with_all_of_it() -> None:
+def test_parts_of_one_tensor_are_offloaded_with_all_of_it() -> None:
     """As a view of what is kept reads what lies beside that, too."""
     stages, inside = profile_of(Chunks).refs, inside_of(profile_of(Chunks))
     ways = min(len(each.options) for each in inside.values())
     plain, other = net(Chunks), net(Chunks)
     for option in range(1, ways):
-        ops = travelling(option)
-        with carried_out(other, stages, ops, ways=ways, inside=inside) as (executor, _, depot):
+        ops = offloading(option)
+        with carried_out(other, stages, ops, ways=ways, inside=inside) as (executor, _, plan_tier):
             for step in range(2):
                 assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
                 assert executor.trace == expected_runs(stages, ops)
-                assert trace_of(depot) == copies(ops)
+                assert trace_of(plan_tier) == copies(ops)
                 assert not executor.notes
 
 
@@ -173,8 +173,8 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
     stages = profile_of(Mlp).refs
     other = net(Mlp)
     kept: dict[str, int] = {}
-    stays = [op for op in travelling(1) if op[0] not in ("offload", "drop", "prefetch")]
-    for name, ops in (("away", travelling(1)), ("there", stays)):
+    stays = [op for op in offloading(1) if op[0] not in ("offload", "drop", "prefetch")]
+    for name, ops in (("away", offloading(1)), ("there", stays)):
         with carried_out(other, stages, ops, ways=WAYS, budget=8 * MIB, inside=inside_of(profile_of(Mlp))):
             loss_of(other).backward()
             other.zero_grad()
@@ -187,11 +187,13 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
             loss.backward()
             other.zero_grad()
     # blocks share random states, and those of steps that need none are not there
-    travel = [s.options[1].travel_bytes - RANDOM_STATE_BYTES * len(s.draws) for s in profile_of(Mlp).stages[:3]]
-    assert kept["there"] - kept["away"] >= sum(travel)
+    step_transfers = [
+        s.options[1].offloadable_bytes - RANDOM_STATE_BYTES * len(s.draws) for s in profile_of(Mlp).stages[:3]
+    ]
+    assert kept["there"] - kept["away"] >= sum(step_transfers)
 
 
-def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:
+def test_a_graph_that_is_kept_and_parts_that_are_offloaded() -> None:
     stages = profile_of(Mlp).refs
     plain, other = net(Mlp), net(Mlp)
 
@@ -201,7 +203,7 @@ def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:
         found = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=again) for again in (True, False)]
         return [grad for grads in found for grad in grads]
 
-    with carried_out(other, stages, travelling(WAYS - 1), ways=WAYS, inside=inside_of(profile_of(Mlp))):
+    with carried_out(other, stages, offloading(WAYS - 1), ways=WAYS, inside=inside_of(profile_of(Mlp))):
         for _ in range(2):
             assert all(map(torch.equal, twice(plain), twice(other)))
 
@@ -209,7 +211,7 @@ def test_a_graph_that_is_kept_and_parts_that_travelled() -> None:
 def test_a_kept_tensor_that_is_changed_in_place_while_it_is_away_is_an_error_as_ever() -> None:
     stages = profile_of(Mlp).refs
     other = net(Mlp)
-    ops: list[Op] = [op for op in travelling(0) if op[1:] != ("saved", 3)]
+    ops: list[Op] = [op for op in offloading(0) if op[1:] != ("saved", 3)]
     with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(Mlp))):
         seen: list[Tensor] = []
         hook = other.layers[0].down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -222,8 +224,8 @@ def test_a_kept_tensor_that_is_changed_in_place_while_it_is_away_is_an_error_as_
 
 
 @pytest.mark.parametrize("option", [0, 1])
-def test_parts_that_cannot_travel_are_taken_out_of_a_list(option: int) -> None:
-    ops = travelling(1)
+def test_parts_that_cannot_be_offloaded_are_taken_out_of_a_list(option: int) -> None:
+    ops = offloading(1)
     stays = without_transfers_of(frozenset({("saved", 2, option)}), ops)
     assert any(op[1:] == ("saved", 2) for op in stays) == (option == 0)
     assert any(op[1:] == ("saved", 1) for op in stays)
@@ -260,13 +262,13 @@ def test_parts_and_transfers_are_planned_together(name: str) -> None:
         if made.offloads:
             with ct.apply(step.model, made) as handle:
                 step.loss().backward()
-                assert trace_of(handle.executor.depot) == copies(made.ops)
+                assert trace_of(handle.executor.plan_tier) == copies(made.ops)
                 assert not handle.executor.notes
             step.model.zero_grad()
     assert max(gains) > 0
 
 
-def test_a_plan_of_parts_that_travel_is_data(tmp_path: Any) -> None:
+def test_a_plan_of_parts_that_are_offloaded_is_data(tmp_path: Any) -> None:
     torch.manual_seed(0)
     step = ALL["gpt2"]()
     measured = ct.profile(step.model, **step.sample, passes=1)
@@ -278,18 +280,18 @@ def test_a_plan_of_parts_that_travel_is_data(tmp_path: Any) -> None:
     made.save(tmp_path / "plan.json")
     again = ct.Plan.load(tmp_path / "plan.json")
     assert again.hash == made.hash
-    assert again.itinerary == made.itinerary
+    assert again.transfer_plan == made.transfer_plan
     assert ct.verify(step.model, again, **step.sample).ok
-    assert "travels" in str(ct.explain(made))
+    assert "offloaded" in str(ct.explain(made))
 
 
-def test_options_that_do_not_travel_whole_stay() -> None:
+def test_options_that_are_not_offloaded_whole_stay() -> None:
     """A profile in which it is unknown what options move, as older ones are: they may be kept, but are not sent."""
     torch.manual_seed(0)
     step = ALL["llama"]()
     measured = ct.profile(step.model, **step.sample, passes=1)
     stages = tuple(
-        dataclasses.replace(s, options=[dataclasses.replace(o, travel_bytes=0) for o in s.options])
+        dataclasses.replace(s, options=[dataclasses.replace(o, offloadable_bytes=0) for o in s.options])
         for s in measured.stages
     )
     unknown = dataclasses.replace(measured, stages=stages)

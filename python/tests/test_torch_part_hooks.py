@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch import profiler
-from cairn.torch.base.patched_forward import Takeover
+from cairn.torch.base.patched_forward import PatchedForward
 from cairn.torch.profiling import overhead
 from cairn.torch.selective import recompute, submodule_hooks
 from cairn.torch.selective.block_graph import BlockGraph
 from cairn.torch.selective.block_runs import OpenedBlock
-from cairn.torch.selective.recompute import Rebuild, Recipe
+from cairn.torch.selective.recompute import Recipe, TensorRecompute
 from cairn.torch.selective.submodule_calls import CALL_COST, Call, covering
 from cairn.torch.selective.submodule_hooks import noted
 from executor_support import differing, results, train
@@ -126,7 +126,7 @@ def _handled(model: nn.Module) -> list[str]:
 
 
 def _taken_over(model: nn.Module) -> list[str]:
-    return [name for name, part in model.named_modules() if isinstance(vars(part).get("forward"), Takeover)]
+    return [name for name, part in model.named_modules() if isinstance(vars(part).get("forward"), PatchedForward)]
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_what_is_done_with_a_planned_model_finds_no_handlers() -> None:
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_a_run_that_cannot_be_rebuilt_runs_again_under_the_same_hooks(
+def test_a_run_that_cannot_be_recomputed_alone_is_recomputed_whole_under_the_same_hooks(
     is_removed: bool, monkeypatch: pytest.MonkeyPatch, seen: list[tuple[int, ...]]
 ) -> None:
     plain, other = net(Parts), net(Parts)
@@ -220,7 +220,7 @@ def test_a_run_that_cannot_be_rebuilt_runs_again_under_the_same_hooks(
         if is_removed:
             executor.detach()
             assert not _taken_over(other)
-        monkeypatch.setattr(Rebuild, "tensor", lambda *anything: None)
+        monkeypatch.setattr(TensorRecompute, "tensor", lambda *anything: None)
         loss.backward()
         assert len(seen) == 2 * forward and not differing(expected, results(other, loss))
         assert is_removed == (not _taken_over(other))
@@ -527,14 +527,14 @@ def test_handlers_stay_as_long_as_somebody_wants_them() -> None:
     one.hold([part])
     two.hold([part])
     one.release()
-    assert isinstance(vars(part)["forward"], Takeover) and "forward" not in vars(other)
+    assert isinstance(vars(part)["forward"], PatchedForward) and "forward" not in vars(other)
     one.hold([other])  # by a run that is still under way
     assert "forward" not in vars(other)
     two.release()
     assert vars(part).keys() == vars(Act()).keys() == vars(other).keys()
     one.open()
     one.hold([other])
-    assert isinstance(vars(other)["forward"], Takeover)
+    assert isinstance(vars(other)["forward"], PatchedForward)
     one.release()
 
 

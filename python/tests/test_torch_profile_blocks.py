@@ -72,7 +72,7 @@ def test_a_model_that_does_more_itself_than_its_layers_is_one_block(monkeypatch:
 
 
 class Deciding(torch_models.Layers):
-    """What it does depends on what it computes, so that no part of it can be rebuilt."""
+    """What it does depends on what it computes, so that no part of it can be recomputed."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = super().forward(x)
@@ -424,7 +424,7 @@ def test_blocks_that_are_kept_for_one_reason_share_a_note() -> None:
     model = nn.Sequential(nn.Linear(64, 64), _Counts(64, 64), _Counts(64, 64), nn.Linear(64, 64))
     x = torch.randn(64, 64)
     profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
-    told = "1 and 2 are always kept: each does not give the same result when it is run again"
+    told = "1 and 2 are always kept: each does not give the same result when it is recomputed"
     plan = ct.plan(profile, 2**30)
     assert told in profile.notes and told in str(ct.explain(plan))
 

@@ -105,7 +105,7 @@ def test_bookkeeping_is_timed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_saved_to_be_dropped_unused() -> None:
-    """Where running again costs something, to save and drop is no way around it."""
+    """Where recomputing costs something, to save and drop is no way around it."""
     profile = profiled(torch_models.made("llama"))
     times = {"forward_ns": 10**7, "backward_ns": 2 * 10**7}
     for stage in profile.stages:
@@ -739,13 +739,13 @@ def test_outputs_without_gradients_are_refused_with_what_may_take_them() -> None
             ct.profile(model, torch.randn(8, 32), loss_fn=loss_fn)
 
 
-def test_what_a_backward_cannot_rebuild_is_no_option_even_if_the_memory_looks_the_same(
+def test_what_a_backward_cannot_recompute_is_no_option_even_if_the_memory_looks_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The LSTM of oneDNN returns memory that only its backward reads, never quite written; none where there is none."""
     monkeypatch.setattr(option_proofs, "_same", lambda first, second: True)
     profile = profiled(torch_models.recurrent())
-    assert not any("rnn" in option.rebuilds for stage in profile.stages for option in stage.options)
+    assert not any("rnn" in option.recomputes for stage in profile.stages for option in stage.options)
 
 
 def test_modules_with_parts_are_not_merged_although_nothing_saves_what_lies_between_them() -> None:

@@ -22,7 +22,7 @@ import executor_support
 import torch_models
 from cairn.torch import profiler
 from cairn.torch.base import memory
-from cairn.torch.profiling.side_outputs import Beside
+from cairn.torch.profiling.side_outputs import SideOutputs
 from profile_support import block_names
 from torch import nn
 
@@ -40,7 +40,7 @@ def test_blocks_between_two_draws_share_a_random_state(drawing: tuple[int, ...],
     model = nn.Sequential(*map(block, range(4)))
     profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, blocks=list(model), passes=1)
     assert len(block_names(profile)) == 4
-    one_more = profiler.RANDOM_STATE_BYTES  # while a block runs again
+    one_more = profiler.RANDOM_STATE_BYTES  # while a block is recomputed
     assert profile.resident[COPIES] == states * profiler.RANDOM_STATE_BYTES + one_more
 
 
@@ -118,7 +118,7 @@ def test_what_a_run_replaces_under_a_name_that_was_there_is_not_added(name: str)
     """Also where dicts of the user's have names that modules have for attributes of their own."""
     module = torch.nn.Linear(2, 2)
     module.kept = {name: {"loss": torch.ones(3)}}
-    beside = Beside([module])
+    beside = SideOutputs([module])
     module.kept[name]["loss"] = torch.ones(3)  # type: ignore[index, assignment]
     assert beside.added() == []
     module.other = {name: torch.ones(3)}

@@ -58,7 +58,7 @@ def test_a_report_says_of_each_part_what_it_runs_again() -> None:
         report = ct.explain(ct.plan(profile, least + span * share // 100))
         parts = [row.option for row in report.rows if row.option]
         assert all(f"part {row.option}" in row.action for row in report.rows if row.option)
-        told = re.findall(r"kept part (\d+) in (\d+) of \d+ blocks: runs again", str(report))
+        told = re.findall(r"kept part (\d+) in (\d+) of \d+ blocks: recomputes", str(report))
         assert sorted(parts) == sorted(int(part) for part, count in told for _ in range(int(count)))
 
 

@@ -611,7 +611,7 @@ def with_transfers(traced: ct.Traced, count: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "cnn"])
-def test_values_travel_to_the_host_and_back(name: str) -> None:
+def test_values_are_offloaded_to_the_host_and_back(name: str) -> None:
     step = make(name)
     traced = ct.trace(step.model, **step.sample, passes=0)
     state, plain = copy.deepcopy(step.model.state_dict()), Plain(step)

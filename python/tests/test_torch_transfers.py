@@ -32,7 +32,7 @@ from cairn.torch.offloading.copy_streams import StagedLanes, StreamLanes
 from cairn.torch.offloading.host_copies import HostCopies
 from cairn.torch.offloading.link import _Loaded, measure_link
 from cairn.torch.offloading.tiers import open_tier
-from cairn.torch.offloading.transfers import Layout, Parcel, Transfers, parcel_bytes
+from cairn.torch.offloading.transfers import Layout, TensorGroup, Transfers, group_bytes
 from executor_support import no_collector
 from torch import Tensor
 
@@ -72,10 +72,10 @@ def transfers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     made.close()
 
 
-def again(parcel: Parcel) -> list[Tensor]:
-    parcel.wait_out()
-    parcel.prefetch()
-    return parcel.tensors()
+def again(group: TensorGroup) -> list[Tensor]:
+    group.wait_out()
+    group.prefetch()
+    return group.tensors()
 
 
 def numbers(count: int, start: int = 0) -> Tensor:
@@ -116,9 +116,9 @@ def geometries() -> dict[str, list[Tensor]]:
 @pytest.mark.parametrize("name", geometries())
 def test_what_comes_back_is_what_went_out(name: str, transfers: Transfers) -> None:
     sent = geometries()[name]
-    parcel = transfers.offload(name, sent, 64)
-    assert parcel.bytes == parcel_bytes(sent)
-    for received in (again(parcel), again(parcel)):
+    group = transfers.offload(name, sent, 64)
+    assert group.bytes == group_bytes(sent)
+    for received in (again(group), again(group)):
         assert len(received) == len(sent)
         for before, after in zip(sent, received, strict=True):
             assert torch.equal(before, after)
@@ -170,9 +170,9 @@ def test_results_on_another_device_stay_there() -> None:
 
 def test_only_what_the_tensors_span_is_moved() -> None:
     big = torch.randn(1000, 1000)
-    assert parcel_bytes([big[10:12]]) == 2 * 4000
-    assert parcel_bytes([big[10:12], big[14:15]]) == 5 * 4000
-    assert parcel_bytes([big, big.t(), big[3]]) == 4_000_000
+    assert group_bytes([big[10:12]]) == 2 * 4000
+    assert group_bytes([big[10:12], big[14:15]]) == 5 * 4000
+    assert group_bytes([big, big.t(), big[3]]) == 4_000_000
 
 
 def test_several_chunks(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,21 +222,21 @@ def test_on_a_cuda_device(kind: str, tmp_path: Path) -> None:
     busy = torch.randn(2048, 2048, device="cuda")
     for step in range(3):
         transfers.begin_step()
-        parcels = []
+        groups = []
         for i in range(8):
             for _ in range(4):
                 busy = (busy @ busy).tanh()
             sent = torch.full((1 << 20,), float(8 * step + i), device="cuda")
-            parcels.append(transfers.offload(i, [sent.view(1024, 1024).t(), sent[5:9]], i << 22))
-            parcels[-1].wait_out()
+            groups.append(transfers.offload(i, [sent.view(1024, 1024).t(), sent[5:9]], i << 22))
+            groups[-1].wait_out()
             sent.fill_(-1)
-            parcels[-1]._versions.clear()  # written on purpose
+            groups[-1]._versions.clear()  # written on purpose
             del sent
-        for i, parcel in reversed(list(enumerate(parcels))):
-            parcel.prefetch()
-            parcel.discard()
+        for i, group in reversed(list(enumerate(groups))):
+            group.prefetch()
+            group.discard()
             busy = (busy @ busy).tanh()
-            whole, part = parcel.tensors()
+            whole, part = group.tensors()
             assert whole.stride() == (1, 1024) and whole.untyped_storage()._cdata == part.untyped_storage()._cdata
             assert bool((whole == 8 * step + i).all())
     transfers.close()
@@ -248,28 +248,28 @@ def test_on_a_cuda_device(kind: str, tmp_path: Path) -> None:
 def test_the_source_is_freed_when_it_is_out(transfers: Transfers) -> None:
     source = numbers(1000)
     alive = weakref.ref(source.untyped_storage())
-    parcel = transfers.offload("x", [source], 0)
+    group = transfers.offload("x", [source], 0)
     storage = StorageRef(source)
     del source, alive
-    parcel.wait_out()
+    group.wait_out()
     assert not storage.alive()
 
 
 def test_the_source_lives_as_long_as_its_copy_needs_it(gate: Gate) -> None:
     source = numbers(1000)
     storage = StorageRef(source)
-    parcel = gate.transfers.offload("x", [source], 0)
+    group = gate.transfers.offload("x", [source], 0)
     del source
     gate.reached("x")
     assert storage.alive()
     gate.open()
-    assert torch.equal(again(parcel)[0], numbers(1000))
+    assert torch.equal(again(group)[0], numbers(1000))
     assert not storage.alive()
 
 
 def test_what_came_back_belongs_to_the_caller(transfers: Transfers) -> None:
-    parcel = transfers.offload("x", [numbers(10)], 0)
-    received = again(parcel)
+    group = transfers.offload("x", [numbers(10)], 0)
+    received = again(group)
     storage = StorageRef(received[0])
     del received
     assert not storage.alive()
@@ -277,13 +277,13 @@ def test_what_came_back_belongs_to_the_caller(transfers: Transfers) -> None:
 
 def test_a_change_after_offloading_is_noticed(transfers: Transfers) -> None:
     source = numbers(10)
-    parcel = transfers.offload("x", [source.view(2, 5)], 0)
-    parcel.wait_out()
-    assert parcel.is_intact
+    group = transfers.offload("x", [source.view(2, 5)], 0)
+    group.wait_out()
+    assert group.is_intact
     source.add_(1)
-    assert not parcel.is_intact
+    assert not group.is_intact
     with pytest.raises(RuntimeError, match="x was modified by an inplace operation"):
-        parcel.tensors()
+        group.tensors()
 
 
 # -- order ---------------------------------------------------------------------------------------------------
@@ -333,11 +333,11 @@ def gate() -> Iterator[Gate]:
 
 
 def test_offload_and_prefetch_return_at_once(gate: Gate) -> None:
-    parcel = gate.transfers.offload("x", [numbers(10)], 0)
-    parcel.prefetch()
+    group = gate.transfers.offload("x", [numbers(10)], 0)
+    group.prefetch()
     gate.reached("x")
     gate.open()
-    assert torch.equal(parcel.tensors()[0], numbers(10))
+    assert torch.equal(group.tensors()[0], numbers(10))
     assert gate.transfers.trace == [("offload", "x"), ("prefetch", "x")]
 
 
@@ -351,8 +351,8 @@ def test_both_lanes_copy_at_once_in_the_order_of_submission(gate: Gate) -> None:
     third = gate.transfers.offload("third", [numbers(10)], 80)
     gate.reached("first", "second", "first")  # out and in at once, and the third waits for its lane
     gate.open()
-    for parcel in (first, second, third):
-        assert torch.equal(parcel.tensors()[0], numbers(10))
+    for group in (first, second, third):
+        assert torch.equal(group.tensors()[0], numbers(10))
     kinds = ["offload", "offload", "prefetch", "offload", "prefetch", "prefetch"]
     assert gate.transfers.trace == list(
         zip(kinds, ["first", "second", "first", "third", "second", "third"], strict=True)
@@ -370,7 +370,7 @@ def test_one_lane_where_the_link_is_shared() -> None:
     gate.reached("first", "second")
     assert threads() == ["cairn-offload-prefetch"]
     gate.open()
-    assert all(torch.equal(parcel.tensors()[0], numbers(10)) for parcel in (first, second))
+    assert all(torch.equal(group.tensors()[0], numbers(10)) for group in (first, second))
     gate.transfers.close()
 
 
@@ -388,9 +388,9 @@ def test_a_place_is_written_again_when_it_has_been_read(gate: Gate) -> None:
 def test_a_copy_that_is_dropped_keeps_its_memory_until_it_has_ended(transfers: Transfers) -> None:
     sent = numbers(1000)
     storage = StorageRef(sent)
-    parcel = transfers.offload("x", [sent], 0)
-    parcel.prefetch()
-    del sent, parcel
+    group = transfers.offload("x", [sent], 0)
+    group.prefetch()
+    del sent, group
     again(transfers.offload("y", [numbers(1000)], 2000))
     transfers.begin_step()
     assert not storage.alive()
@@ -399,9 +399,9 @@ def test_a_copy_that_is_dropped_keeps_its_memory_until_it_has_ended(transfers: T
 def test_a_step_that_failed_leaves_nothing_on_the_device(transfers: Transfers) -> None:
     source = numbers(100_000)
     storage = StorageRef(source)
-    parcel = transfers.offload("a", [source], 0)
-    parcel.prefetch()
-    del source, parcel
+    group = transfers.offload("a", [source], 0)
+    group.prefetch()
+    del source, group
     transfers.release()
     deadline = time.monotonic() + 10
     while storage.alive() and time.monotonic() < deadline:  # a thread may be at it
@@ -411,30 +411,30 @@ def test_a_step_that_failed_leaves_nothing_on_the_device(transfers: Transfers) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_transfers(seed: int, transfers: Transfers) -> None:
-    """As a schedule would: parcels come, return and go in any order, and the trace is the order of the calls."""
+    """As a schedule would: groups come, return and go in any order, and the trace is the order of the calls."""
     torch.manual_seed(seed)
-    parcels: dict[int, tuple[Parcel, Tensor]] = {}
+    groups: dict[int, tuple[TensorGroup, Tensor]] = {}
     calls = []
     for number in range(60):
         place = int(torch.randint(8, ()))
-        if place not in parcels:
+        if place not in groups:
             sent = torch.randn(int(torch.randint(1, 20_000, ())))
-            parcels[place] = transfers.offload(number, [sent], place * 80_000), sent.clone()
+            groups[place] = transfers.offload(number, [sent], place * 80_000), sent.clone()
             calls.append(("offload", number))
             if torch.rand(()) < 0.5:
-                parcels[place][0].wait_out()
+                groups[place][0].wait_out()
                 sent.fill_(0)
-                parcels[place][0]._versions.clear()
+                groups[place][0]._versions.clear()
         else:
-            parcel, expected = parcels[place]
-            parcel.prefetch()
-            calls.append(("prefetch", parcel.key))
+            group, expected = groups[place]
+            group.prefetch()
+            calls.append(("prefetch", group.key))
             if torch.rand(()) < 0.5:
-                parcel.discard()
-                del parcels[place]
-            assert torch.equal(parcel.tensors()[0], expected)
-    for parcel, _ in parcels.values():
-        parcel.wait_out()
+                group.discard()
+                del groups[place]
+            assert torch.equal(group.tensors()[0], expected)
+    for group, _ in groups.values():
+        group.wait_out()
     assert transfers.trace == calls
 
 
@@ -627,25 +627,25 @@ def test_a_failing_copy_out(
         assert part in str(caught.value)
     assert (caught.value.what, caught.value.nbytes) == ("second", 100)
     third = on_disk.offload("third", [numbers(10)], 200)
-    for parcel in (third, first):  # nothing more is copied in this step
-        with pytest.raises(ct.TransferFailed, match=f"copying {parcel.key} .* was cancelled.*copying second"):
-            parcel.tensors()
+    for group in (third, first):  # nothing more is copied in this step
+        with pytest.raises(ct.TransferFailed, match=f"copying {group.key} .* was cancelled.*copying second"):
+            group.tensors()
     on_disk.begin_step()
     assert torch.equal(again(on_disk.offload("next", [numbers(10)], 0))[0], numbers(10))
     assert on_disk.trace == [("offload", "next"), ("prefetch", "next")]
 
 
 def test_a_failing_copy_in(on_disk: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
-    parcel = on_disk.offload("x", [numbers(25)], 0)
-    parcel.wait_out()
+    group = on_disk.offload("x", [numbers(25)], 0)
+    group.wait_out()
     with monkeypatch.context() as patched:
         patched.setattr(os, "preadv", full)
-        parcel.prefetch()
+        group.prefetch()
         with pytest.raises(ct.TransferFailed, match="copying x .* from file:.*No space"):
-            parcel.tensors()
+            group.tensors()
     on_disk.begin_step()
     with pytest.raises(ct.Unsupported, match="x was offloaded in a step that is over"):
-        parcel.prefetch()
+        group.prefetch()
 
 
 def test_errors_hold_on_to_nothing(on_disk: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,10 +654,10 @@ def test_errors_hold_on_to_nothing(on_disk: Transfers, monkeypatch: pytest.Monke
         storage = StorageRef(source)
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", full)
-            parcel = on_disk.offload("x", [source], 0)
+            group = on_disk.offload("x", [source], 0)
             with pytest.raises(ct.TransferFailed):
-                parcel.wait_out()
-        del source, parcel
+                group.wait_out()
+        del source, group
         on_disk.begin_step()
         assert not storage.alive()
 
@@ -676,7 +676,7 @@ def test_no_thread_can_be_started(on_disk: Transfers, monkeypatch: pytest.Monkey
 
 
 def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
-    parcels = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(4)]
+    groups = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(4)]
     gate.reached(0)
     threading.Timer(0.05, gate.open).start()
     gate.transfers.begin_step()
@@ -684,14 +684,14 @@ def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
     new = gate.transfers.offload("new", [numbers(10, start=3)], 0)
     assert torch.equal(again(new)[0], numbers(10, start=3))
     with pytest.raises(ct.Unsupported):
-        parcels[1].wait_out()
+        groups[1].wait_out()
 
 
 @pytest.mark.parametrize("transfers", ["streams", "one stream"], indirect=True)
 def test_a_step_begins_without_waiting_for_the_device(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a copy is under way that nobody has waited for: it has memory that is another's then."""
-    parcels = [transfers.offload(i, [numbers(10, start=i)], 40 * i) for i in range(3)]
-    come_back = list(map(again, parcels))
+    groups = [transfers.offload(i, [numbers(10, start=i)], 40 * i) for i in range(3)]
+    come_back = list(map(again, groups))
     with monkeypatch.context() as patched:
         patched.delattr(fake_streams.Stream, "synchronize")
         transfers.begin_step()
@@ -714,14 +714,14 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
         counts = []
         for _ in range(50):
             transfers.begin_step()
-            parcels = [transfers.offload(i, [numbers(100), numbers(50)], 600 * i) for i in range(5)]
-            for parcel in parcels:
-                parcel.wait_out()
-            for parcel in reversed(parcels):
-                parcel.prefetch()
-                parcel.discard()
-                parcel.tensors()
-            del parcel, parcels
+            groups = [transfers.offload(i, [numbers(100), numbers(50)], 600 * i) for i in range(5)]
+            for group in groups:
+                group.wait_out()
+            for group in reversed(groups):
+                group.prefetch()
+                group.discard()
+                group.tensors()
+            del group, groups
             counts.append(len(gc.get_objects()))
             assert transfers.taken() == [] and len(threads()) == 2
         assert min(counts[-10:]) < min(counts[5:15]) + 15  # a leak of an object a step would be 35
@@ -731,25 +731,25 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
 
 
 def test_threads_end_when_closed_and_waiting_copies_are_called_off(gate: Gate) -> None:
-    parcels = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(3)]
+    groups = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(3)]
     gate.reached(0)
     threading.Timer(0.05, gate.open).start()
     gate.transfers.close()
     gate.transfers.close()
     assert threads() == []
     with pytest.raises(ct.TransferFailed, match="copying 2 .* was cancelled"):
-        parcels[2].wait_out()
+        groups[2].wait_out()
     with pytest.raises(ct.Unsupported, match="was closed"):
-        parcels[0].prefetch()
+        groups[0].prefetch()
     with pytest.raises(ct.Unsupported, match="was closed"):
         gate.transfers.offload("x", [numbers(10)], 0)
 
 
 def test_dropped_parcels_are_not_copied(gate: Gate) -> None:
-    parcels = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(3)]
+    groups = [gate.transfers.offload(i, [numbers(10)], 40 * i) for i in range(3)]
     gate.reached(0)
-    last = parcels.pop()
-    parcels.clear()
+    last = groups.pop()
+    groups.clear()
     gate.open()
     last.wait_out()
     assert gate.transfers.trace == [("offload", 0), ("offload", 2)]
@@ -760,7 +760,7 @@ import torch
 from cairn.torch.offloading.tiers import open_tier
 from cairn.torch.offloading.transfers import Transfers
 transfers = Transfers(open_tier({where!r}, 1 << 26), "cpu")
-parcels = [transfers.offload(i, [torch.ones(1 << 20)], i << 22) for i in range(16)]
+groups = [transfers.offload(i, [torch.ones(1 << 20)], i << 22) for i in range(16)]
 print("made")
 """
 
@@ -773,11 +773,11 @@ def test_the_interpreter_ends_while_copies_are_under_way(kind: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def in_fork(transfers: Transfers, parcel: Parcel, answers: Any) -> None:
+def in_fork(transfers: Transfers, group: TensorGroup, answers: Any) -> None:
     for attempt in (
         lambda: transfers.offload("y", [numbers(10)], 400),
-        lambda: parcel.prefetch(),
-        lambda: parcel.wait_out(),
+        lambda: group.prefetch(),
+        lambda: group.wait_out(),
         lambda: transfers.begin_step(),
     ):
         try:
@@ -789,17 +789,17 @@ def in_fork(transfers: Transfers, parcel: Parcel, answers: Any) -> None:
 
 
 def test_a_fork_refuses(transfers: Transfers) -> None:
-    parcel = transfers.offload("x", [numbers(10)], 0)
-    parcel.wait_out()
+    group = transfers.offload("x", [numbers(10)], 0)
+    group.wait_out()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=in_fork, args=(transfers, parcel, answers))
+    child = context.Process(target=in_fork, args=(transfers, group, answers))
     child.start()
     said = [answers.get() for _ in range(4)]
     child.join(20)
     assert child.exitcode == 0
     assert all("set it up after the fork" in text for text in said), said
-    assert torch.equal(parcel.tensors()[0], numbers(10))
+    assert torch.equal(group.tensors()[0], numbers(10))
 
 
 def mapped(address: int) -> bool:
@@ -834,12 +834,12 @@ def test_the_file_is_no_memory_of_the_process(tmp_path: Path) -> None:
         transfers.offload("start the threads", [torch.ones(1)], 0).wait_out()
         used = next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmData")) << 10
         resource.setrlimit(resource.RLIMIT_DATA, (used + (24 << 20),) * 2)
-        parcels = []
+        groups = []
         for i in range(16):
-            parcels.append(transfers.offload(i, [torch.full((1 << 20,), float(i))], i << 22))
-            parcels[-1].wait_out()
-        for i, parcel in enumerate(parcels):
-            assert torch.equal(parcel.tensors()[0], torch.full((1 << 20,), float(i)))
+            groups.append(transfers.offload(i, [torch.full((1 << 20,), float(i))], i << 22))
+            groups[-1].wait_out()
+        for i, group in enumerate(groups):
+            assert torch.equal(group.tensors()[0], torch.full((1 << 20,), float(i)))
         try:
             torch.ones(1 << 23)
         except RuntimeError:

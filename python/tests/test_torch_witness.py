@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cairn.torch.base import _compat, dict_versions
 from cairn.torch.base._compat import dict_contents
-from cairn.torch.base.dict_versions import Witness
+from cairn.torch.base.dict_versions import DictVersions
 from torch import nn
 
 pytestmark = pytest.mark.skipif(_compat.number_at() is None, reason="this interpreter gives dicts no numbers")
@@ -34,8 +34,8 @@ class Of:
         self.owners[0].register_buffer("buffer", None)
         self.dicts: list[dict[Any, Any]] = [self.owners[0]._parameters, {}, collections.OrderedDict(a=1), {1: 2}]
 
-    def witness(self) -> Witness:
-        found = Witness.of(self.owners, self.dicts)
+    def witness(self) -> DictVersions:
+        found = DictVersions.of(self.owners, self.dicts)
         assert found is not None and found.holds()
         return found
 
@@ -97,16 +97,16 @@ def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPa
     class Text(str):  # of variable size
         pass
 
-    assert Witness.of([Text("some")], []) is None or sys.version_info >= (3, 11)
+    assert DictVersions.of([Text("some")], []) is None or sys.version_info >= (3, 11)
     monkeypatch.setattr(dict_versions, "_dict_at", lambda cls: dict_versions._CLASS)
-    assert Witness.of([Plain()], []) is None
+    assert DictVersions.of([Plain()], []) is None
 
 
 def test_where_nothing_tells_changes_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dict_contents, "tells_changes", lambda number: False)
     _compat.number_at.cache_clear()
     try:
-        assert _compat.number_at() is None and Witness.of([Plain()], [{}]) is None
+        assert _compat.number_at() is None and DictVersions.of([Plain()], [{}]) is None
     finally:
         monkeypatch.undo()
         _compat.number_at.cache_clear()

@@ -14,14 +14,14 @@ from torch import nn
 
 from .base import memory
 from .base.errors import Unsupported
-from .base.patched_forward import Takeover
+from .base.patched_forward import PatchedForward
 from .head.replacements import Outside
 from .planning.arguments import check_call, check_plan
 from .planning.shape_plans import ShapePlan, ShapePlans, Source
 from .reporting.report import Report, explain
 from .rerun_state.sharded import refuse_tensor_parallel
 from .runtime.executor import Executor
-from .runtime.step_transfers import Depot
+from .runtime.step_transfers import PlanTier
 
 if TYPE_CHECKING:
     from .planning.plan import Plan
@@ -160,7 +160,7 @@ def apply(
 def refuse_planned_parts(model: nn.Module) -> None:
     """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
     for name, part in model.named_modules():
-        if isinstance(vars(part).get("forward"), Takeover):
+        if isinstance(vars(part).get("forward"), PatchedForward):
             kind = type(model).__name__
             where = f"{name}, a part of this {kind}" if name else f"a model of which this {kind} is a part"
             raise Unsupported(f"a plan is at work on {where}: remove it first")
@@ -194,8 +194,8 @@ def apply_by_shape(
         guide=shapes,
         in_eval=not plan.fingerprint["training"],
         inside=plan.opened,
-        itinerary=plan.itinerary,
-        depot=_depot_of(plan, memory.device_of(model)),
+        transfer_plan=plan.transfer_plan,
+        plan_tier=_plan_tier_of(plan, memory.device_of(model)),
         outside=outside,
         kept=plan.kept_because.keys(),
         brought_back=plan.brought_back,
@@ -207,12 +207,12 @@ def apply_by_shape(
     return made
 
 
-def _depot_of(plan: Plan, device: torch.device) -> Depot | None:
+def _plan_tier_of(plan: Plan, device: torch.device) -> PlanTier | None:
     """For a model on a device, which may be another one of those that the plan was made for."""
     if not plan.tier:
         return None
     shared = bool(plan.problem["machine"]["shared_link"]) if plan.offloads else device.type == "cpu"
-    return Depot(plan.tier, plan.host_budget_bytes, device, shared)
+    return PlanTier(plan.tier, plan.host_budget_bytes, device, shared)
 
 
 def handle(model: nn.Module) -> Handle | None:
@@ -264,7 +264,7 @@ def replacing(model: nn.Module) -> Iterator[None]:
     old.shapes.watch(None)
 
 
-class Recalled:
+class SuspendablePlan:
     """A plan that is at work on a model by turns: what its first step found out is there at the next ones. Its slower
     memory is not, for that of several plans may be too much.
     """
@@ -278,7 +278,7 @@ class Recalled:
         """Applies the plan for the body of a with statement, with its tier opened beforehand."""
         _start(self._model, self._applied)
         try:
-            self._applied.executor.open_depot()
+            self._applied.executor.open_plan_tier()
             yield
         finally:
             _stop(self._model, self._applied)

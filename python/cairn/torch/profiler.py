@@ -285,7 +285,7 @@ def _keep_writing(measured: StepMeasure, blocks: list[Block], observed: call_tra
 
 
 def _keep_what_takes_gradients(measured: StepMeasure, blocks: list[Block]) -> None:
-    """A block with backwards inside would have all that it saves once more; parts of that may be rebuilt."""
+    """A block with backwards inside would have all that it saves once more; parts of that may be recomputed."""
     inside = {block.name for block in blocks if block.has_gradients_inside}
     for stage in measured.blocks:
         if stage.name in inside:
@@ -297,7 +297,7 @@ def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory,
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if stage.may_be_opened]
     copied = [_copied_bytes(sample.model, stage) for stage in states]
-    # those for runs to come, and those of the present one while a block runs again
+    # those for runs to come, and those of the present one while a block is recomputed
     replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
     replayed += sum(stage.untracked_bytes for stage in states)
     named = {
@@ -312,7 +312,7 @@ def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory,
 
 
 def _random_states(blocks: Iterable[StageMeasure]) -> int:
-    """Random states before blocks that may run again: those between which nothing is drawn share one."""
+    """Random states before blocks that may be recomputed: those between which nothing is drawn share one."""
     count, is_new = 0, False
     for stage in blocks:
         is_new |= stage.random_state_is_new
@@ -323,7 +323,7 @@ def _random_states(blocks: Iterable[StageMeasure]) -> int:
 
 
 def _count_copies_of_buffers(model: nn.Module, stages: Iterable[StageMeasure]) -> None:
-    """A block that will run again copies its buffers before it first runs, and lets go of what did not change."""
+    """A block that will be recomputed copies its buffers before it first runs, and lets go of what did not change."""
     for stage in stages:
         stage.forward_only_rise_bytes += _buffer_bytes(model, stage)
 
@@ -357,7 +357,7 @@ _LEAVES = (
 def _notes(sample: Sample, measured: StepMeasure) -> list[str]:
     notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
     closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_opened)
-    notes += told(closed, "kept or run again as a whole")
+    notes += told(closed, "kept or recomputed as a whole")
     leftovers = (stage for stage in measured.blocks if stage.leftover_bytes)
     notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
     if not any(stage.kind == "block" and (not stage.keep_reason or stage.opened()) for stage in measured.stages):

@@ -16,7 +16,7 @@ from torch import nn
 
 from .base.choices import ACCUMULATED
 from .base.errors import is_out_of_memory
-from .base.progress import Teller
+from .base.progress import ProgressTeller
 from .base.tree import Tree
 from .evaluation.verification import verify
 from .planning import arguments
@@ -73,7 +73,7 @@ class Steps:
     model: nn.Module
     resizing: Resizing
     loss_fn: Callable[..., torch.Tensor] | None
-    teller: Teller
+    teller: ProgressTeller
     options: Mapping[str, Any]
     stopped_by: Exception | None = None  # what a progress callback raised
 

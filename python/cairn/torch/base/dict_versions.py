@@ -23,7 +23,7 @@ _BEFORE = -3 * _compat.WORD_BYTES  # have their dict so far before themselves
 _holds: Callable[..., bool] = lib.with_lock_held("cairn_words_hold")
 
 
-class Witness:
+class DictVersions:
     """Numbers of dicts, and where they lie. Nothing is kept alive by it."""
 
     __slots__ = ("_arguments",)
@@ -33,7 +33,7 @@ class Witness:
         self._arguments = array(*places), array(*words), ctypes.c_int64(len(places))
 
     @classmethod
-    def of(cls, owners: Iterable[Any], dicts: Iterable[dict[Any, Any]]) -> Witness | None:
+    def of(cls, owners: Iterable[Any], dicts: Iterable[dict[Any, Any]]) -> DictVersions | None:
         """Of the attributes of objects, and of other dicts, which are there as long as those attributes are.
 
         None where it cannot be told.

@@ -50,7 +50,7 @@ def is_at_hand(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu
 
 
-def can_travel(tensor: torch.Tensor) -> bool:
+def can_be_offloaded(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no more than bytes in one storage, so that copies of them give it again elsewhere."""
     is_plain = type(tensor) in _compat.PLAIN_CLASSES and not tensor.is_quantized and not tensor.is_nested
     return is_plain and has_storage(tensor)

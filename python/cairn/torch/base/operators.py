@@ -223,7 +223,7 @@ class Checked:
         return getattr(self._operator, "__name__", str(self._operator))
 
 
-class Awaited:
+class SynchronousCollective:
     """A collective that has ended when it returns."""
 
     def __init__(self, operator: Operator) -> None:

@@ -31,7 +31,7 @@ class _NoCode(Unsupported, AttributeError):
     """Who only asks whether there is some is told that there is none."""
 
 
-class Takeover:
+class PatchedForward:
     """Stands for a module's `forward` until it is removed."""
 
     def __init__(self, module: nn.Module, handler: Handler, owner: object = None, is_of_part: bool = False) -> None:
@@ -159,20 +159,20 @@ def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
     if not any(_is_taken(state.get(key)) for key in TAKEN):
         return state
     clean = {key: value for key, value in state.items() if not (key in TAKEN and _is_taken(value))}
-    if isinstance(forward, Takeover):
+    if isinstance(forward, PatchedForward):
         clean.update(without_takeover(forward._before))
     return clean
 
 
 def _is_taken(value: Any) -> bool:
     """Whether an attribute is one that a takeover has put there."""
-    return isinstance(value, (Takeover, _Reducer)) or value is _refuse_replica
+    return isinstance(value, (PatchedForward, _Reducer)) or value is _refuse_replica
 
 
 def names_but_handlers(state: dict[str, Any]) -> list[str]:
     """The attributes in a module's `__dict__` but for those that a takeover of a part has put there."""
     names, forward = list(state), state.get("forward")
-    is_part = isinstance(forward, Takeover) and forward.is_of_part
+    is_part = isinstance(forward, PatchedForward) and forward.is_of_part
     return [name for name in names if name not in TAKEN] if is_part else names
 
 

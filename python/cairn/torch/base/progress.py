@@ -15,7 +15,7 @@ from torch import distributed
 SECONDS_BETWEEN = 0.2  # two pieces of news of the same phase on a terminal
 
 
-class Teller:
+class ProgressTeller:
     """Tells somebody, or nobody, how far a call has come."""
 
     def __init__(self, to: ProgressCallback | None = None) -> None:
@@ -50,17 +50,17 @@ class Teller:
 
 
 @contextlib.contextmanager
-def telling(progress: Any, what: str) -> Iterator[Teller]:
+def telling(progress: Any, what: str) -> Iterator[ProgressTeller]:
     """A teller for the body. `progress` is a function; or None, for a line on the terminal if there is one, or False,
     for nothing. `what` is done, in the words of that line.
     """
     check_progress(progress)
     if progress is not None or not _may_write():
-        yield Teller(None if progress is False else progress)
+        yield ProgressTeller(None if progress is False else progress)
         return
     line = _Line(what)
     try:
-        yield Teller(line)
+        yield ProgressTeller(line)
     finally:
         line.clear()
 

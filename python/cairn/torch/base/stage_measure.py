@@ -17,7 +17,7 @@ STATE = (PARAMETERS, BUFFERS, OPTIMIZER_STATE, IN_ATTRIBUTES, WORKSPACES)  # mem
 CHANGES_INPUT = "changes its input in place"
 HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
-READS_HISTORY = "saves other tensors when it is run again, because it reads what its last run left in an attribute"
+READS_HISTORY = "saves other tensors when it is recomputed, because it reads what its last run left in an attribute"
 TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
 GRADIENTS_INSIDE = "takes gradients in its own forward"
 OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
@@ -25,7 +25,7 @@ OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modul
 
 @dataclasses.dataclass
 class OptionMeasure:
-    """Measurements of a block under an option of selective recomputation; `rebuilds` names the recomputed operators."""
+    """Measurements of a block under an option of selective recomputation; `recomputes` names operators."""
 
     decisions: str  # a letter for each saved tensor: keep, drop, keep as a mask
     saved_bytes: int
@@ -34,8 +34,8 @@ class OptionMeasure:
     accumulated_backward_rise_bytes: int
     forward_ns: int
     backward_ns: int
-    rebuilds: str
-    travel_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
+    recomputes: str
+    offloadable_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
 
     @property
     def time_ns(self) -> int:
@@ -60,8 +60,8 @@ class StageMeasure:
     grad_bytes: int = 0
     saved_bytes: int = 0
     saved_count: int = 0
-    travel_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
-    output_travels: bool = False  # the output alone can be offloaded
+    offloadable_bytes: int = 0  # saved bytes that can be offloaded; 0 if some cannot
+    output_is_offloadable: bool = False  # the output alone can be offloaded
     also_held_bytes: int = 0  # outputs that it saves, and that the code behind it, outside blocks, holds as well
     pinned_bytes: int = 0  # outputs that are resident to the end of the step
     pinned_saved_bytes: int = 0  # of these, the ones that it saves itself
@@ -71,7 +71,9 @@ class StageMeasure:
     passing_bytes: int = 0  # outputs that are freed before the backward, unless the next stage is recomputed from them
     left_bytes: int = 0  # outputs that count with the code behind it, outside blocks, or nowhere
     left_saved_bytes: int = 0  # of these, the ones that it saves itself
-    output_is_held: bool = False  # by the code behind it, outside blocks; then `travel_bytes` leaves the output out
+    output_is_held: bool = (
+        False  # by the code behind it, outside blocks; then `offloadable_bytes` leaves the output out
+    )
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0
@@ -119,11 +121,11 @@ class StageMeasure:
         """Bytes of all gradients that exist when its backward begins."""
         return self.grad_bytes + (self.waiting_bytes if created else self.accumulated_waiting_bytes)
 
-    def saved_travels(self, number: int = 0) -> bool:
+    def saved_is_offloadable(self, number: int = 0) -> bool:
         """Whether all saved tensors of an option can be offloaded, so that dropping them frees the device memory."""
         measured = self.options[number] if number else self
         saved = measured.saved_bytes - (self.output_bytes if self.output_is_held else 0)
-        return 0 < measured.travel_bytes <= saved <= measured.travel_bytes + SLACK_BYTES
+        return 0 < measured.offloadable_bytes <= saved <= measured.offloadable_bytes + SLACK_BYTES
 
     def copies_held(self, number: int = 0) -> set[str]:
         """The parameters of which an option saves autocast's copies."""

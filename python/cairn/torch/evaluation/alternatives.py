@@ -41,7 +41,7 @@ class Alternative:
     turn: Turn
     segments: int | None = None
     share: float | None = None
-    reruns: Sequence[tuple[int, int]] | None = None  # first and last stage, from 1, of what runs again as one
+    reruns: Sequence[tuple[int, int]] | None = None  # first and last stage, from 1, of what is recomputed as one
 
 
 def alternatives(
@@ -103,7 +103,7 @@ def _checkpointed(model: nn.Module, blocks: Sequence[Block]) -> Iterator[nn.Modu
 
 
 def segments(numbers: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """First and last of all segments but the last, which `checkpoint_sequential` does not run again."""
+    """First and last of all segments but the last, which `checkpoint_sequential` does not recompute."""
     length = len(numbers) // count
     return [(numbers[i * length], numbers[(i + 1) * length - 1]) for i in range(count - 1)]
 
@@ -233,7 +233,7 @@ def _compiled(model: nn.Module, share: float) -> Turn:
 
 
 def predicted(problem: cairn.Chain, reruns: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """Peak and time of a step in which runs of stages, from first to last, run again each as a whole.
+    """Peak and time of a step in which runs of stages, from first to last, are recomputed each as a whole.
 
     None where the chain does not allow that: a stage of them must be kept.
     """

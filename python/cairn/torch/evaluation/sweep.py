@@ -17,7 +17,7 @@ from ..base import memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import InfeasibleBudget
 from ..compiled.compiled_model import CompiledModel, curve, known
-from ..handle import Recalled, set_aside
+from ..handle import SuspendablePlan, set_aside
 from ..planning.arguments import (
     allowed,
     check_budget,
@@ -254,7 +254,7 @@ def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: 
 
 
 def _following(model: nn.Module, plan: Plan) -> Turn:
-    recalled = Recalled(model, plan)
+    recalled = SuspendablePlan(model, plan)
 
     @contextlib.contextmanager
     def turn() -> Iterator[nn.Module]:

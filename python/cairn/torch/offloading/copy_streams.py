@@ -10,8 +10,8 @@ together, as in a schedule. A copy starts when
 With a shared link there is one lane for both directions.
 
 * `ThreadLanes`: a background thread for each lane, started when first needed. For the CPU. `StagedLanes` are such lanes
-  for a CUDA device and a tier that the device cannot copy to, such as a file. The threads refer to the `Line`, not to
-  the lanes. So lanes that are no longer used are collected, and that ends their threads.
+  for a CUDA device and a tier that the device cannot copy to, such as a file. The threads refer to the `CopyQueue`, not
+  to the lanes. So lanes that are no longer used are collected, and that ends their threads.
 * `StreamLanes`: a CUDA stream for each lane, for pinned host memory. The streams are kept for all steps. Nothing is
   allocated on them, because the caching allocator reuses memory of a stream for that stream only. Tensors belong to the
   computing stream, and events order the streams. To wait for a copy means that the computing stream waits.
@@ -63,7 +63,7 @@ class Copy:
         return error
 
 
-class Line:
+class CopyQueue:
     """The queue of copies, shared by the lanes and their threads."""
 
     def __init__(self, tier: Tier) -> None:
@@ -121,7 +121,7 @@ class ThreadLanes:
     """Lanes that are background threads. `move` makes a copy piece by piece: an iterator that may be left early."""
 
     def __init__(self, tier: Tier, move: Callable[[Tier, Copy], Iterator[None]], shared: bool) -> None:
-        self._line = Line(tier)
+        self._line = CopyQueue(tier)
         self._move = move
         self._kinds = [(OUT, IN)] if shared else [(OUT,), (IN,)]
         self._threads: list[threading.Thread] = []
@@ -216,7 +216,7 @@ def _require(process: int, is_closed: bool) -> None:
         raise Unsupported("offloading was closed and cannot be used any more")
 
 
-def _work(line: Line, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
+def _work(line: CopyQueue, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
     """What a lane's thread does."""
     while (copy := line.take(kinds)) is not None:
         is_whole, error = False, None
@@ -228,14 +228,14 @@ def _work(line: Line, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterato
         del copy, error  # a thread that waits holds nothing
 
 
-def _make(line: Line, copy: Copy, move: Callable[[Tier, Copy], Iterator[None]]) -> bool:
+def _make(line: CopyQueue, copy: Copy, move: Callable[[Tier, Copy], Iterator[None]]) -> bool:
     """Makes a copy; False if it was called off."""
     if line.is_off(copy):
         return False
     return all(not line.is_off(copy) for _ in move(line.tier, copy))
 
 
-def _end(line: Line, threads: list[threading.Thread], process: int) -> None:
+def _end(line: CopyQueue, threads: list[threading.Thread], process: int) -> None:
     """Ends the threads; also when the lanes are collected, and when the interpreter ends."""
     if os.getpid() != process:
         return  # a fork has no threads of its parent

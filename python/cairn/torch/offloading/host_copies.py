@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .tiers import open_tier
-from .transfers import Parcel, Transfers
+from .transfers import TensorGroup, Transfers
 
 
 class HostCopies:
@@ -23,9 +23,9 @@ class HostCopies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._transfers: Transfers | None = None  # None before something is sent
-        self._parcels: dict[int, Parcel] = {}
+        self._groups: dict[int, TensorGroup] = {}
         self._leaving: set[int] = set()
-        self._arriving: dict[int, Parcel] = {}
+        self._arriving: dict[int, TensorGroup] = {}
         self._staying: dict[int, dict[int, Any]] = {}  # by value: the results that are not offloaded
         self.peak_bytes = 0
 
@@ -33,22 +33,22 @@ class HostCopies:
         """Starts to copy a value to the host."""
         if self._transfers is None:
             self._transfers = Transfers(open_tier("host", 0, self._device), self._device)
-        staying = {i: each for i, each in enumerate(results) if not self._travels(each)}
+        staying = {i: each for i, each in enumerate(results) if not self._is_offloaded(each)}
         tensors = [each for i, each in enumerate(results) if i not in staying]
         self._staying[v] = staying
-        self._parcels[v] = self._transfers.offload_anywhere(v, tensors)
+        self._groups[v] = self._transfers.offload_anywhere(v, tensors)
         self._leaving.add(v)
-        self.peak_bytes = max(self.peak_bytes, sum(parcel.bytes for parcel in self._parcels.values()))
+        self.peak_bytes = max(self.peak_bytes, sum(group.bytes for group in self._groups.values()))
 
     def leave(self, v: int) -> None:
         """Returns when a value that is to be dropped is out, if it is on its way."""
         if v in self._leaving:
             self._leaving.remove(v)
-            self._parcels[v].wait_out()
+            self._groups[v].wait_out()
 
     def prefetch(self, v: int) -> None:
         """Makes room for a value on the device and starts to copy it back."""
-        self._arriving[v] = self._parcels[v]
+        self._arriving[v] = self._groups[v]
         self._arriving[v].prefetch()
 
     def is_arriving(self, v: int) -> bool:
@@ -62,20 +62,20 @@ class HostCopies:
             results.insert(index, result)
         return results
 
-    def _travels(self, result: Any) -> bool:
+    def _is_offloaded(self, result: Any) -> bool:
         return isinstance(result, torch.Tensor) and result.device == self._device
 
     def discard(self, v: int) -> None:
         """Releases the copy on the host."""
         self._leaving.discard(v)
-        self._parcels.pop(v).discard()
+        self._groups.pop(v).discard()
 
     def values(self) -> list[int]:
         """Those that have a copy on the host."""
-        return list(self._parcels)
+        return list(self._groups)
 
     def close(self) -> None:
         """Ends the copying, and gives the host's memory back."""
-        self._parcels, self._arriving = {}, {}
+        self._groups, self._arriving = {}, {}
         if self._transfers is not None:
             self._transfers.close()

@@ -15,7 +15,7 @@ import torch
 
 from ..base import clock
 from .tiers import open_tier
-from .transfers import Parcel, Transfers
+from .transfers import TensorGroup, Transfers
 
 _SMALL, _LARGE = 64 << 10, 16 << 20  # bytes
 _LARGE_PINNED = 128 << 20  # which takes milliseconds between a device and pinned memory
@@ -120,18 +120,18 @@ def _times(transfers: Transfers, count: int, cached: bool) -> tuple[float, float
 
 def _round_trip(transfers: Transfers, source: torch.Tensor, cached: bool) -> tuple[float, float]:
     began = _now(transfers.device)
-    parcel = transfers.offload("measured", [source], 0)
-    parcel.wait_out()
+    group = transfers.offload("measured", [source], 0)
+    group.wait_out()
     if not cached:
         transfers.tier.settle()
     halfway = _now(transfers.device)
-    _return(parcel)
+    _return(group)
     return halfway - began, _now(transfers.device) - halfway
 
 
-def _return(parcel: Parcel) -> None:
-    parcel.prefetch()
-    parcel.tensors()
+def _return(group: TensorGroup) -> None:
+    group.prefetch()
+    group.tensors()
 
 
 def _now(device: torch.device) -> float:

@@ -40,7 +40,7 @@ from ..base import _compat, memory
 from ..base.errors import TierUnavailable, Unsupported
 from ..base.layouts import Look
 from .tiers import Tier, open_tier
-from .transfers import Parcel, Transfers, is_movable
+from .transfers import TensorGroup, Transfers, is_movable
 
 MIN_BYTES = 1 << 20
 _LEAST_RESIDENT_BYTES = 64 << 20
@@ -216,7 +216,7 @@ class _Saved:
     __slots__ = ("_witness",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._witness = _compat.VersionWitness(tensor)
+        self._witness = _compat.WriteDetector(tensor)
 
     def unpack(self) -> torch.Tensor:
         """The tensor, for autograd."""
@@ -268,8 +268,10 @@ def _unpack(saved: _Saved) -> torch.Tensor:
 class _Entry:
     """One storage in one state, wherever it is."""
 
-    def __init__(self, store: _Store, number: int, tensor: torch.Tensor, whole: torch.Tensor, parcel: Parcel) -> None:
-        self.store, self.number, self.parcel = store, number, parcel
+    def __init__(
+        self, store: _Store, number: int, tensor: torch.Tensor, whole: torch.Tensor, group: TensorGroup
+    ) -> None:
+        self.store, self.number, self.group = store, number, group
         self.nbytes = whole.numel()
         self.origin = _compat.StorageRef(tensor)  # its identity is given to no other storage while this is here
         self.version = _compat.saved_version(tensor)
@@ -287,8 +289,8 @@ class _Entry:
         """Frees the bytes on the device, once their copy is in the tier."""
         if self.is_coming:
             self.arrive()
-        self.parcel.send()
-        self.parcel.wait_out()
+        self.group.send()
+        self.group.wait_out()
         self.whole = None
 
     def return_(self) -> None:
@@ -298,14 +300,14 @@ class _Entry:
             if storage is not None and storage.nbytes() == self.nbytes:
                 self.whole = memory.bytes_of(storage, self.store.transfers.device)
                 return
-        self.parcel.prefetch()
+        self.group.prefetch()
         self.is_coming = True
 
     def arrive(self) -> torch.Tensor:
         """The bytes of a resident storage; waits for the prefetch."""
         if self.whole is None:
             self.is_coming = False
-            (self.whole,) = self.parcel.tensors()
+            (self.whole,) = self.group.tensors()
             self.back = _compat.StorageRef(self.whole)
         return self.whole
 
@@ -372,8 +374,8 @@ class _Store:
         if offset is None:
             return None
         number = len(self._entries)
-        parcel = self.transfers.packed(f"saved storage {number}", [whole], offset)
-        entry = self._by_storage[key] = _Entry(self, number, tensor, whole, parcel)
+        group = self.transfers.packed(f"saved storage {number}", [whole], offset)
+        entry = self._by_storage[key] = _Entry(self, number, tensor, whole, group)
         self._entries.append(weakref.ref(entry))
         self._unsent.append(weakref.ref(entry))
         self._admit(entry)
@@ -388,9 +390,9 @@ class _Store:
         waiting, here = [entry for each in self._unsent if (entry := each()) is not None], threading.get_ident()
         for entry in waiting:
             if entry.thread == here and entry.made_by < before:  # marks are of one thread's history
-                entry.parcel.send()
-        self._unsent = [weakref.ref(entry) for entry in waiting if not entry.parcel.is_sent]
-        while self._is_over() and (oldest := self._oldest(lambda each: each.parcel.is_sent)) is not None:
+                entry.group.send()
+        self._unsent = [weakref.ref(entry) for entry in waiting if not entry.group.is_sent]
+        while self._is_over() and (oldest := self._oldest(lambda each: each.group.is_sent)) is not None:
             self._dismiss(oldest)
 
     def fetch(self, entry: _Entry) -> torch.Tensor:

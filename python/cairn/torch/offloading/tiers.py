@@ -62,7 +62,7 @@ class Tier:
             return
         if self._host_budget is not None and capacity_bytes > self._host_budget:
             raise TierUnavailable(
-                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) of the slower memory "
+                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) of the offload tier "
                 f"({self.name}), but host_budget leaves {format_bytes(self._host_budget)} ({self._host_budget} bytes)"
             )
         self._extend(capacity_bytes)
@@ -261,7 +261,7 @@ def _free_text(file: int) -> str:
 def check_tier(where: Any) -> None:
     """Raises Unsupported if this names no tier."""
     if where != "host" and not (isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE)):
-        raise Unsupported(f"tier={where!r}: the slower memory is 'host' or 'file:PATH'")
+        raise Unsupported(f"tier={where!r}: the offload tier is 'host' or 'file:PATH'")
 
 
 def open_tier(

@@ -1,16 +1,16 @@
 """Offloads tensors to a tier and prefetches them, while something else is computed.
 
     transfers = Transfers(open_tier("host", 1 << 30), "cpu")
-    parcel = transfers.offload("name", tensors, offset=0)  # begins to copy their storages out
-    parcel.wait_out()                                       # the copy has ended: the tensors may be freed now
-    parcel.prefetch()                                       # allocates, and begins to copy in
-    tensors = parcel.tensors()                              # the same values, in new storages
-    parcel.discard()                                        # its place in the slab is free
+    group = transfers.offload("name", tensors, offset=0)  # begins to copy their storages out
+    group.wait_out()                                       # the copy has ended: the tensors may be freed now
+    group.prefetch()                                       # allocates, and begins to copy in
+    tensors = group.tensors()                              # the same values, in new storages
+    group.discard()                                        # its place in the slab is free
 
-A `Parcel` is the tensors of one value on their way to a tier and back. It copies each storage behind the tensors once,
-and of it the bytes that the tensors span. The tensors that come back have the sizes, strides and dtypes of the
+A `TensorGroup` is the tensors of one value on their way to a tier and back. It copies each storage behind the tensors
+once, and of it the bytes that the tensors span. The tensors that come back have the sizes, strides and dtypes of the
 originals, and share storages where those did. Their addresses are equal modulo 64 bytes (512 on CUDA), so that the same
-kernels run. The caller says where each parcel lies in the slab.
+kernels run. The caller says where each group lies in the slab.
 
 A copy that fails raises in the thread that waits for it or for a later copy. All later copies of the step are
 cancelled. `begin_step` starts over without the failure.
@@ -38,7 +38,7 @@ ALIGNMENT = {"cpu": 64, "cuda": 512}
 _LARGEST_ITEM = 16
 
 
-# -- what a parcel consists of -------------------------------------------------------------------------------
+# -- what a group consists of -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -100,14 +100,14 @@ class Layout:
         return sum(each.end - each.first for each in self.storages)
 
 
-def parcel_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes that a parcel of these tensors takes in the slab: of each storage, once, what they span of it."""
+def group_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that a group of these tensors takes in the slab: of each storage, once, what they span of it."""
     return Layout(list(tensors)).nbytes
 
 
 def is_movable(tensor: torch.Tensor) -> bool:
     """Whether a tensor is plain bytes that can be moved to or from a device that transfers know."""
-    return memory.can_travel(tensor) and tensor.device.type in ("cpu", "cuda")
+    return memory.can_be_offloaded(tensor) and tensor.device.type in ("cpu", "cuda")
 
 
 def require_movable(tensor: torch.Tensor) -> None:
@@ -127,7 +127,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return first, first + (last + 1) * item
 
 
-# -- parcels -------------------------------------------------------------------------------------------------
+# -- groups -------------------------------------------------------------------------------------------------
 
 
 class _Place:
@@ -139,10 +139,10 @@ class _Place:
         self.span, self.what = span, what
 
 
-class Parcel:
+class TensorGroup:
     """Tensors on their way out, in the slab, or on their way back; see the top of this file.
 
-    A parcel that is dropped gives up its place as after `discard`.
+    A group that is dropped gives up its place as after `discard`.
     """
 
     def __init__(self, transfers: Transfers, key: Any, tensors: Sequence[torch.Tensor], place: _Place, layout: Layout):
@@ -153,7 +153,7 @@ class Parcel:
         self._looks = list(zip(layout.looks, layout.owners, strict=True))
         self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
         self._device = transfers.device
-        self._versions = [_compat.VersionWitness(tensor) for tensor in tensors]
+        self._versions = [_compat.WriteDetector(tensor) for tensor in tensors]
         self._to_send = _pieces(place, [each.bytes() for each in layout.storages])
         self._out: Copy | None = None
         self._in: Copy | None = None
@@ -190,7 +190,7 @@ class Parcel:
         if self._in is not None:
             return
         if self._place is None:
-            raise ValueError(f"{self.key} is no longer in the slower memory: it was discarded")
+            raise ValueError(f"{self.key} is no longer in the offload tier: it was discarded")
         self._arriving = [self._allocate(room) for room in self._rooms]
         targets = [
             whole[room.lead : room.lead + room.count] for whole, room in zip(self._arriving, self._rooms, strict=True)
@@ -233,7 +233,7 @@ class Parcel:
 
 
 def _pieces(place: _Place, parts: Sequence[torch.Tensor]) -> list[Piece]:
-    """Where in the slab the parts of a parcel go: one behind the other."""
+    """Where in the slab the parts of a group go: one behind the other."""
     pieces, offset = [], place.span.start
     for part in parts:
         pieces.append((offset, part))
@@ -272,37 +272,37 @@ class Transfers:
         """The copies of this step in the order in which they started: ("offload" or "prefetch", key)."""
         return self._lanes.trace
 
-    def offload(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
+    def offload(self, group_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> TensorGroup:
         """Begins to copy tensors to this place in the slab.
 
-        The tensors must not be written until the copy has ended. If another copy still uses the place, of a parcel that
+        The tensors must not be written until the copy has ended. If another copy still uses the place, of a group that
         was discarded, this one begins after it.
 
         Raises ValueError if the place is not free, or not in the slab.
         """
-        parcel = self.packed(parcel_key, tensors, offset)
-        parcel.send()
-        return parcel
+        group = self.packed(group_key, tensors, offset)
+        group.send()
+        return group
 
-    def packed(self, parcel_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> Parcel:
-        """As `offload`, but the copy begins when the parcel is sent; until then the tensors may be written."""
+    def packed(self, group_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> TensorGroup:
+        """As `offload`, but the copy begins when the group is sent; until then the tensors may be written."""
         self._lanes.require_usable()
         listed = list(tensors)
         layout = Layout(listed)
         for tensor in listed:
             if tensor.device != self.device:
-                raise ValueError(f"{parcel_key} has a tensor on {tensor.device}; these transfers are for {self.device}")
+                raise ValueError(f"{group_key} has a tensor on {tensor.device}; these transfers are for {self.device}")
         with self._lock:
-            place = self._take(range(offset, offset + layout.nbytes), parcel_key)
-            return Parcel(self, parcel_key, listed, place, layout)
+            place = self._take(range(offset, offset + layout.nbytes), group_key)
+            return TensorGroup(self, group_key, listed, place, layout)
 
-    def offload_anywhere(self, parcel_key: Any, tensors: Iterable[torch.Tensor]) -> Parcel:
+    def offload_anywhere(self, group_key: Any, tensors: Iterable[torch.Tensor]) -> TensorGroup:
         """As `offload`, to the first free place; the tier grows if it has none."""
         listed = list(tensors)
-        count = parcel_bytes(listed)
+        count = group_bytes(listed)
         offset = self.free_place(count)
         self.tier.grow(offset + count)
-        return self.offload(parcel_key, listed, offset)
+        return self.offload(group_key, listed, offset)
 
     def free_place(self, count: int) -> int:
         """The first byte of the first place for so many bytes, which may end behind the slab's end."""
@@ -314,19 +314,19 @@ class Transfers:
         return end
 
     def taken(self) -> list[range]:
-        """The parts of the slab where parcels are, ascending."""
+        """The parts of the slab where groups are, ascending."""
         with self._lock:
             return sorted((place.span for place in self._live()), key=lambda span: span.start)
 
     def begin_step(self) -> None:
-        """Starts over: cancels copies under way, and clears the failure and the trace. Earlier parcels are void."""
+        """Starts over: cancels copies under way, and clears the failure and the trace. Earlier groups are void."""
         self._lanes.restart()
         with self._lock:
             self._step += 1
             self._places = []
 
     def release(self) -> None:
-        """Frees the device memory that copies hold. Called when a step has failed, after its parcels were dropped."""
+        """Frees the device memory that copies hold. Called when a step has failed, after its groups were dropped."""
         self._lanes.release()
 
     def close(self) -> None:
@@ -337,14 +337,14 @@ class Transfers:
     def _take(self, span: range, key: Any) -> _Place:
         if span.start < 0 or span.stop > self.tier.capacity_bytes:
             raise ValueError(
-                f"{key} would lie at bytes {span.start} to {span.stop} of the slower memory, which has "
+                f"{key} would lie at bytes {span.start} to {span.stop} of the offload tier, which has "
                 f"{self.tier.capacity_bytes} ({format_bytes(self.tier.capacity_bytes)})"
             )
         live = self._live()
         for other in live:
             if _overlap(span, other.span):
                 raise ValueError(
-                    f"{key} would lie at bytes {span.start} to {span.stop} of the slower memory, where "
+                    f"{key} would lie at bytes {span.start} to {span.stop} of the offload tier, where "
                     f"{other.what} is (bytes {other.span.start} to {other.span.stop})"
                 )
         place = _Place(span, key)

@@ -81,7 +81,7 @@ def allowed(allow: Any, host_budget: Any) -> tuple[str, ...]:
         check_choice("a name in allow=", name, ALLOWED)
     if "recompute" not in allow:
         raise ValueError(
-            f"allow={allow!r}: it contains 'recompute' always; what shall never run again is named by keep= of profile"
+            f"allow={allow!r}: it contains 'recompute' always; what must not be recomputed is named by keep= of profile"
         )
     return tuple(name for name in ALLOWED if name in allow)
 
@@ -110,8 +110,7 @@ def _check_way(host_budget: Any, tier: Any, link: Any) -> None:
         raise TypeError(f"link must be a rate such as '12GB/s', a Link or a cairn.Machine, not {_kind(link)}")
     if host_budget is None and (tier != "host" or link is not None):
         raise ValueError(
-            "tier= and link= are for values that travel: say how much slower memory there is, by host_budget='8GiB' "
-            "or 'auto'"
+            "tier= and link= are for offloading: say how much memory its tier has, by host_budget='8GiB' or 'auto'"
         )
 
 
@@ -119,22 +118,20 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
     """Raises if some options ask for offloading and others forbid it."""
     offloads, host_budget, solver = "offload" in allow, options.get("host_budget"), options.get("solver", "auto")
     if offloads and host_budget is None:
-        raise ValueError(
-            "allow= contains 'offload': say how much slower memory there is, by host_budget='8GiB' or 'auto'"
-        )
+        raise ValueError("allow= contains 'offload': say how much memory its tier has, by host_budget='8GiB' or 'auto'")
     if host_budget is not None and not offloads:
         raise ValueError(
-            f"host_budget={host_budget!r} is for values that travel, and allow={options['allow']!r} forbids it: "
+            f"host_budget={host_budget!r} is for offloading, and allow={options['allow']!r} forbids it: "
             "add 'offload', or leave host_budget= out"
         )
-    travelling = [info.name for info in cairn.solvers() if info.takes_chains and info.needs_machine]
-    if offloads and solver not in ("auto", *travelling):
+    offloading = [info.name for info in cairn.solvers() if info.takes_chains and info.needs_machine]
+    if offloads and solver not in ("auto", *offloading):
         raise ValueError(
-            f"solver {solver!r} offloads nothing: leave host_budget= out, or solver=; there are {', '.join(travelling)}"
+            f"solver {solver!r} offloads nothing: leave host_budget= out, or solver=; there are {', '.join(offloading)}"
         )
-    if solver in travelling and not offloads:
+    if solver in offloading and not offloads:
         raise ValueError(
-            f"solver {solver!r} offloads: say how much slower memory there is, by host_budget='8GiB' or 'auto'"
+            f"solver {solver!r} offloads: say how much memory its tier has, by host_budget='8GiB' or 'auto'"
         )
 
 

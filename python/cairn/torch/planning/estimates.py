@@ -67,7 +67,7 @@ def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
 
 def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
     for field in dataclasses.fields(grown):
-        if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "travel_bytes", "rise_bytes", "_ns")):
+        if field.name not in _LINEAR and field.name.endswith(("saved_bytes", "offloadable_bytes", "rise_bytes", "_ns")):
             setattr(grown, field.name, _grown(getattr(grown, field.name), by.most))
 
 

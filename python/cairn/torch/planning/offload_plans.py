@@ -41,7 +41,7 @@ from ..schedule.dependent_counts import all_let_go
 from ..schedule.executed import as_performed, excess_bytes, in_order_of_process
 from ..schedule.peak_parts import Replay
 from ..schedule.program import ON_VALUES, OUTPUT, SAVED, Value
-from ..schedule.transfer_plan import Itinerary, has_transfers, itinerary_of, traffic_of
+from ..schedule.transfer_plan import TransferPlan, has_transfers, traffic_of, transfer_plan_of
 from .step_profile import Profile
 
 Op = Sequence[Any]
@@ -102,12 +102,12 @@ def _measured_link(device: torch.device, tier: str, is_cached: bool) -> Link:
 
 
 @dataclasses.dataclass(frozen=True)
-class Journey:
+class OffloadSchedule:
     """A schedule with transfers that the simulator has accepted."""
 
     problem: Mapping[str, Any]
     schedule: cairn.Schedule
-    itinerary: Itinerary
+    transfer_plan: TransferPlan
     makespan_ns: int
     step_ns: int  # the makespan, and the time by which copies slow computations down
     lower_bound_ns: int | None
@@ -138,7 +138,7 @@ class Offloading:
         if ops is None:
             return None
         size = _peak_bytes(self.problem, ops)
-        fits = itinerary_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
+        fits = transfer_plan_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
         return (size + self._excess(ops), ops) if fits else None
 
     @property
@@ -146,7 +146,7 @@ class Offloading:
         """The least budget for which a schedule with transfers was found."""
         return None if self._smallest is None else self._smallest[0]
 
-    def solve(self, budget: int) -> Journey | None:
+    def solve(self, budget: int) -> OffloadSchedule | None:
         """The best schedule with transfers that was found. None if there is none, or the best has no transfers."""
         found = self._search(budget)
         if found is None and self._smallest is not None and self._smallest[0] <= budget:
@@ -154,7 +154,7 @@ class Offloading:
             return self._judged(budget, ops, "joint-chain")
         return found
 
-    def _search(self, budget: int) -> Journey | None:
+    def _search(self, budget: int) -> OffloadSchedule | None:
         asked, host = budget, self._machine.host_bytes
         for _ in range(TRIES):
             if asked <= 0 or host <= 0:
@@ -168,7 +168,7 @@ class Offloading:
                 return None
             room = budget - self._excess(ops)
             missing = _peak_bytes(self.problem, ops) - room
-            excess = itinerary_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
+            excess = transfer_plan_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
             if missing <= 0 and excess <= 0:
                 return self._judged(budget, ops, solution.solver)
             asked, host = asked - max(0, missing), host - max(0, excess)
@@ -186,23 +186,23 @@ class Offloading:
     def _excess(self, ops: Sequence[Op]) -> int:
         return excess_bytes(self.problem, ops, as_performed(ops, self._refs))
 
-    def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> Journey | None:
+    def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> OffloadSchedule | None:
         room = budget - self._excess(ops)
         makespan = self._makespan(room, ops)
         if makespan is None:
             return None
         ops = self._tidied(room, ops, makespan)
         schedule = cairn.Schedule.from_ops(self._chain, ops)
-        itinerary = performed_itinerary(self.problem, ops, self._refs, budget)
+        transfer_plan = performed_transfer_plan(self.problem, ops, self._refs, budget)
         replay = cairn.simulate(self._chain, schedule, room)
         makespan = replay.makespan_ns or makespan
-        step = makespan + self._taken_ns(itinerary, replay.stall_ns or 0)
+        step = makespan + self._taken_ns(transfer_plan, replay.stall_ns or 0)
         bound = cairn.bound(self._chain, budget).lower_bound_ns
-        return Journey(self.problem, schedule, itinerary, makespan, step, bound, solver)
+        return OffloadSchedule(self.problem, schedule, transfer_plan, makespan, step, bound, solver)
 
-    def _taken_ns(self, itinerary: Itinerary, stall_ns: int) -> int:
+    def _taken_ns(self, transfer_plan: TransferPlan, stall_ns: int) -> int:
         """The time by which copies slow down the computations beside them."""
-        beside = max(0, traffic_of(self.problem, itinerary.ops).busy_ns - stall_ns)
+        beside = max(0, traffic_of(self.problem, transfer_plan.ops).busy_ns - stall_ns)
         return int(beside * self._slowdown / (1 + self._slowdown))
 
     def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
@@ -222,11 +222,11 @@ class Offloading:
         return kept
 
 
-def performed_itinerary(
+def performed_transfer_plan(
     problem: Mapping[str, Any], ops: Sequence[Op], stages: Sequence[StageRef], budget: int
-) -> Itinerary:
-    """The itinerary of a list that was accepted within the budget, with what running it takes beyond the simulation."""
-    return itinerary_of(problem, ops, budget - excess_bytes(problem, ops, as_performed(ops, stages)))
+) -> TransferPlan:
+    """The transfer plan of an accepted list, within the budget less what running it takes beyond the simulation."""
+    return transfer_plan_of(problem, ops, budget - excess_bytes(problem, ops, as_performed(ops, stages)))
 
 
 def held_outputs(profile: Profile) -> dict[int, int]:
@@ -236,7 +236,7 @@ def held_outputs(profile: Profile) -> dict[int, int]:
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
     """The step as a cairn-chain, in which held outputs are fixed bytes."""
-    problem = profile.chain(scope, gradients, all_let_go(profile.stages), travels=True)
+    problem = profile.chain(scope, gradients, all_let_go(profile.stages), offloads=True)
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
         problem["fixed_bytes"] += size
@@ -279,8 +279,10 @@ def _staying(profile: Profile) -> frozenset[Made]:
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
         saving = [0, *(option for option, _ in stage.opened())]
-        found.update((SAVED, number, option) for option in saving if not (is_block and stage.saved_travels(option)))
-        if not (is_block and stage.output_travels):
+        found.update(
+            (SAVED, number, option) for option in saving if not (is_block and stage.saved_is_offloadable(option))
+        )
+        if not (is_block and stage.output_is_offloadable):
             found.add((OUTPUT, number, 0))
     return frozenset(found)
 

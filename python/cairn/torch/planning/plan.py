@@ -17,14 +17,14 @@ from ..base.choices import CREATED
 from ..base.errors import PlanMismatch, warn
 from ..base.stages import StageRef
 from ..schedule.peak_parts import Moment, peak_moment
-from ..schedule.transfer_plan import Itinerary, has_transfers, peak_with_transfers
+from ..schedule.transfer_plan import TransferPlan, has_transfers, peak_with_transfers
 from ..selective.block_runs import Inside
 from .fingerprint import fingerprint_of
 from .offload_plans import (
-    performed_itinerary,
+    performed_transfer_plan,
 )
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +130,23 @@ class Plan:
         return cairn.verify(problem, schedule, self.budget_bytes - self.reserve_bytes)
 
     @functools.cached_property
-    def itinerary(self) -> Itinerary | None:
+    def transfer_plan(self) -> TransferPlan | None:
         """When transfers start, and where host copies lie; None if nothing is offloaded."""
         if not self.offloads:
             return None
         room = self.budget_bytes - self.reserve_bytes
-        return performed_itinerary(self.problem, self.verified.schedule.ops, self.stages, room)
+        return performed_transfer_plan(self.problem, self.verified.schedule.ops, self.stages, room)
 
     @property
     def executed_ops(self) -> Sequence[Sequence[Any]]:
         """The schedule's operations as they are issued: prefetches before the computation that they start with."""
-        return self.verified.schedule.ops if self.itinerary is None else self.itinerary.ops
+        return self.verified.schedule.ops if self.transfer_plan is None else self.transfer_plan.ops
 
     def peak_moment(self) -> Moment:
         """The moment of the predicted peak and what makes it up."""
-        if self.itinerary is not None:
-            at = peak_with_transfers(self.problem, self.itinerary)
-            return peak_moment(self.problem, self.itinerary.ops, self.resident, self.held, at)
+        if self.transfer_plan is not None:
+            at = peak_with_transfers(self.problem, self.transfer_plan)
+            return peak_moment(self.problem, self.transfer_plan.ops, self.resident, self.held, at)
         return peak_moment(self.problem, self.ops, self.resident, self.held)
 
     @functools.cached_property

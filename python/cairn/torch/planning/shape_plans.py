@@ -151,7 +151,7 @@ class ShapePlans:
             _warn_of_flags(chosen.plan)
         if chosen.prepared is None:
             plan = chosen.plan
-            chosen.prepared = executor.prepare(plan.stages, plan.executed_ops, plan.opened, plan.itinerary)
+            chosen.prepared = executor.prepare(plan.stages, plan.executed_ops, plan.opened, plan.transfer_plan)
         model = self._model()
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)

@@ -14,7 +14,7 @@ from ..base.stages import BLOCK, StageRef, shown
 from ..head.replacements import Outside
 from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, passing
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Profile:
         gradients: str = ACCUMULATED,
         counted: Counted = AS_PLAIN,
         *,
-        travels: bool = False,
+        offloads: bool = False,
     ) -> dict[str, Any]:
         """The step as a cairn-chain, which the command line reads.
 
@@ -108,7 +108,7 @@ class Profile:
             Whether the step adds to existing gradients or creates them.
         counted
             What the chain supposes of the schedule.
-        travels : bool
+        offloads : bool
             Whether anything is offloaded. Then copies may be under way while the last stage's forward runs, so that
             forward is counted exactly.
 
@@ -126,7 +126,7 @@ class Profile:
             lingering.count(number, stage, stages[-1], counted)
             before = stage.arriving_bytes(created)
         if len(self.stages) > 1:
-            _join_loss(stages[-1], stages[-2]["grad_bytes"], travels)
+            _join_loss(stages[-1], stages[-2]["grad_bytes"], offloads)
         return {
             "format": "cairn-chain",
             "version": 1,

@@ -26,14 +26,14 @@ from ..base.errors import InfeasibleBudget, Unsupported
 from ..schedule.dependent_counts import AS_PLAIN, Counted
 from ..schedule.executed import as_performed, excess_bytes
 from ..schedule.peak_parts import first_over, grouped, peak_moment
-from ..schedule.transfer_plan import Itinerary, peak_with_transfers
+from ..schedule.transfer_plan import TransferPlan, peak_with_transfers
 from ..selective.block_runs import Inside
 from . import arguments
 from .chains import Answer, Chains, counted_for
 from .offload_plans import (
     Destination,
-    Journey,
     Offloading,
+    OffloadSchedule,
     destination,
     held_outputs,
     problem_of,
@@ -148,7 +148,7 @@ class _Chosen:
     least_bytes: int | None
     solver: str
     outcome: str
-    itinerary: Itinerary | None = None
+    transfer_plan: TransferPlan | None = None
     counted: Counted = AS_PLAIN  # the assumptions under which the problem's sizes hold
 
     @classmethod
@@ -183,19 +183,19 @@ class _Chosen:
         return dict(json.loads(made.to_json()))
 
     @classmethod
-    def of_journey(cls, journey: Journey) -> _Chosen:
+    def of_offload_schedule(cls, offload_schedule: OffloadSchedule) -> _Chosen:
         """From a schedule with transfers."""
-        is_optimal = journey.makespan_ns == journey.lower_bound_ns
+        is_optimal = offload_schedule.makespan_ns == offload_schedule.lower_bound_ns
         outcome = str(cairn.Outcome.optimal if is_optimal else cairn.Outcome.feasible)
         return cls(
-            journey.problem,
-            journey.schedule,
-            journey.step_ns,
-            journey.lower_bound_ns,
+            offload_schedule.problem,
+            offload_schedule.schedule,
+            offload_schedule.step_ns,
+            offload_schedule.lower_bound_ns,
             None,
-            journey.solver,
+            offload_schedule.solver,
             outcome,
-            journey.itinerary,
+            offload_schedule.transfer_plan,
         )
 
 
@@ -239,17 +239,17 @@ class Task:
 
     def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
         stays = None if answer is None else _Chosen.of(answer)
-        solution, journey = None if answer is None else answer.solution, None
+        solution, offload_schedule = None if answer is None else answer.solution, None
         if solution is not None and self.offloading is not None and solution.makespan_ns != solution.store_all_ns:
-            journey = self.offloading.solve(room.usable_bytes)
-        if journey is not None and (stays is None or journey.step_ns < stays.step_ns):
-            stays = _Chosen.of_journey(journey)
+            offload_schedule = self.offloading.solve(room.usable_bytes)
+        if offload_schedule is not None and (stays is None or offload_schedule.step_ns < stays.step_ns):
+            stays = _Chosen.of_offload_schedule(offload_schedule)
         return self._infeasible(room) if stays is None else self._plan_of(room, stays)
 
     def _least_bytes(self) -> int | None:
         """The least memory for which a schedule is found, without the reserve."""
-        travelling = None if self.offloading is None else self.offloading.least_bytes
-        return min((size for size in (self._chains.least_bytes, travelling) if size is not None), default=None)
+        offloading = None if self.offloading is None else self.offloading.least_bytes
+        return min((size for size in (self._chains.least_bytes, offloading) if size is not None), default=None)
 
     def even_budgets(self, count: int) -> list[int]:
         """`count` budgets at even distances, from the least that works to the one that keeps everything."""
@@ -302,7 +302,7 @@ class Task:
             inside=_inside(profile, ops),
             tier="" if to is None else to.tier,
             host_budget_bytes=0 if to is None else to.machine.host_bytes,
-            host_bytes=0 if chosen.itinerary is None else chosen.itinerary.slab_bytes,
+            host_bytes=0 if chosen.transfer_plan is None else chosen.transfer_plan.slab_bytes,
             outside=profile.outside.to_json(),
             holds_output=profile.holds_output,
             brought_back=list(dict.fromkeys(stage.name for stage in profile.stages if stage.brings_back)),
@@ -316,18 +316,18 @@ class Task:
 
     def _resident(self, chosen: _Chosen | None = None) -> dict[str, int]:
         resident = self.profile.resident_by_name(self.scope, self.gradients)
-        if chosen is not None and chosen.itinerary is not None:
+        if chosen is not None and chosen.transfer_plan is not None:
             held = sum(held_outputs(self.profile).values())
             resident.update({"outputs of blocks that are held": held} if held else {})
         return resident
 
     def _peak(self, chosen: _Chosen, gradients: str) -> int:
         """The peak of a schedule, where the step creates its gradients or adds to existing ones."""
-        if chosen.itinerary is not None:
+        if chosen.transfer_plan is not None:
             problem = problem_of(self.profile, self.scope, gradients)
-            ops = chosen.itinerary.ops
+            ops = chosen.transfer_plan.ops
             beyond = excess_bytes(problem, ops, as_performed(ops, self.profile.refs))
-            return max(peak_with_transfers(problem, chosen.itinerary)[1] + beyond, self.optimizer_peak)
+            return max(peak_with_transfers(problem, chosen.transfer_plan)[1] + beyond, self.optimizer_peak)
         asked = self.scope, gradients
         counted = counted_for(self.profile, asked, chosen.schedule.ops, chosen.counted.apart)
         chain = chain_of(self.profile.chain(*asked, counted))
@@ -356,8 +356,10 @@ class Task:
         [answer] = self._chains.solved([budget])
         if answer.solution.schedule is not None:
             return answer.problem, list(answer.solution.schedule.ops)
-        journey = None if self.offloading is None else self.offloading.solve(budget)
-        return self.problem, list(_store_all(len(self.problem["stages"])) if journey is None else journey.schedule.ops)
+        offload_schedule = None if self.offloading is None else self.offloading.solve(budget)
+        return self.problem, list(
+            _store_all(len(self.problem["stages"])) if offload_schedule is None else offload_schedule.schedule.ops
+        )
 
     def _optimizer_needs_more(self, room: _Room) -> InfeasibleBudget:
         profile, name = self.profile, "step of the optimizer"
@@ -385,7 +387,7 @@ def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
         stage = profile.stages[number - 1]
         decisions = tuple(option.decisions for option in stage.options)
         inside = Inside(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
-        found[str(number)] = {**inside.to_json(), "rebuilds": [option.rebuilds for option in stage.options]}
+        found[str(number)] = {**inside.to_json(), "recomputes": [option.recomputes for option in stage.options]}
     return found
 
 

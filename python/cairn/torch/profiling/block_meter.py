@@ -21,10 +21,10 @@ from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import tensors_in
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.preserve import Buffers, Randomness
-from ..rerun_state.side_effects import Lasting
+from ..rerun_state.side_effects import SideEffects
 from . import isolated_block
 from .captured_inputs import leaves_behind, places_of, refuse
-from .side_outputs import Arrivals, Beside, collecting_apart
+from .side_outputs import Arrivals, SideOutputs, collecting_apart
 from .untracked_tensors import hidden_storages
 
 
@@ -74,12 +74,12 @@ class BlockMeter:
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
         self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
         self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
-        self.added: set[int] = set()  # those of them that it saves, and that stay beside those of runs again
+        self.added: set[int] = set()  # those of them that it saves, and that stay beside those of recomputations
         self.kept_bytes = 0  # large gradients that hooks have kept
         self.saved: frozenset[int] = frozenset()  # storages that autograd saves
         self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
         self._hides_input = False  # or an output: one of these is
-        #: by a run that saves: what stays beside that of runs again, and whether it saves that
+        #: by a run that saves: what stays beside that of recomputations, and whether it saves that
         self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []
@@ -108,7 +108,7 @@ class BlockMeter:
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
         attributes = Attributes(self._block.parts(), with_large=True)  # what was there is released by no run that saves
-        lasting = Lasting(self._block.parts())
+        lasting = SideEffects(self._block.parts())
         with collecting_apart():
             prints = self.run_saving(function, arguments, waiting, created)
             if prints is None:
@@ -138,7 +138,7 @@ class BlockMeter:
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if prints != [fingerprint(t) for t in tensors_in(output)]:
-            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is run again"
+            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is recomputed"
         replay.finish()
         return output
 
@@ -168,7 +168,7 @@ class BlockMeter:
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
         saved = isolated_block.SavedTensors(self._device) if saving is None else saving()
-        beside = Beside(self._block.parts())
+        beside = SideOutputs(self._block.parts())
         with saved.recording():
             uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
             leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
@@ -197,7 +197,7 @@ class BlockMeter:
         self._saved_outputs = {
             i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in held
         }
-        self._note_travelling(saved, arguments, tensors)
+        self._note_offloadable(saved, arguments, tensors)
         prints = [fingerprint(t) for t in tensors]
         made, self.arriving = beside.root(result, self.arriving)
         del saved
@@ -208,7 +208,7 @@ class BlockMeter:
         refs = [(i, _compat.StorageRef(t)) for i, t in enumerate(tensors) if memory.has_storage(t)]
         del result, made, tensors
         self._held_outputs = {i for i, ref in refs if ref.alive()}
-        first, backward = len(created.gone), Beside(self._block.parts())
+        first, backward = len(created.gone), SideOutputs(self._block.parts())
         if root is not None:
             with isolated_block.as_in_backward(self._device):
                 root.backward()
@@ -233,7 +233,7 @@ class BlockMeter:
                 counted |= {key} - {0}
                 parameter.grad = None
 
-    def _note_travelling(
+    def _note_offloadable(
         self, saved: isolated_block.Saved, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
     ) -> None:
         """What the executor can send away of what the block saved, its output included, and of the output alone."""
@@ -241,12 +241,12 @@ class BlockMeter:
         returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
         sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
         self._hides_input = not self.hidden.isdisjoint({*given, *returned})
-        plain = all(t.device == self._device and memory.can_travel(t) for t in outputs)
+        plain = all(t.device == self._device and memory.can_be_offloaded(t) for t in outputs)
         plain = plain and not any(key in self._static for key in returned)
         plain = plain and self.hidden.isdisjoint({*given, *sizes})
-        self._stage.output_travels = plain and bool(returned)
+        self._stage.output_is_offloadable = plain and bool(returned)
         if plain and not saved.stays:
-            self._stage.travel_bytes = sum(size for key, size in sizes.items() if key not in self._static)
+            self._stage.offloadable_bytes = sum(size for key, size in sizes.items() if key not in self._static)
 
     def _mark(self, name: str) -> None:
         self._marks[name] = self._meter.mark()
@@ -293,7 +293,7 @@ class BlockMeter:
         there = [ref.storage() for ref, _ in self._added]
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            beside, lent = Beside(self._block.parts()), arguments.lent(args, kwargs)
+            beside, lent = SideOutputs(self._block.parts()), arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)
         self.beside = Arrivals(beside.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
@@ -328,7 +328,7 @@ class BlockMeter:
                 f"keeps {hidden} bytes outside what autograd saves: in hooks of its own on saved tensors (save_on_cpu, "
                 "selective checkpoints), or in attributes of custom functions"
             )
-            stage.travel_bytes = 0
+            stage.offloadable_bytes = 0
         else:
             stage.untracked_bytes = max(0, hidden)
 

@@ -77,7 +77,7 @@ class _Given(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Finding(_Given):
+class InputFinder(_Given):
     """Notes the tensors with a history from before a mark that functions are given, in order, each once."""
 
     def __init__(self, since: int) -> None:

@@ -77,7 +77,7 @@ def _with_their_backwards(observed: Trace, modules: list[nn.Module], named: bool
 def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:
     """The whole model as a block, where parts of it are worth more than the blocks that were found; else nothing.
 
-    It is, where the model does more itself than they do. But not where its layers are written to be run again, or some
+    It is, where the model does more itself than they do. But not where its layers are written to be recomputed, or some
     were skipped, which a whole would not know; nor where something in it is compiled, and so cannot be opened, or twice
     what it saves, all at once, takes more than there is.
     """
@@ -261,12 +261,12 @@ def _refuse_checkpoints(observed: Trace, block: Block) -> None:
     if any(call.is_reentrant for call in observed.calls_of(first)) and any(p.requires_grad for p in first.parameters()):
         raise Unsupported(
             f"the model's forward calls '{block.name}' within torch.utils.checkpoint with use_reentrant=True: take it "
-            "out, and the budget decides which blocks are run again; or name the modules around it with blocks="
+            "out, and the budget decides which blocks are recomputed; or name the modules around it with blocks="
         )
 
 
 def _refuse_functional(observed: Trace, block: Block) -> None:
-    """What runs again is not transformed; and a backward of weights that are computed runs on, out of the block."""
+    """What is recomputed is not transformed; and a backward of weights that are computed runs on, out of the block."""
     calls = [call for run in observed.runs_of(block.modules) for call in run]
     if any(call.is_transformed for call in calls):
         raise Unsupported(
@@ -285,7 +285,7 @@ def _refuse_hooks(observed: Trace, block: Block) -> None:
     if any(run[0].has_hooks for run in observed.runs_of(block.modules)):
         raise Unsupported(
             f"the model's forward calls '{block.name}' within saved-tensor hooks of its own (torch.utils.checkpoint, "
-            "save_on_cpu, ...): take them out, and the budget decides which blocks are run again; or name the modules "
+            "save_on_cpu, ...): take them out, and the budget decides which blocks are recomputed; or name the modules "
             "around them with blocks="
         )
 

@@ -28,7 +28,7 @@ from ..base.errors import Unsupported
 from ..base.layouts import Layouts, layouts_of, made, saving_nothing
 from ..base.tree import Tree, children, fill, tensors_in
 from ..rerun_state.kv_caches import own_caches
-from .captured_inputs import Finding, Replacing, reaches_back
+from .captured_inputs import InputFinder, Replacing, reaches_back
 
 
 @dataclasses.dataclass
@@ -170,16 +170,16 @@ class Arguments:
     def capture(self, function: Callable[..., Any]) -> None:
         """Runs the block, and takes what it reads with a history and is not passed for inputs."""
         args, kwargs = self.source(Hooks())
-        finding = Finding(self._since)
+        finding = InputFinder(self._since)
         with self.saving_nothing(), finding:
             finding.given(function(*args, **kwargs))
         self.captured = finding.tensors
         passed = set(map(id, self._tree.leaves))
         self._take([tensor for tensor in self.captured if id(tensor) not in passed])
 
-    def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loan:
+    def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContainerCopies:
         """To be asked before the run that is passed these, if it is the one that the caller sees."""
-        return Loan(self._value, (args, kwargs))
+        return ContainerCopies(self._value, (args, kwargs))
 
     def refuse_iterators(self, name: str) -> None:
         """Raises if the block of this name is passed something that its first run uses up."""
@@ -187,11 +187,11 @@ class Arguments:
             if isinstance(value, Iterator):
                 raise Unsupported(
                     f"'{name}' is passed an iterator ({type(value).__name__}), which its first run uses up, so that it "
-                    "cannot be run again from it: pass what is taken from it, or a list"
+                    "cannot be recomputed from it: pass what is taken from it, or a list"
                 )
 
 
-class Loan:
+class ContainerCopies:
     """Lists, dicts and the like that a run of a block is passed as copies of the caller's, which it may change: each
     run finds them as they were, and the caller finds what the last one has left.
     """
@@ -216,10 +216,10 @@ class Loan:
         for theirs, own, before in self._lent:
             now = children(own) or []
             if len(now) != len(before) or any(a is not b() for (_, a), (_, b) in zip(now, before, strict=True)):
-                fill(theirs, [(key, self._standing_for(value, name)) for key, value in now])
+                fill(theirs, [(key, self._hooks_and_names_for(value, name)) for key, value in now])
         self._lent, self._theirs = [], {}
 
-    def _standing_for(self, value: Any, name: str) -> Any:
+    def _hooks_and_names_for(self, value: Any, name: str) -> Any:
         own, theirs = self._theirs.get(id(value), (lambda: None, None))
         if value is not None and own() is value:  # what is gone may have had the same identity
             return theirs
@@ -231,7 +231,7 @@ class Loan:
         if isinstance(value, torch.Tensor):
             return value
         tree = Tree.of(value)
-        return tree.build([self._standing_for(tensor, name) for tensor in tree.leaves])
+        return tree.build([self._hooks_and_names_for(tensor, name) for tensor in tree.leaves])
 
 
 def _can_be_filled(value: Any) -> bool:
@@ -366,7 +366,7 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         self.count += 1
         if tensor.device == self._device:
-            self.stays |= not memory.can_travel(tensor)
+            self.stays |= not memory.can_be_offloaded(tensor)
             if memory.has_storage(tensor):
                 self.storages.add(_compat.storage_id(tensor))
                 self.sizes[_compat.storage_id(tensor)] = memory.storage_bytes(tensor)

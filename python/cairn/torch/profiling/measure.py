@@ -359,13 +359,13 @@ class MemoryPass(StepRecording):
         stage.forward_only_rise_bytes += held
         apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not kept or dropped by the chain
         if apart or (run.is_held and run.saved_outputs):
-            stage.travel_bytes, stage.output_travels = 0, False
+            stage.offloadable_bytes, stage.output_is_offloadable = 0, False
         elif run.is_held:  # the rest can be offloaded
-            stage.output_is_held, stage.output_travels = True, False
-            stage.travel_bytes = max(0, stage.travel_bytes - stage.output_bytes)
+            stage.output_is_held, stage.output_is_offloadable = True, False
+            stage.offloadable_bytes = max(0, stage.offloadable_bytes - stage.output_bytes)
         elif left:
             gone = bytes_in(run, left - run.saved_outputs)
-            stage.travel_bytes, stage.output_travels = max(0, stage.travel_bytes - gone), False
+            stage.offloadable_bytes, stage.output_is_offloadable = max(0, stage.offloadable_bytes - gone), False
         stage.output_bytes -= bytes_in(run, apart | left)
         stage.pinned_bytes = bytes_in(run, run.pinned & run.made)
         stage.pinned_saved_bytes = bytes_in(run, run.pinned & run.made & run.saved_outputs)
@@ -378,10 +378,10 @@ class MemoryPass(StepRecording):
         if stays := run.left_bytes + stage.leftover_bytes:
             # side outputs are resident: saving replaces those of the last step, and offloading does not free them
             stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
-            stage.travel_bytes = 0
+            stage.offloadable_bytes = 0
         if run.replaced_bytes:
             stage.saved_bytes += run.replaced_bytes
-            stage.travel_bytes = 0
+            stage.offloadable_bytes = 0
         if not run.chained_to:
             stage.also_held_bytes = bytes_in(run, (self._also_held(run) & run.made) - run.pinned)
         else:
@@ -411,4 +411,4 @@ class MemoryPass(StepRecording):
         for earlier in before:
             if bytes_in(earlier, run.alone.hidden):
                 earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND
-                earlier.stage.travel_bytes, earlier.stage.output_travels = 0, False
+                earlier.stage.offloadable_bytes, earlier.stage.output_is_offloadable = 0, False

@@ -2,7 +2,7 @@
 
 One block of each kind is opened: it is recorded twice (`block_graph.py`), which gives the times of its operations and
 shows whether it does the same twice; the choices along the hull are found (`block_options.py`); each is proved by
-rebuilding every tensor that it does not keep and comparing it in full with what autograd saved, which also gives its
+recomputing every tensor that it does not keep and comparing it in full with what autograd saved, which also gives its
 time; and each runs forward and backward alone under a meter, as the executor will run it, which gives its bytes.
 An operation that does not give the same result again is not replayed, and the choices are found anew. Blocks of the
 same kind, which by their own recorded operations do the same, share what was measured.
@@ -21,7 +21,7 @@ import torch
 
 from ..base import memory
 from ..base.blocks import Block, intercepted
-from ..base.progress import Teller
+from ..base.progress import ProgressTeller
 from ..base.stage_measure import OptionMeasure, StageMeasure
 from ..selective.block_graph import BlockGraph
 from ..selective.block_options import thinned
@@ -29,7 +29,7 @@ from ..selective.recompute import Recipe
 from . import isolated_block, overhead
 from .block_meter import captured_by, parameters_of
 from .option_meter import Metered
-from .option_proofs import LEAST_BYTES, Proofs, Took
+from .option_proofs import LEAST_BYTES, OptionTimes, Proofs
 from .option_runs import BlockRuns
 from .parameter_users import Owners
 from .sample import Sample, backward_of
@@ -113,7 +113,7 @@ class _Opening:
         stage: StageMeasure,
         graph: BlockGraph,
         part_bytes: int,
-        teller: Teller,
+        teller: ProgressTeller,
     ) -> None:
         self._run, self._stage, self._part_bytes = run, stage, part_bytes
         self._teller = teller
@@ -135,15 +135,15 @@ class _Opening:
         graph = self._run.recorded(saving=True, asked=self.asked)
         again = self._run.recorded(saving=False)
         if graph.digest() != again.digest() or graph.digest() != self.digest:
-            return "does not do the same operations when it is run again"
+            return "does not do the same operations when it is recomputed"
         for op, other in zip(graph.operations, again.operations, strict=True):
             op.nanoseconds = min(op.nanoseconds, other.nanoseconds)
         proved = Proofs(self._run, graph, self.asked, self._part_bytes).choices()
         if len(proved) < 2:
-            return "has no saved tensor that could be rebuilt"
+            return "has no saved tensor that could be recomputed"
         for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
             took.saving_ns += overhead.cost().of_part(recipe.hooks_cost)
-            took.rebuilding_ns += overhead.cost().of_rebuilding(len(recipe.order))
+            took.recomputing_ns += overhead.cost().of_recomputing(len(recipe.order))
         measured = self._metered(proved)
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
@@ -151,7 +151,7 @@ class _Opening:
         self.options = _thinned(_pareto(options), MAX_OPTIONS + parts)
         return "" if len(self.options) > 1 else "has no option that takes less"
 
-    def _metered(self, proved: Sequence[tuple[Recipe, Took]]) -> list[tuple[StageMeasure, Took]]:
+    def _metered(self, proved: Sequence[tuple[Recipe, OptionTimes]]) -> list[tuple[StageMeasure, OptionTimes]]:
         self._teller.more(len(proved))
         measured = []
         for recipe, took in proved:
@@ -162,9 +162,9 @@ class _Opening:
 
 def _option(
     stage: StageMeasure,
-    everything: tuple[StageMeasure, Took],
-    proved: tuple[Recipe, Took],
-    measured: tuple[StageMeasure, Took],
+    everything: tuple[StageMeasure, OptionTimes],
+    proved: tuple[Recipe, OptionTimes],
+    measured: tuple[StageMeasure, OptionTimes],
     copied_bytes: int,
 ) -> OptionMeasure:
     """The stage with an option: what was measured of it, and by how much the option differs from keeping everything.
@@ -182,17 +182,17 @@ def _option(
         + found.accumulated_backward_rise_bytes
         - base.accumulated_backward_rise_bytes,
         forward_ns=stage.forward_ns + took.saving_ns,
-        backward_ns=stage.backward_ns + took.rebuilding_ns,
-        travel_bytes=stage.travel_bytes + found.travel_bytes - base.travel_bytes
-        if min(stage.travel_bytes, found.travel_bytes, base.travel_bytes) > 0
+        backward_ns=stage.backward_ns + took.recomputing_ns,
+        offloadable_bytes=stage.offloadable_bytes + found.offloadable_bytes - base.offloadable_bytes
+        if min(stage.offloadable_bytes, found.offloadable_bytes, base.offloadable_bytes) > 0
         else 0,
-        rebuilds=_described(recipe),
+        recomputes=_described(recipe),
     )
 
 
 def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
     """An option of a stage that was measured, for one of the same signature."""
-    travels = min(option.travel_bytes, stage.travel_bytes) > 0
+    offloads = min(option.offloadable_bytes, stage.offloadable_bytes) > 0
     accumulated = stage.accumulated_backward_rise_bytes - measured.accumulated_backward_rise_bytes
     return dataclasses.replace(
         option,
@@ -200,12 +200,14 @@ def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -
         forward_rise_bytes=option.forward_rise_bytes + stage.forward_rise_bytes - measured.forward_rise_bytes,
         backward_rise_bytes=option.backward_rise_bytes + stage.backward_rise_bytes - measured.backward_rise_bytes,
         accumulated_backward_rise_bytes=option.accumulated_backward_rise_bytes + accumulated,
-        travel_bytes=max(0, option.travel_bytes + stage.travel_bytes - measured.travel_bytes) if travels else 0,
+        offloadable_bytes=max(0, option.offloadable_bytes + stage.offloadable_bytes - measured.offloadable_bytes)
+        if offloads
+        else 0,
     )
 
 
 def _described(recipe: Recipe) -> str:
-    """What an option runs again, for people: the operations, most frequent first."""
+    """What an option recomputes, for people: the operations, most frequent first."""
     names: dict[str, int] = {}
     for function in recipe.code.operations:
         name = getattr(function, "__name__", str(function)).lstrip("_")

@@ -10,7 +10,7 @@ from ..base import _compat, memory
 from ..base.stage_measure import StageMeasure
 from ..base.tree import Tree
 from ..rerun_state.rng_and_autocast import RandomState
-from ..selective.recompute import Rebuild, Recipe
+from ..selective.recompute import Recipe, TensorRecompute
 from .block_meter import BlockMeter, Created, parameters_of
 from .option_proofs import Where
 from .option_runs import BlockRuns
@@ -41,17 +41,17 @@ class Metered:
 
 
 class _Saved:
-    """Pack hooks that keep and rebuild as the executor does."""
+    """Pack hooks that keep and recompute as the executor does."""
 
     def __init__(self, run: BlockRuns, recipe: Recipe) -> None:
         self.count = 0
         self.storages: set[int] = set()
         self.sizes: dict[int, int] = {}
         self.stays = False
-        self._run, self._recipe, self._rebuild = run, recipe, Rebuild(recipe)
+        self._run, self._recipe, self._tensor_recompute = run, recipe, TensorRecompute(recipe)
         self._leaves: list[torch.Tensor] = []
         if 0 in recipe.states:
-            self._rebuild.take_state(0, RandomState(run.devices))
+            self._tensor_recompute.take_state(0, RandomState(run.devices))
 
     def recording(self) -> Any:
         return _compat.saved_tensors_hooks(self._pack, self._unpack)
@@ -63,19 +63,21 @@ class _Saved:
     def _pack(self, tensor: torch.Tensor) -> Any:
         index = self.count
         self.count += 1
-        keep = self._rebuild.saved(index, tensor)
+        keep = self._tensor_recompute.saved(index, tensor)
         if self.count in self._recipe.states:
-            self._rebuild.take_state(self.count, RandomState(self._run.devices))
-        held = tensor if keep else self._rebuild.held().get(index)
+            self._tensor_recompute.take_state(self.count, RandomState(self._run.devices))
+        held = tensor if keep else self._tensor_recompute.held().get(index)
         if held is not None and held.device == self._run.device:
             self.sizes.update(memory.storages([held]))
-            self.stays |= not memory.can_travel(held)
+            self.stays |= not memory.can_be_offloaded(held)
         return index, tensor.detach() if keep else None
 
     def _unpack(self, held: tuple[int, torch.Tensor | None]) -> torch.Tensor:
         index, tensor = held
         if tensor is not None:
             return tensor
-        rebuilt = self._rebuild.tensor(index, Where(self._leaves, self._run.parameters(), self._run.buffers()))
-        assert rebuilt is not None
-        return rebuilt
+        recomputed = self._tensor_recompute.tensor(
+            index, Where(self._leaves, self._run.parameters(), self._run.buffers())
+        )
+        assert recomputed is not None
+        return recomputed

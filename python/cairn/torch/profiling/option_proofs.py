@@ -15,22 +15,22 @@ from ..base.tree import Tree
 from ..rerun_state.rng_and_autocast import RandomState, no_autocast
 from ..selective.block_graph import BlockGraph
 from ..selective.block_options import candidates
-from ..selective.recompute import Rebuild, Recipe, compile_recipe
+from ..selective.recompute import Recipe, TensorRecompute, compile_recipe
 from . import isolated_block
 from .option_runs import BlockRuns
 
-PROOFS = 3  # rebuilds of each choice: as many times, of which the median counts
+PROOFS = 3  # recomputes of each choice: as many times, of which the median counts
 LONG_NS = 500_000_000  # what takes longer is done and timed once
 LEAST_BYTES = 4096  # an option that saves less is not worth having
 ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again
 
 
 @dataclasses.dataclass
-class Took:
+class OptionTimes:
     """Times of an option beyond those of keeping everything."""
 
     saving_ns: int = 0
-    rebuilding_ns: int = 0
+    recomputing_ns: int = 0
 
 
 class _NotTheSame(Exception):
@@ -42,12 +42,12 @@ class _NotTheSame(Exception):
 
 
 class Proofs:
-    """Rebuilds what choices do not keep from the saved tensors of one run, and compares."""
+    """Recomputes what choices do not keep from the saved tensors of one run, and compares."""
 
     def __init__(self, run: BlockRuns, graph: BlockGraph, asked: Sequence[int], part_bytes: int) -> None:
         self._run, self._graph, self._asked, self._part_bytes = run, graph, asked, part_bytes
 
-    def choices(self) -> list[tuple[Recipe, Took]]:
+    def choices(self) -> list[tuple[Recipe, OptionTimes]]:
         """The choices with their times; the first keeps everything."""
         for _ in range(ATTEMPTS):
             try:
@@ -63,7 +63,7 @@ class Proofs:
         operation = self._graph.operations[self._graph.values[use.value].operation]
         operation.reason = operation.reason or "does not give the same result again"
 
-    def _try(self) -> list[tuple[Recipe, Took]]:
+    def _try(self) -> list[tuple[Recipe, OptionTimes]]:
         self._run.rewind()
         saved: list[torch.Tensor] = []
         states = [RandomState(self._run.devices)]
@@ -86,35 +86,37 @@ class Proofs:
 
     def _proved(
         self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: Where
-    ) -> Took:
-        took: list[Took] = []
+    ) -> OptionTimes:
+        took: list[OptionTimes] = []
         if set(recipe.decisions) == {KEEP}:
-            return Took()
+            return OptionTimes()
         for _ in range(PROOFS):
-            rebuild, now = Rebuild(recipe), Took()
+            recompute, now = TensorRecompute(recipe), OptionTimes()
             for index, tensor in enumerate(saved):
                 began = self._now()
-                rebuild.saved(index, tensor)
+                recompute.saved(index, tensor)
                 if index + 1 in recipe.states:
                     RandomState(self._run.devices)
                 now.saving_ns += self._now() - began
             for count in recipe.states:
-                rebuild.take_state(count, states[count])
+                recompute.take_state(count, states[count])
             # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
             with no_autocast((self._run.device.type,)), torch.no_grad():
-                self._rebuild_all(rebuild, saved, where, now)
+                self._recompute_all(recompute, saved, where, now)
             took.append(now)
-            if now.rebuilding_ns > LONG_NS:
+            if now.recomputing_ns > LONG_NS:
                 break
-        return Took(
-            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.rebuilding_ns for t in took))
+        return OptionTimes(
+            int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.recomputing_ns for t in took))
         )
 
-    def _rebuild_all(self, rebuild: Rebuild, saved: Sequence[torch.Tensor], where: Where, took: Took) -> None:
-        for index in rebuild.recipe.order:
+    def _recompute_all(
+        self, recompute: TensorRecompute, saved: Sequence[torch.Tensor], where: Where, took: OptionTimes
+    ) -> None:
+        for index in recompute.recipe.order:
             began = self._now()
-            again = rebuild.tensor(index, where)
-            took.rebuilding_ns += self._now() - began
+            again = recompute.tensor(index, where)
+            took.recomputing_ns += self._now() - began
             if again is None or not _same(again, saved[index]):
                 raise _NotTheSame(index)
             del again

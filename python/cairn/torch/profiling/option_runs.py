@@ -20,7 +20,7 @@ from ..selective.block_graph import BlockGraph
 from ..selective.graph_recorder import BlockRecorder
 from . import isolated_block
 from .block_meter import Rewinding, parameters_of
-from .side_outputs import Beside
+from .side_outputs import SideOutputs
 
 
 class BlockRuns:
@@ -63,7 +63,7 @@ class BlockRuns:
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
         self.rewind()
-        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), Beside(self.block.parts())
+        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), SideOutputs(self.block.parts())
         args, kwargs = self.arguments.source(isolated_block.Hooks())
         leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
         recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)

@@ -32,7 +32,7 @@ from ..selective.block_graph import BlockGraph
 from ..selective.block_options import choices
 from ..selective.block_runs import Inside
 from ..selective.graph_recorder import BlockRecorder
-from ..selective.recompute import Rebuild, Recipe, compile_recipe
+from ..selective.recompute import Recipe, TensorRecompute, compile_recipe
 
 BLOCKS = 4
 ROUNDS = 15  # the median counts
@@ -69,7 +69,7 @@ class Cost:
     buffer_ns: float  # and each buffer that it has
     part_ns: float
     part_saved_ns: float
-    rebuilt_ns: float  # and each tensor that is rebuilt, beside the operations
+    recomputed_ns: float  # and each tensor that is recomputed, beside the operations
 
     def of(self, block: Block, saved_count: int) -> int:
         """For running a block again that saves so many tensors."""
@@ -80,9 +80,9 @@ class Cost:
         """For keeping a part of what a block saves, in its forward."""
         return round(self.part_ns + self.part_saved_ns * saved_count)
 
-    def of_rebuilding(self, count: int) -> int:
-        """For rebuilding so many tensors in a backward."""
-        return round(self.rebuilt_ns * count)
+    def of_recomputing(self, count: int) -> int:
+        """For recomputing so many tensors in a backward."""
+        return round(self.recomputed_ns * count)
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def cost() -> Cost:
     again_ns, again_saved_ns = _line(small, large, "again_ns")
     part_ns, part_saved_ns = _line(small, large, "part_ns")
     buffer_ns = max(0.0, buffered.again_ns - small.again_ns) / BUFFERS
-    return Cost(again_ns, again_saved_ns, buffer_ns, part_ns, part_saved_ns, large.rebuilt_ns)
+    return Cost(again_ns, again_saved_ns, buffer_ns, part_ns, part_saved_ns, large.recomputed_ns)
 
 
 @contextlib.contextmanager
@@ -134,8 +134,8 @@ class _Measured:
         plain = taken["plain"]
         self.again_ns = max(0.0, taken["again"] - plain - taken["forward"]) / BLOCKS
         self.part_ns = max(0.0, taken["kept"] - plain) / BLOCKS
-        rebuilding = (taken["dropped"] - taken["kept"]) / BLOCKS - alone.rebuilding_ns(dropped)
-        self.rebuilt_ns = max(0.0, rebuilding) / sum(letter != KEEP for letter in dropped)
+        recomputing = (taken["dropped"] - taken["kept"]) / BLOCKS - alone.recomputing_ns(dropped)
+        self.recomputed_ns = max(0.0, recomputing) / sum(letter != KEEP for letter in dropped)
 
     def _again(self) -> Executor:
         numbers = range(1, BLOCKS + 1)
@@ -181,7 +181,7 @@ def _time(run: Callable[[], None]) -> int:
 
 
 class _Alone:
-    """A layer's operations, the order in which a backward asks for what it saves, and rebuilding by itself."""
+    """A layer's operations, the order in which a backward asks for what it saves, and recomputing by itself."""
 
     def __init__(self, layer: nn.Module, x: torch.Tensor) -> None:
         self.asked: list[int] = []
@@ -206,19 +206,19 @@ class _Alone:
         self.graph: BlockGraph = recorder.graph(output)
         output.sum().backward()
 
-    def rebuilding_ns(self, decisions: str) -> float:
+    def recomputing_ns(self, decisions: str) -> float:
         """As options are timed while a model is profiled."""
         recipe = compile_recipe(self.graph, decisions, self.asked)
-        return statistics.median(_time(lambda: self._rebuild(recipe)) for _ in range(ROUNDS))
+        return statistics.median(_time(lambda: self._tensor_recompute(recipe)) for _ in range(ROUNDS))
 
-    def _rebuild(self, recipe: Recipe) -> None:
-        rebuild = Rebuild(recipe)
+    def _tensor_recompute(self, recipe: Recipe) -> None:
+        recompute = TensorRecompute(recipe)
         for index, tensor in enumerate(self._saved):
-            rebuild.saved(index, tensor)
+            recompute.saved(index, tensor)
         for count in recipe.states:
-            rebuild.take_state(count, self._states[count])
+            recompute.take_state(count, self._states[count])
         for index in recipe.order:
-            rebuild.tensor(index, self)
+            recompute.tensor(index, self)
 
     def argument(self, index: int) -> torch.Tensor:
         return self._x

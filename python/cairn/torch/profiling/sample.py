@@ -14,7 +14,7 @@ from torch import nn
 from ..base import memory
 from ..base.errors import Unsupported
 from ..base.layouts import saving_nothing
-from ..base.progress import Teller
+from ..base.progress import ProgressTeller
 from ..base.tree import Tree, tensors_in
 from ..head.replacements import Outside, Replaced
 from ..rerun_state.attributes import left_as_found
@@ -29,7 +29,7 @@ LOSS_DIFFERENTIATES = (
     "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
     "for it. For derivatives in a loss (create_graph=True: physics-informed losses, gradient penalties), put the model "
     "and its loss into a module whose forward takes them and returns the loss, and plan that module: what the "
-    "derivatives save is then counted, and a part of it rebuilt; cairn.torch.compile needs less still. Or leave them "
+    "derivatives save is then counted, and a part of it recomputed; cairn.torch.compile needs less. Or leave them "
     "out of loss_fn=, and leave room for them by Budget(reserve=): such steps are exact, and all that autograd saves "
     "for the derivatives is kept"
 )
@@ -55,7 +55,7 @@ class Sample:
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
         self._tensors = list(map(_own, self._call.leaves))
         self.has_no_loss = False
-        self.teller = Teller()  # of the pass that runs it
+        self.teller = ProgressTeller()  # of the pass that runs it
         #: modules that are no part of the model and that the step uses
         self.others = outsiders(model, loss_fn, self._call.opaque)
         self._leaves = Leaves(model, self._tensors)

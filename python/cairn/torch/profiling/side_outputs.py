@@ -25,7 +25,7 @@ from ..rerun_state.parametrized import cached_weights
 from . import isolated_block
 
 
-class Beside:
+class SideOutputs:
     """Finds what a run of modules that is about to begin leaves beside its result."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:

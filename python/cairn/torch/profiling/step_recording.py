@@ -33,7 +33,7 @@ from .block_meter import BlockMeter, Created, parameters_of
 from .cast_copies import Copies
 from .parameter_users import Owners
 from .sample import Sample, backward_of
-from .side_outputs import Beside
+from .side_outputs import SideOutputs
 from .step_records import (
     Arriving,
     BlockRun,
@@ -153,7 +153,7 @@ class StepRecording:
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         self._place = len(self._runs)
-        self._is_backward, beside = True, Beside(list(self._sample.model.modules()))
+        self._is_backward, beside = True, SideOutputs(list(self._sample.model.modules()))
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
         self._kept_bytes = sum(ref.nbytes for ref in beside.storages(self._static).values())
@@ -189,7 +189,7 @@ class StepRecording:
         if run.alone.beside.layouts:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
-        run.read = list(map(_compat.VersionWitness, [*arguments.tensors, *large_buffers(block, stage)]))
+        run.read = list(map(_compat.WriteDetector, [*arguments.tensors, *large_buffers(block, stage)]))
         run.computed = [found for found in computed if found.is_there()]
         self._without_replaced()  # tensors that the block replaced are counted as its side outputs
         self._runs.append(run)

@@ -116,7 +116,7 @@ class BlockRun:
     held_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that anything holds for the block
     alive: dict[int, int] = dataclasses.field(default_factory=dict)  # outputs of earlier blocks, while this one runs
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
-    read: list[_compat.VersionWitness] = dataclasses.field(default_factory=list)  # its arguments and large buffers
+    read: list[_compat.WriteDetector] = dataclasses.field(default_factory=list)  # its arguments and large buffers
     computed: list[InAttribute] = dataclasses.field(default_factory=list)  # in attributes when it began, and after
     handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # gradients of inputs, as they lie
     arrived: Moment | None = None  # when the gradients of its outputs have arrived

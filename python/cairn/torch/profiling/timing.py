@@ -22,7 +22,7 @@ from ..rerun_state.preserve import Randomness
 from . import isolated_block, overhead
 from .block_meter import captured_by
 from .sample import Sample, backward_of
-from .side_outputs import Beside, collecting_apart
+from .side_outputs import SideOutputs, collecting_apart
 from .step_records import StepMeasure
 
 
@@ -116,7 +116,7 @@ class TimePasses:
 
     def _time_forward_only(
         self, stage: StageMeasure, function: Callable[..., Any], arguments: isolated_block.Arguments
-    ) -> tuple[Any, isolated_block.Loan]:
+    ) -> tuple[Any, isolated_block.ContainerCopies]:
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.lent(args, kwargs)
@@ -130,7 +130,7 @@ class TimePasses:
     ) -> None:
         samples = self._samples_of(stage)
         args, kwargs = arguments.source(isolated_block.Hooks())
-        beside = Beside(block.parts())
+        beside = SideOutputs(block.parts())
         began = self._now()
         result = arguments.run(function, args, kwargs)
         samples.forward.append(self._now() - began)

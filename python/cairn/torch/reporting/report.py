@@ -52,14 +52,14 @@ class Offloaded:
     @classmethod
     def of(cls, plan: Plan) -> Offloaded | None:
         """From a plan; None if it offloads nothing."""
-        if plan.itinerary is None:
+        if plan.transfer_plan is None:
             return None
-        traffic = traffic_of(plan.problem, plan.itinerary.ops)
+        traffic = traffic_of(plan.problem, plan.transfer_plan.ops)
         return cls(
             plan.tier,
             plan.host_budget_bytes,
             plan.host_bytes,
-            plan.itinerary.host_peak_bytes,
+            plan.transfer_plan.host_peak_bytes,
             traffic.to_host_bytes,
             traffic.to_device_bytes,
             traffic.busy_ns / plan.step_ns if plan.step_ns else 0.0,
@@ -178,7 +178,7 @@ class Report:
             f"  time        {format_ns(plan.step_ns)} predicted, {100 * plan.overhead:+.1f} % against the plain step"
             + self._bound(),
         ]
-        lines += self._travelling()
+        lines += self._offloading_lines()
         if self.measured is not None:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
@@ -197,7 +197,7 @@ class Report:
             "plan with holds_output=False"
         ]
 
-    def _travelling(self) -> list[str]:
+    def _offloading_lines(self) -> list[str]:
         found = self.offloading
         if found is None:
             return []
@@ -213,8 +213,8 @@ class Report:
         )
         gaps = f", of which {used} are used at once" if found.host_bytes > found.host_peak_bytes else ""
         return [
-            f"  travels     {out} out and {back} back in a step; the link is busy {100 * found.link_busy:.0f} % of it",
-            f"              slower memory ({found.tier}): {taken} of {budget}{gaps}",
+            f"  offloads    {out} out and {back} back in a step; the link is busy {100 * found.link_busy:.0f} % of it",
+            f"              offload tier ({found.tier}): {taken} of {budget}{gaps}",
         ]
 
     def _by_shape(self) -> list[str]:
@@ -306,7 +306,7 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
 
 
 def _together(notes: Iterable[str]) -> list[str]:
-    """What several notes say of a block each, as one: "'a' ran again" and "'b' ran again"."""
+    """What several notes say of a block each, as one: "'a' was recomputed" and "'b' was recomputed"."""
     blocks: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):  # there is one for each time
         name, _, rest = note[1:].partition("' ") if note.startswith("'") else ("", "", note)
@@ -317,7 +317,7 @@ def _together(notes: Iterable[str]) -> list[str]:
 def _rows(plan: Plan) -> tuple[Row, ...]:
     runs = Counter(op[1] for op in plan.ops if op[0].startswith("forward"))
     saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
-    travels = {(op[1], op[2]) for op in plan.ops if op[0] == "prefetch"}
+    offloads = {(op[1], op[2]) for op in plan.ops if op[0] == "prefetch"}
     rows = []
     for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
         chosen = saved_by.get(number, 0)
@@ -328,7 +328,7 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
                 name=str(ref),
                 kind=ref.kind,
                 action=_action(ref.is_block, bool(stage["no_recompute"]), runs[number], chosen)
-                + _travels(number, travels),
+                + _is_offloaded(number, offloads),
                 forwards=runs[number],
                 option=chosen,
                 saved_bytes=option["saved_bytes"],
@@ -350,16 +350,18 @@ def _action(is_block: bool, pinned: bool, forwards: int, option: int) -> str:
     return f"{again}, {part}" if part else again
 
 
-def _travels(stage: int, travels: set[tuple[str, int]]) -> str:
-    parts = [text for kind, text in (("saved", "travels"), ("output", "output travels")) if (kind, stage) in travels]
+def _is_offloaded(stage: int, offloads: set[tuple[str, int]]) -> str:
+    parts = [
+        text for kind, text in (("saved", "offloaded"), ("output", "output offloaded")) if (kind, stage) in offloads
+    ]
     return "".join(f", {text}" for text in parts)
 
 
 def _parts(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """What the blocks rebuild of which a part is kept, blocks that do the same together."""
+    """What the blocks recompute of which a part is kept, blocks that do the same together."""
     blocks = sum(ref.is_block for ref in plan.stages)
     found: Counter[tuple[int, str]] = Counter()
     for number, row in enumerate(rows, 1):
         if row.option:
-            found[row.option, plan.inside[str(number)]["rebuilds"][row.option]] += 1
-    return [f"  kept part {k} in {n} of {blocks} blocks: runs again {what}" for (k, what), n in sorted(found.items())]
+            found[row.option, plan.inside[str(number)]["recomputes"][row.option]] += 1
+    return [f"  kept part {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(found.items())]

@@ -5,7 +5,7 @@ there, and in small tensors that are no buffers. A run that the model did not as
 its saved tensors once more) must not leave any: the model would count it twice, or run a backward into a graph that is
 gone. What sample steps leave is taken away by what was seen of it in several of them (`step_attributes.py`).
 
-What a run changes past what is put back here keeps a block from being run again (`side_effects.py`).
+What a run changes past what is put back here keeps a block from being recomputed (`side_effects.py`).
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def without_history(value: torch.Tensor) -> torch.Tensor:
 
 def _refuse_gradient(gradient: torch.Tensor) -> None:
     raise RecomputationError(
-        "a gradient has come to a tensor that a block left in an attribute, or a hook in a dict: the block ran again "
+        "a gradient has come to a tensor that a block left in an attribute, or a hook in a dict: it was recomputed "
         "since, and the tensor is what that run left, without the way to the parameters. Use it in one backward with "
         "the rest of the step, or give a budget that keeps the block"
     )

@@ -19,16 +19,16 @@ from ..base.errors import Unsupported
 def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
     """Raises Unsupported if cuDNN is to choose the kernels of convolutions of these modules, on CUDA, by trying.
 
-    Each thread chooses for itself, and autograd's backward for a device is a thread of its own: what runs again there
-    could be another kernel than the forward's, with other bits, in more scratch than was measured.
+    Each thread chooses for itself, and autograd's backward for a device is a thread of its own: what is recomputed
+    there could be another kernel than the forward's, with other bits, in more scratch than was measured.
     """
     if not (_cudnn.enabled and _cudnn.benchmark):
         return
     for module in modules:
         if _convolves(module):
             raise Unsupported(
-                f"torch.backends.cudnn.benchmark is on, and a {type(module).__name__} is to run again: cuDNN may take "
-                "another kernel then, with other bits; set torch.backends.cudnn.benchmark = False"
+                f"torch.backends.cudnn.benchmark is on, and a {type(module).__name__} is to be recomputed: cuDNN may "
+                "take another kernel then, with other bits; set torch.backends.cudnn.benchmark = False"
             )
 
 

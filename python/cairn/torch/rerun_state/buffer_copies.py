@@ -23,7 +23,7 @@ def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies = []
     with torch.no_grad():
         for tensor, key in zip(tensors, keys, strict=True):
-            if not key or not memory.can_travel(tensor) or (are_apart and _fills_its_storage(tensor)):
+            if not key or not memory.can_be_offloaded(tensor) or (are_apart and _fills_its_storage(tensor)):
                 copies.append(tensor.clone())
                 continue
             if key not in storages:

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from ..base import _compat
-from ..base.dict_versions import Witness
+from ..base.dict_versions import DictVersions
 from ..base.patched_forward import names_but_handlers
-from .globals_and_closures import Elsewhere, names_of
+from .globals_and_closures import GlobalsAndClosures, names_of
 from .guards import Noted, call, is_comparable, is_noted, is_referred_to, items_of
 from .hook_closures import has_attributes, is_of_library
 from .module_state import OF_EVERY_MODULE, attributes_of, children_of
@@ -51,10 +51,10 @@ class Constants:
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
         self._objects = [weakref.ref(value, self._gone.append) for value in objects]
-        self._witness: Witness | None = None  # changes in modules and objects
-        self._witness_of_all: Witness | None = None  # and in globals, which some scripts change in every step
+        self._witness: DictVersions | None = None  # changes in modules and objects
+        self._witness_of_all: DictVersions | None = None  # and in globals, which some scripts change in every step
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
-        self._elsewhere = Elsewhere(modules, objects)
+        self._elsewhere = GlobalsAndClosures(modules, objects)
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # copies: another thread may add handlers to modules
         names = list(map(names_but_handlers, owned))
         self._counts = list(map(len, names))
@@ -95,9 +95,9 @@ class Constants:
             objects = list(map(call, self._objects))
             dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
             dicts += self._noted.flat_dicts([*attributes, *names_of(objects)])
-            self._witness = Witness.of([*modules, *objects], dicts)
+            self._witness = DictVersions.of([*modules, *objects], dicts)
             others = self._elsewhere.dicts_of_constants()
-            self._witness_of_all = None if others is None else Witness.of([*modules, *objects], [*dicts, *others])
+            self._witness_of_all = None if others is None else DictVersions.of([*modules, *objects], [*dicts, *others])
         return self._witness is not None
 
     def still_hold(self) -> bool:

@@ -113,7 +113,7 @@ _shared: weakref.WeakValueDictionary[Any, Definitions] = weakref.WeakValueDictio
 _forward_of = operator.attrgetter("forward")
 
 
-class Elsewhere:
+class GlobalsAndClosures:
     """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to.
 
     Attributes

@@ -66,7 +66,7 @@ def refuse_learned_caches(name: str, values: Iterable[Any]) -> None:
         if any(tensor.requires_grad for _, tensor in tensors_inside(cache)):
             raise Unsupported(
                 f"'{name}' is passed a cache of keys and values that have gradients (past_key_values, as in prefix "
-                "tuning), and cannot be run again from that: pass what they are made of among the inputs (as prompt "
+                "tuning), and cannot be recomputed from that: pass what they are made of among the inputs (as prompt "
                 "tuning does), or train this without a plan"
             )
 

@@ -1,6 +1,6 @@
 """What a run of a block changes that is not put back after another run: such a block is kept.
 
-Problem. A block that runs again does all that its Python code does once more: it counts, appends, and adds to
+Problem. A block that is recomputed does all that its Python code does once more: it counts, appends, and adds to
 statistics. What it does to attributes is taken away again (`attributes.py`), but not what it does to large tensors that
 are no buffers, to globals and attributes of classes, to objects behind objects, or to containers of other kinds.
 
@@ -40,7 +40,7 @@ _SETS = (set, frozenset)
 _Places = dict[tuple[str, int], Any]  # by a place in words, and a number where several have the same
 
 
-class Lasting:
+class SideEffects:
     """The state that a run of these modules finds, to be compared after it."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:

@@ -14,16 +14,16 @@ from ..base.errors import Unsupported
 from ..base.layouts import Look
 from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import Standing
+from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.module_state import Record
 from ..rerun_state.parametrized import FoundWeights
 from ..rerun_state.rng_and_autocast import Modes, RandomState
 from ..schedule.program import Op
-from ..selective.recompute import Rebuild
-from ..selective.saved_tensors import Box, Lease, Packed, Step, View, geometry
+from ..selective.recompute import TensorRecompute
+from ..selective.saved_tensors import Lease, Packed, RecomputeState, Step, View, geometry
 from ..selective.submodule_calls import Calls
-from .recompute_check import Marks
+from .recompute_check import Fingerprints
 
 
 class Outputs:
@@ -119,12 +119,12 @@ class BlockRun:
     variables: Variables
     found: Record | None = None
     first: Packed | None = None
-    box: Box | None = None  # selective recomputation
+    recompute_state: RecomputeState | None = None  # selective recomputation
     calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
     weights: FoundWeights | None = None  # weights that `parametrize.cached()` had
     samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
-    marks: Marks | None = None  # fingerprints on an accelerator, of what it returned and saved
-    standing: Standing | None = None  # attributes and hooks after it, where others change them later
+    marks: Fingerprints | None = None  # fingerprints on an accelerator, of what it returned and saved
+    standing: HooksAndNames | None = None  # attributes and hooks after it, where others change them later
     contents: Attributes | None = None  # contents of attributes before it, where runs change them in place
     copies: frozenset[int] = frozenset()  # storages of the buffers in the latest recomputation that saved tensors
 
@@ -141,7 +141,7 @@ class BlockRun:
         for index, version in enumerate(versions if now != versions else ()):
             if now[index] != version:
                 raise Unsupported(
-                    f"'{name}' modifies its argument {self.argument_name(index)} in place, so it cannot be run again "
+                    f"'{name}' modifies its argument {self.argument_name(index)} in place, so it cannot be recomputed "
                     "from it; keep this block, or merge it with the one before"
                 )
         for value in self.tree.opaque:
@@ -150,7 +150,7 @@ class BlockRun:
             if not set(found) <= set(before):
                 raise Unsupported(
                     f"'{name}' puts tensors into an object that it is passed ({type(value).__name__}), and would do so "
-                    "again when it is run again; keep this block"
+                    "again when it is recomputed; keep this block"
                 )
 
 
@@ -161,8 +161,8 @@ def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor
         if tensor.requires_grad:
             cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in what else ""
             raise Unsupported(
-                f"'{name}' is passed an object that holds a tensor with gradients, {what}: it cannot be run again from "
-                f"that; keep this block, or pass the tensor itself{cache}"
+                f"'{name}' is passed an object that holds a tensor with gradients, {what}: it cannot be recomputed "
+                f"from that; keep this block, or pass the tensor itself{cache}"
             )
     return found
 
@@ -179,13 +179,13 @@ class RecomputingStep(Step, Protocol):
     def in_backward(self) -> int:
         """Compares the backend flags with the forward's, once in each backward. Returns the backward's number."""
 
-    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
+    def recompute(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
         """Recomputes one saved tensor under the forward's backend flags; None if that fails."""
 
     def again(self, op: Op, block: BlockRun) -> Any:
         """Recomputes a block, which fills its holders, and returns its output."""
 
-    def new_marks(self) -> Marks | None:
+    def new_marks(self) -> Fingerprints | None:
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
 
     def note_returned(self, block: BlockRun, output: Any) -> None:

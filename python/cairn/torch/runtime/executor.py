@@ -22,7 +22,7 @@ from ..base import _compat
 from ..base.blocks import Block, checkpointing_switch, resolve, takes_gradients
 from ..base.choices import DETERMINISM_CHECKS
 from ..base.errors import PlanMismatch, Unsupported, warn
-from ..base.patched_forward import Handler, Takeover
+from ..base.patched_forward import Handler, PatchedForward
 from ..base.stages import StageRef
 from ..head.replacements import Outside, Replaced
 from ..rerun_state.backend_flags import refuse_chosen_kernels
@@ -31,17 +31,15 @@ from ..rerun_state.module_state import BlockState
 from ..rerun_state.rng_and_autocast import with_generator
 from ..rerun_state.sharded import is_any, refuse_sharded_parts
 from ..schedule.program import Program, compile_program
-from ..schedule.transfer_plan import Itinerary, has_transfers
+from ..schedule.transfer_plan import TransferPlan, has_transfers
 from ..selective.block_runs import Inside, OpenedBlock
 from ..selective.submodule_hooks import Handlers
 from .recompute_check import checks_for
 from .step_run import Run
 from .step_settings import Settings, Site, Trace
-from .step_transfers import Depot, Travel
+from .step_transfers import PlanTier, StepTransfers
 
-COPIES_OF_ANOTHER = (
-    "another step, whose backward has not ended, has copies in the slower memory: this one keeps its own"
-)
+COPIES_OF_ANOTHER = "another step, whose backward has not ended, has copies in the offload tier: this one keeps its own"
 
 _NOTHING = contextlib.nullcontext()
 
@@ -53,7 +51,7 @@ class Prepared:
     settings: Settings
     sites: dict[int, Site]
     stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
-    itinerary: Itinerary | None = None  # of a schedule with transfers
+    transfer_plan: TransferPlan | None = None  # of a schedule with transfers
 
 
 class Guide(Protocol):
@@ -85,7 +83,8 @@ class Executor:
     guide: says which schedule a step follows; the given one, where there is none.
     in_eval: carries out the schedule in evaluation mode, too.
     inside: by stage, what its options other than keeping everything keep.
-    itinerary, depot: of a schedule with transfers, whose `ops` are the itinerary's: when they take place, and where to.
+    transfer_plan, plan_tier: of a schedule with transfers, whose `ops` are the transfer plan's: when they take place,
+        and where to.
     outside: what is replaced outside blocks.
     brought_back: blocks of which attributes and hooks are brought back that others have changed after their first runs.
     kept: blocks that must not be recomputed, whatever runs of them come.
@@ -103,8 +102,8 @@ class Executor:
         guide: Guide | None = None,
         in_eval: bool = False,
         inside: Mapping[int, Inside] | None = None,
-        itinerary: Itinerary | None = None,
-        depot: Depot | None = None,
+        transfer_plan: TransferPlan | None = None,
+        plan_tier: PlanTier | None = None,
         outside: Outside | None = None,
         forward_returned: Callable[[Run], None] | None = None,
         kept: Collection[str] = (),
@@ -118,14 +117,14 @@ class Executor:
         self._kept, self._brought_back = frozenset(kept), frozenset(brought_back)
         self._part_handlers = Handlers()
         self._names: set[str] = set()
-        self.depot = depot
-        self.first = self.prepare(stages, ops, inside, itinerary)
+        self.plan_tier = plan_tier
+        self.first = self.prepare(stages, ops, inside, transfer_plan)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
         self._forward_returned = forward_returned
         self._replaced = Replaced(model, outside or Outside())
         self._thread = _Thread()
-        self._takeovers: list[weakref.ref[Takeover]] = []  # the modules have them
+        self._takeovers: list[weakref.ref[PatchedForward]] = []  # the modules have them
         self._trace = Trace()
         self._has_warned = self._has_warned_of_blocks = False
         devices = self.first.settings.devices if preserve_rng_state else ()
@@ -136,16 +135,16 @@ class Executor:
         stages: Sequence[StageRef],
         ops: Sequence[Sequence[Any]],
         inside: Mapping[int, Inside] | None = None,
-        itinerary: Itinerary | None = None,
+        transfer_plan: TransferPlan | None = None,
     ) -> Prepared:
         """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
         inside = inside or {}
         model = self._model()
         if model is None:
             raise RuntimeError("the executor's model is gone")
-        if itinerary is None and has_transfers(ops):
-            raise Unsupported("a schedule with transfers needs an itinerary, which says when they take place")
-        waits = itinerary.waits if itinerary is not None else ()
+        if transfer_plan is None and has_transfers(ops):
+            raise Unsupported("a schedule with transfers needs a transfer plan, which says when they take place")
+        waits = transfer_plan.waits if transfer_plan is not None else ()
         program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()}, waits)
         stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
         if self._names and self._names != {name for name, _ in stage_of}:
@@ -162,7 +161,7 @@ class Executor:
         sites = _sites(model, program, self._states, inside, self._part_handlers, self._kept)
         for name in self._brought_back & self._states.keys():
             self._states[name].brings_back = True
-        return Prepared(settings, sites, stage_of, itinerary)
+        return Prepared(settings, sites, stage_of, transfer_plan)
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -195,7 +194,7 @@ class Executor:
                 )
         self._part_handlers.open()
         for module, handler in handlers:
-            self._takeovers.append(weakref.ref(Takeover(module, handler, owner if module is model else None)))
+            self._takeovers.append(weakref.ref(PatchedForward(module, handler, owner if module is model else None)))
 
     def detach(self) -> None:
         """Restores the model exactly. Steps whose forward has run can still be finished."""
@@ -204,8 +203,8 @@ class Executor:
             if takeover is not None:
                 takeover.remove()
         self._part_handlers.release()
-        if self.depot is not None:
-            self.depot.retire()
+        if self.plan_tier is not None:
+            self.plan_tier.retire()
 
     def look(self, wait: bool = True) -> None:
         """Raises RecomputationError if recomputations of earlier steps gave other values on an accelerator.
@@ -246,7 +245,7 @@ class Executor:
         if switch:
             self._has_warned = True
             warn(
-                "gradient checkpointing was enabled after the model was planned: every layer is run again beside what "
+                "gradient checkpointing was enabled after the model was planned: every layer is recomputed beside what "
                 f"the plan does, and steps take longer for nothing; switch it off ({switch})",
             )
 
@@ -279,8 +278,8 @@ class Executor:
         self.look(wait=False)
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
-        travel = self._travel(prepared)
-        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, travel, self._checks)
+        step_transfers = self._step_transfers(prepared)
+        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, step_transfers, self._checks)
         self._thread.stage_of = prepared.stage_of
         try:
             with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
@@ -300,19 +299,19 @@ class Executor:
             self._forward_returned(run)
         return output
 
-    def _travel(self, prepared: Prepared) -> Travel | None:
+    def _step_transfers(self, prepared: Prepared) -> StepTransfers | None:
         """The transfers of a step whose schedule offloads; None without, or while another step uses the tier."""
-        if prepared.itinerary is None or self.depot is None:
+        if prepared.transfer_plan is None or self.plan_tier is None:
             return None
-        travel = self.depot.lend(prepared.itinerary)
-        if travel is None:
+        step_transfers = self.plan_tier.lend(prepared.transfer_plan)
+        if step_transfers is None:
             self._trace.notes.append(COPIES_OF_ANOTHER)
-        return travel
+        return step_transfers
 
-    def open_depot(self) -> None:
+    def open_plan_tier(self) -> None:
         """Opens the tier now, so that no step has to wait for it."""
-        if self.depot is not None and self.first.itinerary is not None:
-            self.depot.open(self.first.itinerary)
+        if self.plan_tier is not None and self.first.transfer_plan is not None:
+            self.plan_tier.open(self.first.transfer_plan)
 
     def _run_block(
         self,

@@ -11,7 +11,7 @@ from ..base import _compat, memory
 from .block_records import BlockRun, Outputs
 
 
-class Cargo:
+class OffloadableTensors:
     """The tensors of a value that are offloaded: saved tensors in holders, inputs from which others are recomputed, and
     outputs.
 
@@ -26,8 +26,8 @@ class Cargo:
             return tensor.device != device or _compat.storage_key(tensor) in staying
 
         self._first = None if block is None else block.first
-        self._box = None if block is None else block.box
-        self._rebuild = None if self._box is None else self._box.rebuild
+        self._recompute_state = None if block is None else block.recompute_state
+        self._tensor_recompute = None if self._recompute_state is None else self._recompute_state.recompute
         full = [] if self._first is None else [(h, h.tensor) for h in self._first.alive() if h.tensor is not None]
         sent = [holder for holder, tensor in full if not stays(tensor)]
         self._holders = list(map(weakref.ref, sent))
@@ -35,11 +35,11 @@ class Cargo:
         tensors = [holder.tensor for holder in sent if holder.tensor is not None]
         written = [holder.is_written for holder in sent]
         self._held: list[int] = []
-        if self._rebuild is not None:
-            held = {i: t for i, t in self._rebuild.held().items() if not stays(t)}
+        if self._tensor_recompute is not None:
+            held = {i: t for i, t in self._tensor_recompute.held().items() if not stays(t)}
             self._held = list(held)
             tensors += held.values()
-            written += map(self._rebuild.is_written, held)
+            written += map(self._tensor_recompute.is_written, held)
         outputs = Outputs(()) if outputs is None else outputs
         going = {i: t for i, t in outputs.tensors.items() if i not in outputs.passed and not stays(t)}
         self._outputs = list(going)
@@ -47,7 +47,7 @@ class Cargo:
         tensors += going.values()
         written += [not outputs.is_intact(index) for index in going]
         self._written = written
-        self._witnesses = [_compat.VersionWitness(tensor) for tensor in tensors]
+        self._witnesses = [_compat.WriteDetector(tensor) for tensor in tensors]
         #: The tensors to copy, by `.data`: their version counters are watched here. Inputs of recomputed tensors are
         #: read through views of their storages, so these storages are copied whole, and come last.
         self.tensors = [tensor.data for tensor in tensors] + [
@@ -65,10 +65,10 @@ class Cargo:
         for holder in self._first.alive() if self._first is not None else ():
             if holder not in staying:
                 holder.empty()
-        if self._box is not None and self._box.rebuild is not self._rebuild:
-            self._box.rebuild = None
-        elif self._rebuild is not None:
-            self._rebuild.let_go(self._held)
+        if self._recompute_state is not None and self._recompute_state.recompute is not self._tensor_recompute:
+            self._recompute_state.recompute = None
+        elif self._tensor_recompute is not None:
+            self._tensor_recompute.let_go(self._held)
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
         """Puts prefetched tensors back into the holders and the recipe; returns the outputs."""
@@ -79,11 +79,11 @@ class Cargo:
                 holder.fill(tensors[index])
                 holder.version = -1 if written[index] else holder.version
         count = len(self._holders)
-        if self._box is not None:
-            self._box.rebuild = self._rebuild
-        if self._rebuild is not None:
+        if self._recompute_state is not None:
+            self._recompute_state.recompute = self._tensor_recompute
+        if self._tensor_recompute is not None:
             for position, index in enumerate(self._held, count):
-                self._rebuild.hold(index, tensors[position], written[position])
+                self._tensor_recompute.hold(index, tensors[position], written[position])
         if not (self._outputs or self._staying_outputs.tensors) or not self.has_readers:
             return None
         count += len(self._held)

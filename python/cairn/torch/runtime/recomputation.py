@@ -24,13 +24,13 @@ from ..rerun_state.sharded import gather
 from ..schedule.program import FORWARD_KEEP, FORWARD_SAVE, Op
 from ..selective.block_options import SEED_BYTES
 from ..selective.block_runs import Saving
-from ..selective.recompute import Rebuild
-from ..selective.saved_tensors import LaterRun, Lease, View, geometry, hooks
+from ..selective.recompute import TensorRecompute
+from ..selective.saved_tensors import Lease, RecomputePack, View, geometry, hooks
 from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
 from .block_records import BlockRun
-from .recompute_check import Checks, Marks, StepCheck
+from .recompute_check import Checks, Fingerprints, StepCheck
 from .step_settings import Settings, Site, Trace
-from .step_transfers import Travel
+from .step_transfers import StepTransfers
 from .step_values import StepValues
 
 _NOTHING = contextlib.nullcontext()
@@ -44,10 +44,10 @@ class Recomputation(StepValues):
         settings: Settings,
         sites: dict[int, Site],
         trace: Trace,
-        travel: Travel | None = None,
+        step_transfers: StepTransfers | None = None,
         checks: Checks | None = None,
     ) -> None:
-        super().__init__(settings, trace, travel)
+        super().__init__(settings, trace, step_transfers)
         self._sites = sites
         self._check = None if checks is None else StepCheck(checks, settings.program)
         self._switches = Switches()
@@ -76,36 +76,36 @@ class Recomputation(StepValues):
         """Raises if a block's parameters or buffers were written since its forward, or its training flags changed."""
         difference = record.difference()
         if difference is not None:
-            raise RecomputationError(f"'{self.name(stage)}' cannot be run again: {difference} after the forward")
+            raise RecomputationError(f"'{self.name(stage)}' cannot be recomputed: {difference} after the forward")
 
     # -- before and after a run ------------------------------------------------------------------------------
 
-    def new_marks(self) -> Marks | None:
+    def new_marks(self) -> Fingerprints | None:
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
         return None if self._check is None else self._check.marks()
 
     def _saving(self, op: Op, block: BlockRun) -> Saving | None:
         """Prepares a run under selective recomputation; None if all saved tensors are kept, or none."""
         opened = self._sites[op.stage].opened
-        if op.kind != FORWARD_SAVE or not op.option or block.box is None or opened is None:
+        if op.kind != FORWARD_SAVE or not op.option or block.recompute_state is None or opened is None:
             return None
-        return opened.saving(op.option, block.box.key, self._settings.devices)
+        return opened.saving(op.option, block.recompute_state.key, self._settings.devices)
 
     def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
         """Stores, after a run, the recipe that recomputes the saved tensors that it did not keep."""
-        if block.box is None:
+        if block.recompute_state is None:
             return
-        block.box.rebuild = None
+        block.recompute_state.recompute = None
         if saving is not None:
-            block.box.rebuild = saving.finish(output, block.random_state)
+            block.recompute_state.recompute = saving.finish(output, block.random_state)
             if saving.difference:
                 change = f"{saving.difference} has changed"
                 self._trace.notes.append(f"'{self.name(stage)}' was recorded again, which takes time: {change}")
-            if block.box.rebuild is None:
+            if block.recompute_state.recompute is None:
                 self._note_reason(stage, saving.reason)
 
     def _note_reason(self, stage: int, reason: str) -> None:
-        self._trace.notes.append(f"'{self.name(stage)}' is run again as a whole: it {reason}")
+        self._trace.notes.append(f"'{self.name(stage)}' is recomputed as a whole: it {reason}")
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
@@ -123,7 +123,7 @@ class Recomputation(StepValues):
         """Raises if a recomputation gave other values, unless `determinism_check` accepts that."""
         if self._settings.determinism_check != "none" and self._settings.preserve_rng_state:
             error = RecomputationError(
-                f"'{self.name(stage)}' computed other values when it was run again: a parameter's data, an attribute "
+                f"'{self.name(stage)}' computed other values when it was recomputed: a parameter's data, an attribute "
                 "or something else that it reads was changed after the forward, or its operations do not repeat; keep "
                 "this block, or accept it with determinism_check='none'"
             )
@@ -132,12 +132,12 @@ class Recomputation(StepValues):
 
     # -- selective recomputation -----------------------------------------------------------------------------
 
-    def rebuild(self, rebuild: Rebuild, index: int, where: Lease) -> torch.Tensor | None:
+    def recompute(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
         """Recomputes one saved tensor under the forward's backend flags; None if that fails. Needs `in_backward`."""
         if self._switched or self._casting:
             with self._switches.in_force(), no_autocast(self._settings.device_types):
-                return rebuild.tensor(index, where)
-        return rebuild.tensor(index, where)
+                return recompute.tensor(index, where)
+        return recompute.tensor(index, where)
 
     def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
         """A tensor, or a view of one."""
@@ -150,7 +150,9 @@ class Recomputation(StepValues):
 
     def note_again(self, stage: int) -> None:
         """Notes that one saved tensor could not be recomputed, so that the whole block was."""
-        self._trace.notes.append(f"'{self.name(stage)}' was run again as a whole: a tensor could not be rebuilt")
+        self._trace.notes.append(
+            f"'{self.name(stage)}' was recomputed as a whole: a tensor could not be recomputed alone"
+        )
 
     # -- recomputing a block as a whole ----------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Recomputation(StepValues):
         written = block.variables.written()
         if written is not None:
             raise RecomputationError(
-                f"'{self.name(op.stage)}' cannot be run again: {written} was modified in place after the forward"
+                f"'{self.name(op.stage)}' cannot be recomputed: {written} was modified in place after the forward"
             )
         return block.variables.run(self._again, op, block)
 
@@ -171,7 +173,7 @@ class Recomputation(StepValues):
         saving = self._saving(op, block)
         checking = self._settings.determinism_check != "none"
         marks = None if self._check is None or block.marks is None else self._check.marks(block.marks)
-        later = LaterRun(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
+        later = RecomputePack(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
         self._trace.runs.append((op.kind, op.stage))
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
@@ -238,7 +240,7 @@ class Recomputation(StepValues):
         for name, tensor, version in block.hidden:
             if _compat.version(tensor) != version:
                 raise RecomputationError(
-                    f"'{self.name(stage)}' cannot be run again: {name}, in an object passed to it, was "
+                    f"'{self.name(stage)}' cannot be recomputed: {name}, in an object passed to it, was "
                     "modified in place after the forward"
                 )
         casting = any(enabled for _, enabled, _ in block.modes.autocast)

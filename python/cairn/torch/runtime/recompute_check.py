@@ -34,7 +34,7 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
-class Marks:
+class Fingerprints:
     """Numbers of one run of a block, in the order in which it saves and returns tensors.
 
     first: those of the first run, which says of which saved tensors there are any; None: this is the first run.
@@ -42,7 +42,7 @@ class Marks:
 
     __slots__ = ("_device", "_first", "_sums", "_taken", "numbers")
 
-    def __init__(self, device: torch.device, first: Marks | None = None) -> None:
+    def __init__(self, device: torch.device, first: Fingerprints | None = None) -> None:
         self._device, self._first = device, first
         self._sums: list[torch.Tensor] = []
         self._taken: list[bool] = []  # by saved tensor
@@ -82,12 +82,12 @@ class StepCheck:
         self._there: torch.Tensor | None = None  # the same on the host, once the event has happened
         self.event: Event | None = None
 
-    def marks(self, first: Marks | None = None) -> Marks:
+    def marks(self, first: Fingerprints | None = None) -> Fingerprints:
         """For a first run, or for a recomputation of the block whose first run has made these."""
-        return Marks(self._checks.device, first)
+        return Fingerprints(self._checks.device, first)
 
     @torch.no_grad()
-    def compare(self, stage: int, first: Marks, again: Marks) -> None:
+    def compare(self, stage: int, first: Fingerprints, again: Fingerprints) -> None:
         """Marks a stage if a recomputation was another than the first run. Does not wait for the device."""
         if first.numbers.shape == again.numbers.shape:
             is_other = torch.ne(first.numbers, again.numbers).any()

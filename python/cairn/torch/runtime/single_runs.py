@@ -29,7 +29,7 @@ from ..base.stage_measure import KEEP
 from ..rerun_state.module_state import Record
 from ..rerun_state.rng_and_autocast import RandomState
 from ..schedule.program import FORWARD_SAVE, Op
-from ..selective.recompute import Item, Rebuild, Recipe, mask_of
+from ..selective.recompute import Item, Recipe, TensorRecompute, mask_of
 from ..selective.saved_tensors import Holder, Lease, Packed, written
 from ..selective.submodule_hooks import PartHooks
 from .block_records import BlockRun, RecomputingStep
@@ -48,14 +48,14 @@ class Absent(Holder):
         self.lease, self.tensor, self.version, self.index = part, None, 0, index
 
     def unpack(self) -> torch.Tensor:
-        return self.lease.rebuilt(self) if self.tensor is None else super().unpack()
+        return self.lease.recomputed(self) if self.tensor is None else super().unpack()
 
 
 class Part(Lease):
     """One run of a block under selective recomputation; see the top of this file."""
 
     __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_hooks", "_is_running", "_name",
-                 "_recipe", "_rebuild", "versions")  # fmt: skip
+                 "_recipe", "_tensor_recompute", "versions")  # fmt: skip
     run: RecomputingStep
 
     def __init__(
@@ -70,7 +70,7 @@ class Part(Lease):
         self.run, self._name, self.stage = run, name, stage
         self._block, self._recipe, self._devices = block, recipe, devices
         self.versions = [argument.version for argument in block.arguments]
-        self._rebuild: Rebuild | None = Rebuild(recipe)
+        self._tensor_recompute: TensorRecompute | None = TensorRecompute(recipe)
         self._coming = iter(recipe.items)
         self._extra = 0  # saved tensors that the recipe does not have
         self._absent: dict[int, weakref.ref[Absent]] = {}
@@ -114,23 +114,23 @@ class Part(Lease):
 
         Returns its `Absent`, or the detached tensor if it is kept.
         """
-        rebuild = self._rebuild
-        if item is None or rebuild is None or not item.is_of(tensor):
-            self._rebuild = None  # from here on, all saved tensors are kept
+        recompute = self._tensor_recompute
+        if item is None or recompute is None or not item.is_of(tensor):
+            self._tensor_recompute = None  # from here on, all saved tensors are kept
             self._extra += item is None
             return tensor.detach()
         index = item.index
         if item.takes_state:
-            rebuild.take_state(index + 1, RandomState(self._devices))
+            recompute.take_state(index + 1, RandomState(self._devices))
         if item.decision == KEEP:
             kept = tensor.detach()
             if item.is_held:
-                rebuild.hold(index, kept)
+                recompute.hold(index, kept)
             return kept
         if item.is_held:
-            rebuild.hold(index, mask_of(tensor))
+            recompute.hold(index, mask_of(tensor))
         if item.sample is not None:
-            rebuild.note(index, item.sample.of(tensor))
+            recompute.note(index, item.sample.of(tensor))
         absent = Absent(self, index)
         self._absent[index] = weakref.ref(absent)
         return absent
@@ -138,14 +138,14 @@ class Part(Lease):
     def finish(self) -> str:
         """Called after the run. Returns why the whole block must be recomputed; mostly "": it need not be."""
         self._is_running = False
-        if self._rebuild is None:
+        if self._tensor_recompute is None:
             return "did something else than before"
         if operator.length_hint(self._coming):
-            self._rebuild = None
+            self._tensor_recompute = None
             return "saved another number of tensors than before"
         state = self._block.random_state
         if state is not None and 0 in self._recipe.states:
-            self._rebuild.take_state(0, state)
+            self._tensor_recompute.take_state(0, state)
         return ""
 
     # -- the backward ----------------------------------------------------------------------------------------
@@ -159,22 +159,22 @@ class Part(Lease):
     def argument(self, index: int) -> torch.Tensor:
         return self.run.find(self.stage, self._block, index)
 
-    def rebuilt(self, absent: Absent) -> torch.Tensor:
+    def recomputed(self, absent: Absent) -> torch.Tensor:
         """Recomputes a saved tensor that was not kept."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._backward:
             self._enter(backward)
-        rebuild = self._rebuild
-        if rebuild is not None:
-            tensor = self.run.rebuild(rebuild, absent.index, self)
+        recompute = self._tensor_recompute
+        if recompute is not None:
+            tensor = self.run.recompute(recompute, absent.index, self)
             if tensor is not None:
                 return tensor
-            self._rebuild = None
+            self._tensor_recompute = None
             self.run.note_again(self.stage)
         self._run_again()
         if absent.tensor is None:
-            raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it ran again")
-        if rebuild is not None and not rebuild.is_as_noted(absent.index, absent.tensor):
+            raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it was recomputed")
+        if recompute is not None and not recompute.is_as_noted(absent.index, absent.tensor):
             self.run.refuse_other_values(self.stage)
         return absent.tensor
 
@@ -185,7 +185,7 @@ class Part(Lease):
         if self._backward is None or backward < 0:
             self._backward = self.run.in_backward()
         else:
-            self._rebuild = None  # the first backward has freed the inputs of the recipe
+            self._tensor_recompute = None  # the first backward has freed the inputs of the recipe
 
     def _run_again(self) -> None:
         """Recomputes the whole block, which fills every `Absent` that the graph still has."""

@@ -48,22 +48,22 @@ from ..base.layouts import Look
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import Standing
+from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.globals_and_closures import begin_step
 from ..rerun_state.module_state import Before
 from ..rerun_state.rng_and_autocast import Modes, RandomState, with_generator
 from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
-from ..selective.matching_runs import Finding
-from ..selective.recompute import Rebuild
-from ..selective.saved_tensors import Box, FirstRun, Holder, Lease, RebuiltHolder, View, hooks
+from ..selective.matching_runs import InputFinder
+from ..selective.recompute import TensorRecompute
+from ..selective.saved_tensors import FirstRunPack, Holder, Lease, RecomputableHolder, RecomputeState, View, hooks
 from .block_records import Argument, BlockRun, Returned, hidden_in
 from .recomputation import Recomputation, digest
 from .recompute_check import Checks
 from .single_runs import Part
 from .step_settings import Settings, Site, Trace
-from .step_transfers import Travel
-from .unplanned_runs import Beyond
+from .step_transfers import StepTransfers
+from .unplanned_runs import UnplannedRun
 
 _NOTHING = contextlib.nullcontext()
 
@@ -76,10 +76,10 @@ class Run(Recomputation):
         settings: Settings,
         sites: dict[int, Site],
         trace: Trace,
-        travel: Travel | None = None,
+        step_transfers: StepTransfers | None = None,
         checks: Checks | None = None,
     ) -> None:
-        super().__init__(settings, sites, trace, travel, checks)
+        super().__init__(settings, sites, trace, step_transfers, checks)
         self._modes: Modes | None = None  # of the block that ran last
         self._last_state: RandomState | None = None  # random state before that block
         self._position = 0  # the next operation in the list
@@ -115,7 +115,7 @@ class Run(Recomputation):
             return self.beyond(stage, "after blocks that the plan has behind it", forward, args, kwargs)
         if position > self._position:
             self._advance(position)
-        if self._travel is not None:
+        if self._step_transfers is not None:
             self._wait(position)
         op = self._program.ops[position]
         self.running = stage
@@ -146,7 +146,7 @@ class Run(Recomputation):
         self.running = stage
         try:
             block = self._noted(stage, forward, tree, list(map(Argument.kept, tree.leaves)))
-            return Beyond(self, stage, block).forward(site.state, args, kwargs)
+            return UnplannedRun(self, stage, block).forward(site.state, args, kwargs)
         finally:
             self.running = 0
 
@@ -170,8 +170,8 @@ class Run(Recomputation):
         self._returned.clear()
         self._in_forward = False
         self._settle()
-        if self._travel is not None:
-            self._travel.forward_ended()
+        if self._step_transfers is not None:
+            self._step_transfers.forward_ended()
         self._coming = list(self._watched)
         watched = set(self._watched)
         self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)
@@ -189,7 +189,7 @@ class Run(Recomputation):
         tree = Tree.of_call(args, kwargs)
         block = self._noted(stage, forward, tree)
         if site.opened is None:
-            finding, part = Finding(site.state.before()), None
+            finding, part = InputFinder(site.state.before()), None
         else:
             finding = site.opened.find(tree, block.modes, self._switches.key)
             part = self._part(op, site, finding, block)
@@ -202,13 +202,13 @@ class Run(Recomputation):
         else:
             output = self._run_part(part, block, finding.before, args, kwargs)
         if site.state.brings_back:
-            block.standing = Standing(site.state.modules())
+            block.standing = HooksAndNames(site.state.modules())
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if not self._program.quiet[stage]:
             self._returns(op, output, passed)
         return output
 
-    def _part(self, op: Op, site: Site, finding: Finding, block: BlockRun) -> Part | None:
+    def _part(self, op: Op, site: Site, finding: InputFinder, block: BlockRun) -> Part | None:
         """A run that needs no list (`single_runs.py`); None if it needs it, or must be recorded first."""
         stage, settings = op.stage, self._settings
         if site.opened is None or not op.option or not self._program.lasting[stage]:
@@ -230,16 +230,18 @@ class Run(Recomputation):
         return output
 
     def _run_recorded(
-        self, op: Op, block: BlockRun, finding: Finding, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Op, block: BlockRun, finding: InputFinder, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a block under pack hooks whose holders the schedule empties and fills."""
         stage, site = op.stage, self._sites[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
-        block.box = None if finding.key is None else Box(finding.key)
+        block.recompute_state = None if finding.key is None else RecomputeState(finding.key)
         saving = self._saving(op, block)
         leaves, telling = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
         marks = block.marks = self.new_marks()
-        first = block.first = FirstRun(lease, leaves, op.kind == FORWARD_SAVE, telling, block.box, saving, marks)
+        first = block.first = FirstRunPack(
+            lease, leaves, op.kind == FORWARD_SAVE, telling, block.recompute_state, saving, marks
+        )
         try:
             with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
@@ -278,10 +280,10 @@ class Run(Recomputation):
         """
         stage = op.stage
         returned = unique_tensors_in(output)
-        passed = list(passed) if self._travel is not None or self._program.watched[stage] else ()
+        passed = list(passed) if self._step_transfers is not None or self._program.watched[stage] else ()
         if self._program.replayed[stage + 1]:
             self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
-            if self._travel is not None:
+            if self._step_transfers is not None:
                 given = {_compat.storage_key(tensor) for tensor in passed} - {0}
                 self._passed[stage] = frozenset(i for i, t in enumerate(returned) if _compat.storage_key(t) in given)
             self._produce(op, output)
@@ -358,7 +360,7 @@ class Run(Recomputation):
         """Frees all that was kept to recompute a block."""
         self._blocks.pop(stage, None)
         self._leases.pop(stage, None)
-        if self._travel is not None or self._staying:
+        if self._step_transfers is not None or self._staying:
             self._leave((SAVED, stage))
             self._leave((OUTPUT, stage - 1))
         self._release_idle(stage - 1)
@@ -418,7 +420,7 @@ class Run(Recomputation):
             skipped = True
         if skipped or (self._partial and self._needed is None):
             wanted = {stage, *self._coming}
-            self._needed = self._program.needed(self._position, wanted, self._travel is not None)
+            self._needed = self._program.needed(self._position, wanted, self._step_transfers is not None)
         if self._coming[-1:] == [stage]:
             self._coming.pop()
 
@@ -440,7 +442,7 @@ class Run(Recomputation):
         stage = holder.lease.stage
         self._refuse_inside(stage)
         self.boundary(stage)
-        if holder.tensor is None and isinstance(holder, RebuiltHolder) and self._program.opened[stage]:
+        if holder.tensor is None and isinstance(holder, RecomputableHolder) and self._program.opened[stage]:
             self._run_again(Op(FORWARD_SAVE, stage))
         if holder.tensor is None:
             raise RecomputationError(
@@ -449,32 +451,32 @@ class Run(Recomputation):
             )
         return holder.tensor
 
-    def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
+    def recomputed(self, holder: RecomputableHolder) -> torch.Tensor | None:
         """Recomputes one saved tensor under selective recomputation; None if the whole block must be recomputed."""
         stage = holder.lease.stage
         self._refuse_inside(stage)
         if self._ready != stage:
             self.boundary(stage)
-        box, block = holder.box, self._blocks.get(stage)
-        if box.rebuild is None or block is None:
+        recompute_state, block = holder.recompute_state, self._blocks.get(stage)
+        if recompute_state.recompute is None or block is None:
             return None
         self.in_backward()
-        tensor = self.rebuild(box.rebuild, holder.index, holder.lease)
+        tensor = self.recompute(recompute_state.recompute, holder.index, holder.lease)
         if tensor is None:
-            self._give_up(stage, box)
+            self._give_up(stage, recompute_state)
         return tensor
 
     def _refuse_inside(self, stage: int) -> None:
         if self.running == stage:
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
 
-    def _give_up(self, stage: int, box: Box) -> None:
+    def _give_up(self, stage: int, recompute_state: RecomputeState) -> None:
         """Ends selective recomputation of this run: a recomputed tensor was wrong, or an input of it is gone."""
-        rebuild: Rebuild | None = box.rebuild
-        box.rebuild = None
+        recompute: TensorRecompute | None = recompute_state.recompute
+        recompute_state.recompute = None
         opened = self._sites[stage].opened
-        if opened is not None and rebuild is not None and rebuild.prints is not None and rebuild.was_wrong:
-            opened.distrust(box.key, "did not give the same tensors again")
+        if opened is not None and recompute is not None and recompute.prints is not None and recompute.was_wrong:
+            opened.distrust(recompute_state.key, "did not give the same tensors again")
         self.note_again(stage)
 
     def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:

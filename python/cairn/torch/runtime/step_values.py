@@ -13,18 +13,18 @@ from ..base import _compat
 from ..schedule.program import DISCARD, DROP, OFFLOAD, OUTPUT, SAVED, Op, Value
 from ..selective.saved_tensors import Lease
 from .block_records import Argument, BlockRun, Outputs, Returned
-from .offloaded_tensors import Cargo
+from .offloaded_tensors import OffloadableTensors
 from .step_settings import Settings, Trace
-from .step_transfers import Travel
+from .step_transfers import StepTransfers
 
 
 class StepValues:
     """The values of one step, on the device and in the tier. The schedule drops, offloads and prefetches them."""
 
-    def __init__(self, settings: Settings, trace: Trace, travel: Travel | None) -> None:
+    def __init__(self, settings: Settings, trace: Trace, step_transfers: StepTransfers | None) -> None:
         self._settings, self._program, self._trace = settings, settings.program, trace
-        self._travel = travel
-        self._cargo: dict[Value, Cargo] = {}  # values that are offloaded
+        self._step_transfers = step_transfers
+        self._offloadable: dict[Value, OffloadableTensors] = {}  # values that are offloaded
         self._staying: set[Value] = set()  # values that should be offloaded, but stay on the device
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
@@ -48,12 +48,12 @@ class StepValues:
         for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
             if value in self._outputs:
                 self._outputs[value].keep_only(self._wanted[stage - 1])
-            if value in self._cargo:
-                self._cargo[value].keep_only(self._wanted[stage - 1])
+            if value in self._offloadable:
+                self._offloadable[value].keep_only(self._wanted[stage - 1])
         return arguments
 
     def _outputs_before(self, stage: int) -> Outputs | None:
-        if self._travel is not None:
+        if self._step_transfers is not None:
             self._take((OUTPUT, stage - 1))
             self._take((SAVED, stage - 1))
         return self._outputs_there(stage)
@@ -72,8 +72,8 @@ class StepValues:
         """Drops the device copy of a value, unless the value stays on the device instead of being offloaded."""
         if value not in self._staying:
             self._take(value)
-            if value in self._cargo:
-                self._cargo[value].empty()
+            if value in self._offloadable:
+                self._offloadable[value].empty()
                 self._let_go(value)
             else:
                 self._remove(value)
@@ -81,11 +81,11 @@ class StepValues:
     def _remove(self, value: Value) -> None:
         kind, stage = value
         if kind == SAVED and stage in self._blocks:
-            first, box = self._blocks[stage].first, self._blocks[stage].box
+            first, recompute_state = self._blocks[stage].first, self._blocks[stage].recompute_state
             for holder in first.alive() if first is not None else ():
                 holder.empty()
-            if box is not None:
-                box.rebuild = None
+            if recompute_state is not None:
+                recompute_state.recompute = None
         self._let_go(value)
 
     def _let_go(self, value: Value) -> None:
@@ -95,8 +95,8 @@ class StepValues:
             return
         if value in self._staying:
             return
-        if value in self._cargo and self._travel is not None and self._travel.is_arriving(value):
-            self._cargo[value].has_readers = False
+        if value in self._offloadable and self._step_transfers is not None and self._step_transfers.is_arriving(value):
+            self._offloadable[value].has_readers = False
         self._outputs.pop(value, None)
 
     def _is_leased(self, stage: int) -> bool:
@@ -106,46 +106,48 @@ class StepValues:
     # -- transfers -------------------------------------------------------------------------------------------
 
     def _wait(self, position: int) -> None:
-        if self._travel is not None:
-            self._travel.wait(position)
+        if self._step_transfers is not None:
+            self._step_transfers.wait(position)
 
     def _move(self, position: int, op: Op) -> None:
-        value, travel = op.subject, self._travel
+        value, step_transfers = op.subject, self._step_transfers
         if op.kind == DROP:
             self._drop(value)
         elif op.kind == OFFLOAD:
             self._offload(position, value)
         elif op.kind == DISCARD:
             self._discard(value)
-        elif travel is not None and travel.holds(value):
-            travel.prefetch(value)
+        elif step_transfers is not None and step_transfers.holds(value):
+            step_transfers.prefetch(value)
 
     def _offload(self, position: int, value: Value) -> None:
-        if self._travel is None:
+        if self._step_transfers is None:
             self._staying.add(value)
             return
         self._take(value)
-        cargo = self._cargo_of(value, self._travel.device)
-        if not cargo.tensors:
+        offloadable = self._offloadable_of(value, self._step_transfers.device)
+        if not offloadable.tensors:
             if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
                 self._staying.add(value)
             return  # otherwise the block did not run, or its graph is freed
-        if self._travel.offload(position, value, cargo.tensors):
-            self._cargo[value] = cargo
-            cargo.tensors = []
+        if self._step_transfers.offload(position, value, offloadable.tensors):
+            self._offloadable[value] = offloadable
+            offloadable.tensors = []
         else:
             self._staying.add(value)
             self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
 
-    def _cargo_of(self, value: Value, device: torch.device) -> Cargo:
+    def _offloadable_of(self, value: Value, device: torch.device) -> OffloadableTensors:
         kind, stage = value
         block = self._blocks.get(stage) if kind == SAVED else None
         if block is None:
-            return Cargo(None, (), self._outputs.get(value), device)
+            return OffloadableTensors(None, (), self._outputs.get(value), device)
         given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
         before = self._outputs_there(stage)
         found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
-        return Cargo(block, self._resident | block.copies | given | found, self._outputs.get(value), device)
+        return OffloadableTensors(
+            block, self._resident | block.copies | given | found, self._outputs.get(value), device
+        )
 
     @functools.cached_property
     def _resident(self) -> frozenset[int]:
@@ -154,32 +156,32 @@ class StepValues:
     def _leave(self, value: Value) -> None:
         """Drops the offloaded copy of a value that nothing reads any more."""
         self._staying.discard(value)
-        self._cargo.pop(value, None)
-        if self._travel is not None:
-            self._travel.leave(value)
+        self._offloadable.pop(value, None)
+        if self._step_transfers is not None:
+            self._step_transfers.leave(value)
 
     def _discard(self, value: Value) -> None:
         self._staying.discard(value)
-        if self._travel is not None and self._travel.holds(value):
-            self._travel.discard(value)
-        if self._travel is None or not self._travel.is_arriving(value):
-            self._cargo.pop(value, None)
+        if self._step_transfers is not None and self._step_transfers.holds(value):
+            self._step_transfers.discard(value)
+        if self._step_transfers is None or not self._step_transfers.is_arriving(value):
+            self._offloadable.pop(value, None)
 
     def _take(self, value: Value) -> None:
         """Takes a prefetched value; waits until it is complete."""
-        travel = self._travel
-        if travel is None or not travel.is_arriving(value):
+        step_transfers = self._step_transfers
+        if step_transfers is None or not step_transfers.is_arriving(value):
             return
-        outputs = self._cargo[value].unpack(travel.take(value))
+        outputs = self._offloadable[value].unpack(step_transfers.take(value))
         if outputs is not None:
             self._outputs[value] = outputs
-        if not travel.holds(value):
-            del self._cargo[value]
+        if not step_transfers.holds(value):
+            del self._offloadable[value]
         else:
-            self._cargo[value].has_readers = True
+            self._offloadable[value].has_readers = True
 
     def abandon(self) -> None:
         """Called when the step has failed: frees the tier for the next step."""
-        if self._travel is not None:
-            self._travel.close()
-        self._travel, self._cargo = None, {}
+        if self._step_transfers is not None:
+            self._step_transfers.close()
+        self._step_transfers, self._offloadable = None, {}

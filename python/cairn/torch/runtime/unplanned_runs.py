@@ -15,14 +15,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..base.errors import RecomputationError, Unsupported
 from ..base.layouts import Look
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import Standing
+from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.module_state import BlockState
 from ..schedule.program import FORWARD_SAVE, Op
-from ..selective.saved_tensors import FirstRun, Holder, Lease, View, hooks
+from ..selective.saved_tensors import FirstRunPack, Holder, Lease, View, hooks
 from .block_records import BlockRun, RecomputingStep
 
 
-class Beyond(Lease):
+class UnplannedRun(Lease):
     """One such run."""
 
     __slots__ = ("_block", "_is_running")
@@ -38,13 +38,13 @@ class Beyond(Lease):
         if state.fills or state.brings_back:
             block.contents = Attributes(state.modules())
         block.marks = self.run.new_marks()
-        first = block.first = FirstRun(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
+        first = block.first = FirstRunPack(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
         with saved_tensors_hooks(*hooks(first)):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.found = state.after(before)
         if state.brings_back:
-            block.standing = Standing(state.modules())
+            block.standing = HooksAndNames(state.modules())
         self.run.note_returned(block, output)
         first.close()
         block.tree.leaves, block.tree.opaque = [], []
@@ -58,7 +58,7 @@ class Beyond(Lease):
             raise Unsupported(f"'{name}' computes gradients inside its own forward; keep this block")
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
         if holder.tensor is None:
-            raise RecomputationError(f"a tensor that '{name}' saved is not there, although it ran again")
+            raise RecomputationError(f"a tensor that '{name}' saved is not there, although it was recomputed")
         return holder.tensor
 
     def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:

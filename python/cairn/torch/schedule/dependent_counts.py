@@ -70,7 +70,7 @@ def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
 
 
 def passing(stages: Sequence[StageMeasure]) -> frozenset[int]:
-    """The stages whose outputs go before the backward, unless the next stages run again from them."""
+    """The stages whose outputs go before the backward, unless the next stages are recomputed from them."""
     return frozenset(number for number, stage in enumerate(stages, 1) if stage.passing_bytes)
 
 
@@ -99,7 +99,7 @@ def _only_kept(ops: Sequence[Op]) -> set[int]:
 
 
 def _repeated(ops: Sequence[Op]) -> tuple[set[int], set[int]]:
-    """The stages that run more than once, and those that run again without saving."""
+    """The stages that run more than once, and those that are recomputed without saving."""
     run: set[int] = set()
     repeated: set[int] = set()
     again: set[int] = set()

@@ -1,4 +1,4 @@
-"""From a schedule with offloading to an `Itinerary`: when transfers start, what waits for them, where copies lie.
+"""From a schedule with offloading to an `TransferPlan`: when transfers start, what waits for them, where copies lie.
 
 The simulator starts operations in the order of the list. Computations and transfers run at the same time. The device
 memory of a value is free when the value is dropped and its last copy to the host has ended. A training step computes in
@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Itinerary:
+class TransferPlan:
     """A schedule with transfers, ready to run; see the top of this file.
 
     ops: the operations, each prefetch where it is issued.
@@ -89,26 +89,26 @@ def traffic_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> Traffic:
     return Traffic(totals["offload"], totals["prefetch"], busy)
 
 
-def peak_with_transfers(chain: Mapping[str, Any], itinerary: Itinerary) -> tuple[int, int, int]:
+def peak_with_transfers(chain: Mapping[str, Any], transfer_plan: TransferPlan) -> tuple[int, int, int]:
     """The position of the peak, its bytes, and those of them that are dropped and still being offloaded.
 
     A value that is dropped while it is being offloaded counts until an operation waits for its copy. So the peak is an
     upper bound, whatever the speed of the link.
     """
     memory, best = _Memory(chain, 0), (0, 0, 0)
-    for position, op in enumerate(itinerary.ops):
-        memory.perform(position, op, itinerary.waits.get(position, -1))
+    for position, op in enumerate(transfer_plan.ops):
+        memory.perform(position, op, transfer_plan.waits.get(position, -1))
         if memory.most > best[1]:
             best = position, memory.most, memory.leaving_bytes
     return best
 
 
-def itinerary_of(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> Itinerary:
-    """The itinerary of a schedule that the simulator has accepted under this budget."""
+def transfer_plan_of(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -> TransferPlan:
+    """The transfer plan of a schedule that the simulator has accepted under this budget."""
     moved = _early_prefetches(chain, [tuple(op) for op in ops], budget)
     places, peak = _places(chain, moved)
     slab = max((place.offset + place.size for place in places.values()), default=0)
-    return Itinerary(tuple(moved), _waits(chain, moved, budget), places, slab, peak)
+    return TransferPlan(tuple(moved), _waits(chain, moved, budget), places, slab, peak)
 
 
 # -- memory along the list -----------------------------------------------------------------------------------

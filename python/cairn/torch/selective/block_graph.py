@@ -1,6 +1,6 @@
 """What a block does: its operations in order, the values between them, and which of these autograd saves.
 
-Problem. To keep a part of what a block saves and rebuild the rest, one has to know how each saved tensor came about.
+Problem. To keep a part of what a block saves and recompute the rest, one has to know how each saved tensor came about.
 Hooks on saved tensors tell what is saved and when, not from what it was computed.
 
 Recording. The block runs once, in its own autograd graph, while a dispatch mode writes down every operation that

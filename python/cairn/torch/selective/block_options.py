@@ -1,23 +1,23 @@
-"""The ways to save less of a block: which saved tensors to keep and which to rebuild, from one recorded run.
+"""The ways to save less of a block: which saved tensors to keep and which to recompute, from one recorded run.
 
-Problem. For every saved tensor of a block: keep it, or rebuild it in the backward from what is kept. Kept bytes cost
-memory; each operation that must run again costs its time, once, however many tensors it helps to rebuild. Wanted are
-the choices on the lower convex hull of (bytes, time): a chain solver mixes options over the blocks, so what lies above
-the hull is of little use. Where a block is much of what a step saves there is little to mix: then choices on the edges
-of the hull, between its corners, are wanted as well.
+Problem. For every saved tensor of a block: keep it, or recompute it in the backward from what is kept. Kept bytes cost
+memory; each operation that must be recomputed costs its time, once, however many tensors it helps to recompute. Wanted
+are the choices on the lower convex hull of (bytes, time): a chain solver mixes options over the blocks, so what lies
+above the hull is of little use. Where a block is much of what a step saves there is little to mix: then choices on the
+edges of the hull, between its corners, are wanted as well.
 
 Method. For a price of w_b per byte and w_t per nanosecond the cheapest choice is a minimum cut. Let r(o) say that
-operation o runs again and a(v) that value v is available. Then a(v) = 1 for every saved v; r(o) = 1 asks for a(u) = 1
-of each operand u; and a(v) = 1 without r(o) = 1 of the operation o that makes v means that v is kept. With the nodes of
-r and a on the source's side where they are 1, the edges are: source -> a(v), infinite, where v is saved;
+operation o is recomputed and a(v) that value v is available. Then a(v) = 1 for every saved v; r(o) = 1 asks for a(u) =
+1 of each operand u; and a(v) = 1 without r(o) = 1 of the operation o that makes v means that v is kept. With the nodes
+of r and a on the source's side where they are 1, the edges are: source -> a(v), infinite, where v is saved;
 a(v) -> r(o), w_b * bytes(v), infinite where v is not saved and so cannot be kept; r(o) -> sink, w_t * time(o), infinite
 where o may not be replayed; r(o) -> a(u), infinite. (This is the cut of the min-cut partitioners for training graphs,
 with times on the operations beside bytes on the values.) All points of the hull are found by cutting at the price of
 the line between two known ones, and again on both sides of every new point; prices are integers, so they are exact.
 
 The network is small. What is surely on the source's side, a(v) of saved values, is one with the source: the edge to
-r(o) is the source's. What runs again only if something runs again that may not be replayed is surely on the sink's
-side and left out. The rest falls into pieces that have nothing in common but source and sink, mostly of a few
+r(o) is the source's. What is recomputed only if something is recomputed that may not be replayed is surely on the
+sink's side and left out. The rest falls into pieces that have nothing in common but source and sink, mostly of a few
 operations, for saved values lie between them. Each piece is cut by itself; and not at all where it was cut alike at a
 higher and at a lower price of bytes, for then it is in between, too.
 
@@ -26,7 +26,7 @@ element (a byte, where it is not on the CPU): the drawing is split into an opera
 turns a mask into noise; the mask is one more value that can be kept.
 
 Seeds. Kernels of attention on CUDA save the seed and offset that they drew from, and do not write them where they drew
-nothing: these differ in every run. What is that small is kept, also where the operation that makes it runs again.
+nothing: these differ in every run. What is that small is kept, also where the operation that makes it is recomputed.
 
 Cost. One cut of a block of n operations takes O(n) in practice: a millisecond or two for a hundred operations, and
 there are about two cuts for each point of the hull. Where n is large, for a block that loops over what it is given, a
@@ -69,7 +69,7 @@ class Choice:
 
     decisions: str
     kept_bytes: int
-    rebuild_ns: int
+    recompute_ns: int
 
 
 def choices(graph: BlockGraph, at_most: float = math.inf, finest_bytes: int = 0) -> list[Choice]:
@@ -89,8 +89,8 @@ def choices(graph: BlockGraph, at_most: float = math.inf, finest_bytes: int = 0)
 def ideal_choices(graph: BlockGraph) -> list[Choice]:
     """All of the hull, if nothing cost anything but the replayed operations: below what any choices can reach.
 
-    Here the block's output counts among what is kept, and may be rebuilt as well: whatever runs behind the block reads
-    it in its backward.
+    Here the block's output counts among what is kept, and may be recomputed as well: whatever runs behind the block
+    reads it in its backward.
     """
     model = _Model(graph, ideal=True)
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
@@ -129,7 +129,7 @@ def _between(model: _Model, first: Choice, last: Choice, cuts: float = math.inf)
         gap = max(gaps, key=_room)
         gaps.remove(gap)
         a, b = gap
-        nanoseconds, nbytes = b.rebuild_ns - a.rebuild_ns, a.kept_bytes - b.kept_bytes
+        nanoseconds, nbytes = b.recompute_ns - a.recompute_ns, a.kept_bytes - b.kept_bytes
         if nanoseconds <= 0 or nbytes <= 0:
             continue
         cuts -= 1
@@ -143,7 +143,7 @@ def _between(model: _Model, first: Choice, last: Choice, cuts: float = math.inf)
 def _room(gap: tuple[Choice, Choice]) -> int:
     """A bound on what lies below the line between two points of the hull."""
     a, b = gap
-    return (b.rebuild_ns - a.rebuild_ns) * (a.kept_bytes - b.kept_bytes)
+    return (b.recompute_ns - a.recompute_ns) * (a.kept_bytes - b.kept_bytes)
 
 
 def _filled(model: _Model, points: Sequence[Choice], finest_bytes: int) -> list[Choice]:
@@ -157,7 +157,7 @@ def _filled(model: _Model, points: Sequence[Choice], finest_bytes: int) -> list[
 
 
 def _thinned(points: Sequence[Choice], at_most: float) -> list[Choice]:
-    return thinned(points, at_most, lambda choice: (choice.kept_bytes, choice.rebuild_ns))
+    return thinned(points, at_most, lambda choice: (choice.kept_bytes, choice.recompute_ns))
 
 
 def thinned(
@@ -276,7 +276,7 @@ class _Model:
         return Choice(KEEP * len(self._graph.packs), kept, 0)
 
     def price(self, choice: Choice, per_byte: int, per_ns: int) -> int:
-        return per_byte * choice.kept_bytes + per_ns * choice.rebuild_ns
+        return per_byte * choice.kept_bytes + per_ns * choice.recompute_ns
 
     def cheapest(self, per_byte: int, per_ns: int) -> Choice:
         """The choice of least price."""
@@ -300,9 +300,9 @@ class _Model:
 
         Each is the second one for some pieces, those that run earliest, and the first for the others. Pieces of one
         price go over all at once along the hull, as those of layers that are alike, so all of these lie on it then. The
-        earliest ones, for what is rebuilt last takes no memory while the backward is at its peak. And some for which
-        every second piece does not go over, every third, and so on: where each is rebuilt from the one before it, all
-        that do are there at once, from the first to the last of a row.
+        earliest ones, for what is recomputed last takes no memory while the backward is at its peak. And some for which
+        every second piece does not go over, every third, and so on: where each is recomputed from the one before it,
+        all that do are there at once, from the first to the last of a row.
         """
         before, after = self._sides[first.decisions], self._sides[last.decisions]
         changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -329,7 +329,7 @@ class _Model:
         return sorted(found.values(), key=lambda choice: -choice.kept_bytes)
 
     def _found_pieces(self) -> list[Network]:
-        """The networks of the operations that may run again, apart where nothing connects them."""
+        """The networks of the operations that may be recomputed, apart where nothing connects them."""
         needs: list[Set[int] | None] = []
         for index, op in enumerate(self._graph.operations):
             found = self._needed(index, op)  # of what ran earlier
@@ -339,7 +339,7 @@ class _Model:
         return [self._network(piece, gains, needs) for piece in pieces]
 
     def _needed(self, index: int, op: Operation) -> Set[int] | None:
-        """The operations that run again if this one does; None where it may not."""
+        """The operations that are recomputed if this one does; None where it may not."""
         used = {use.value for use in op.operands if use.value >= 0} - self._saved
         values = [self._graph.values[v] for v in used if not is_always_there(self._graph, v)]
         if (op.reason and index not in self._masks) or any(value.root is not None for value in values):
@@ -347,7 +347,7 @@ class _Model:
         return {value.operation for value in values}
 
     def _gains(self) -> dict[int, int]:
-        """By operation that made what is saved, how many bytes need not be kept if it runs again."""
+        """By operation that made what is saved, how many bytes need not be kept if it is recomputed."""
         gains: dict[int, int] = {}
         for value in sorted(self._saved):
             if self.bytes_of(value) and not (value in self._sources and self._stays(value)):
@@ -399,14 +399,14 @@ class _Model:
                 letters.append(MASK if value in mask_values and self._sources[value] == index else DROP)
         kept += sum(self._mask_bytes(i) for i in as_masks)
         kept += sum(self.bytes_of(v) for v in self._outputs.difference(self._sources) if self._made_by(v) not in again)
-        return Choice("".join(letters), kept, self._rebuild_ns(again, as_masks))
+        return Choice("".join(letters), kept, self._recompute_ns(again, as_masks))
 
     def _stays(self, value: int) -> bool:
         """Whether a saved value is kept in every choice."""
         found = self._graph.values[value]
         return found.root is not None or found.nbytes <= SEED_BYTES or value in self._read_inside
 
-    def _rebuild_ns(self, again: set[int], as_masks: set[int]) -> int:
+    def _recompute_ns(self, again: set[int], as_masks: set[int]) -> int:
         total = 0
         for index in again:
             if index in as_masks:

@@ -32,9 +32,9 @@ from . import matching_runs
 from .block_graph import BlockGraph
 from .block_options import MASK
 from .graph_recorder import BlockRecorder
-from .matching_runs import Called, Entry, Finding, Key, Latest
-from .recompute import Rebuild, Recipe, compile_recipe, mask_of
-from .saved_tensors import FirstRun, LaterRun
+from .matching_runs import Called, Entry, InputFinder, Key, Latest
+from .recompute import Recipe, TensorRecompute, compile_recipe, mask_of
+from .saved_tensors import FirstRunPack, RecomputePack
 from .submodule_hooks import Handlers, by_module
 
 
@@ -69,15 +69,15 @@ class OpenedBlock:
         for oldest in list(known)[:-_PLANS_KEPT]:
             known.pop(oldest, None)  # another thread may be here as well
 
-    def find(self, tree: Tree, modes: Modes, switches: Any) -> Finding:
+    def find(self, tree: Tree, modes: Modes, switches: Any) -> InputFinder:
         """Called before a run: the state that it reads, and a recording whose guards hold, if any."""
         latest = self._latest  # another thread may replace it
         if latest is not None:
             before = latest.before(tree, modes, switches)
             if before is not None:
-                return Finding(before, latest.key, latest.entry, is_settled=True)
+                return InputFinder(before, latest.key, latest.entry, is_settled=True)
         before, seen = self.state.before(), matching_runs.seen(tree, modes, switches)
-        finding = Finding(before, Key((*seen, matching_runs.looks_of([*before.parameters, *before.buffers]))))
+        finding = InputFinder(before, Key((*seen, matching_runs.looks_of([*before.parameters, *before.buffers]))))
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
@@ -86,7 +86,7 @@ class OpenedBlock:
             self._numbers = numbers
         return finding
 
-    def following(self, option: int, finding: Finding) -> Recipe | None:
+    def following(self, option: int, finding: InputFinder) -> Recipe | None:
         """The recipe that a run can follow. None if the run must be recorded first, or the block cannot be."""
         entry = finding.entry
         if entry is None:
@@ -173,7 +173,7 @@ class Saving:
         """The context in which the block runs."""
         return contextlib.nullcontext()
 
-    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
+    def pack(self, recorder: FirstRunPack | RecomputePack) -> Callable[[torch.Tensor], Any]:
         """The pack hook to use."""
         return recorder.pack
 
@@ -181,7 +181,7 @@ class Saving:
         """Counts a saved tensor, and says whether the option keeps it."""
         raise NotImplementedError
 
-    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+    def finish(self, output: Any, state: RandomState | None) -> TensorRecompute | None:
         """Called after the run. Returns what recomputes the tensors that were not kept."""
         raise NotImplementedError
 
@@ -199,33 +199,33 @@ class _Following(Saving):
     ) -> None:
         super().__init__(block, option, devices)
         self.reason = reason
-        self._rebuild = Rebuild(recipe) if recipe is not None else None
+        self._tensor_recompute = TensorRecompute(recipe) if recipe is not None else None
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         index = self._count
         self._count = index + 1
-        rebuild = self._rebuild
-        if rebuild is None:
+        recompute = self._tensor_recompute
+        if recompute is None:
             return index >= len(self._decisions) or self._decisions[index] == KEEP
-        recipe = rebuild.recipe
+        recipe = recompute.recipe
         if index >= len(recipe.graph.packs) or not recipe.graph.packs[index].matches(tensor):
-            self._rebuild, self.reason = None, "did something else than before"
+            self._tensor_recompute, self.reason = None, "did something else than before"
             return True
-        keep = rebuild.saved(index, tensor)
+        keep = recompute.saved(index, tensor)
         if index + 1 in recipe.states:
-            rebuild.take_state(index + 1, RandomState(self._devices))
+            recompute.take_state(index + 1, RandomState(self._devices))
         return keep
 
-    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
-        rebuild, self._rebuild = self._rebuild, None  # what it keeps can be dropped from now on
-        if rebuild is None:
+    def finish(self, output: Any, state: RandomState | None) -> TensorRecompute | None:
+        recompute, self._tensor_recompute = self._tensor_recompute, None  # what it keeps can be dropped from now on
+        if recompute is None:
             return None
         if self._count != len(self._decisions):
             self.reason = "saved another number of tensors than before"
             return None
-        if state is not None and 0 in rebuild.recipe.states:
-            rebuild.take_state(0, state)
-        return rebuild
+        if state is not None and 0 in recompute.recipe.states:
+            recompute.take_state(0, state)
+        return recompute
 
 
 class _Recording(Saving):
@@ -251,7 +251,7 @@ class _Recording(Saving):
         with self._recorder:
             yield
 
-    def pack(self, recorder: FirstRun | LaterRun) -> Callable[[torch.Tensor], Any]:
+    def pack(self, recorder: FirstRunPack | RecomputePack) -> Callable[[torch.Tensor], Any]:
         def pack(tensor: torch.Tensor) -> Any:
             assert self._recorder is not None
             with self._recorder.paused():
@@ -275,7 +275,7 @@ class _Recording(Saving):
             self._states[self._count] = RandomState(self._devices)
         return letter == KEEP
 
-    def finish(self, output: Any, state: RandomState | None) -> Rebuild | None:
+    def finish(self, output: Any, state: RandomState | None) -> TensorRecompute | None:
         assert self._recorder is not None
         with torch.no_grad():
             self.block.learn(self._key, self._recorder.graph(output), self._constants)
@@ -284,12 +284,12 @@ class _Recording(Saving):
         recipe, self.reason = self.block.recipe(self._key, self.option)
         if recipe is None:
             return None
-        rebuild = Rebuild(recipe)
-        rebuild.prints = self._prints
+        recompute = TensorRecompute(recipe)
+        recompute.prints = self._prints
         for index in recipe.held:
-            rebuild.hold(index, kept[index])
+            recompute.hold(index, kept[index])
         for count in recipe.states:
             known = states.get(count) if count else state
             if known is not None:
-                rebuild.take_state(count, known)
-        return rebuild
+                recompute.take_state(count, known)
+        return recompute

@@ -41,7 +41,7 @@ class Entry:
 
 
 @dataclasses.dataclass(slots=True)
-class Finding:
+class InputFinder:
     """The state that a run reads. Two runs with equal keys do the same, as far as one can tell beforehand."""
 
     before: Before
@@ -74,7 +74,7 @@ class Latest:
 
     __slots__ = ("_addresses", "_called", "_children", "_looks", "_owners", "_registries", "entry", "key")
 
-    def __init__(self, finding: Finding, entry: Entry, called: Called, known: Latest | None) -> None:
+    def __init__(self, finding: InputFinder, entry: Entry, called: Called, known: Latest | None) -> None:
         before = finding.before
         self.key, self.entry = finding.key, entry
         self._called, self._children = called, before.children
@@ -84,10 +84,12 @@ class Latest:
         self._addresses = _compat.addresses(before.parameters)
         looks = known._looks if known is not None else None
         is_known = looks is not None and looks.hold(before.parameters)
-        self._looks: _compat.Looks = looks if looks is not None and is_known else _compat.Looks(before.parameters)
+        self._looks: _compat.TensorGuard = (
+            looks if looks is not None and is_known else _compat.TensorGuard(before.parameters)
+        )
 
     @classmethod
-    def of(cls, finding: Finding, called: Called | None, known: Latest | None) -> Latest | None:
+    def of(cls, finding: InputFinder, called: Called | None, known: Latest | None) -> Latest | None:
         """None where each run may read other state (buffers), or where a change cannot be detected cheaply.
 
         known: that of an earlier run.
@@ -120,7 +122,7 @@ class Called:
 
     def __init__(self, tree: Tree, modes: Modes, switches: Any) -> None:
         self._shape, self._modes, self._switches = _shape_of(tree), modes, switches
-        self._looks, self._shared = _compat.Looks(tree.leaves), _shared(tree.leaves)
+        self._looks, self._shared = _compat.TensorGuard(tree.leaves), _shared(tree.leaves)
         self._are_leaves, self._offsets = list(map(_is_leaf, tree.leaves)), list(map(_offset_of, tree.leaves))
 
     @classmethod

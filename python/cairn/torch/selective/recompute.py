@@ -37,7 +37,7 @@ from .submodule_calls import Calls
 
 
 class Sources(Protocol):
-    """The inputs of recomputed tensors that a `Rebuild` does not hold itself."""
+    """The inputs of recomputed tensors that a `TensorRecompute` does not hold itself."""
 
     def argument(self, index: int) -> torch.Tensor:
         """A tensor among the block's arguments."""
@@ -236,7 +236,7 @@ class Compiler:
             if index in chosen:
                 continue
             if index < 0 or (self._graph.operations[index].reason and index not in self._drawn):
-                raise ValueError(f"value {value} can neither be kept nor rebuilt")
+                raise ValueError(f"value {value} can neither be kept nor recomputed")
             chosen.add(index)
             if index not in self._drawn:
                 missing += [use.value for use in self._graph.operations[index].operands]
@@ -254,7 +254,7 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
 # -- running -------------------------------------------------------------------------------------------------
 
 
-class Rebuild:
+class TensorRecompute:
     """What one run of a block holds to recompute the saved tensors that it did not keep."""
 
     __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "recipe", "was_wrong")

@@ -1,13 +1,13 @@
-"""Straight-line Python that rebuilds saved tensors: written once for a choice, compiled, and run in every backward.
+"""Straight-line Python that recomputes saved tensors: written once for a choice, compiled, and run in every backward.
 
-Problem. What a backward does to rebuild a tensor is always the same few operations. Interpreting a list of them costs
+Problem. What a backward does to recompute a tensor is always the same few operations. Interpreting a list of them costs
 more than small operations themselves; a function that just calls them does not.
 
 The text is a generator, so that a whole backward is one run of it: every `send` runs one *segment*, the operations that
 the next tensor needs and that no earlier segment ran. A value is a local variable (v and its number) that is deleted
 after its last use, within its segment or in a later one; operands that look at a value differently are views of it.
 
-    def rebuild(kept, states, made):
+    def recompute(kept, states, made):
         where = yield  # saved tensor 7
         v3 = held(kept, 4)
         v5 = aten_tanh_default(v3)
@@ -50,7 +50,7 @@ from .saved_tensors import View
 PACK, MASK = "saved tensor", "mask"
 Source = tuple[str, int]  # an argument, a parameter, a buffer, a kept tensor or a mask, and which
 Kept = dict[int, tuple[torch.Tensor, int]]  # by saved tensor: what is kept of it, with its version
-Made = list[torch.Tensor | None]  # what was rebuilt; None for what an operation leaves out where nothing is recorded
+Made = list[torch.Tensor | None]  # what was recomputed; None for what an operation leaves out where nothing is recorded
 Running = Generator[None, Any, None]
 
 
@@ -61,7 +61,7 @@ _SCALINGS = {
 
 
 class Missing(Exception):
-    """Something that a rebuild reads is no longer there."""
+    """Something that a recompute reads is no longer there."""
 
 
 class Code:
@@ -84,12 +84,12 @@ class Code:
     __slots__ = ("__weakref__", "begin", "held", "operations", "source", "states")
 
     def __init__(self, name: str, writer: _Writer) -> None:
-        self.source = "\n".join(["def rebuild(kept, states, made):", *writer.lines, "    yield", ""])
+        self.source = "\n".join(["def recompute(kept, states, made):", *writer.lines, "    yield", ""])
         self.operations = writer.operations
         self.held, self.states = frozenset(writer.held), frozenset(writer.states)
-        file = f"<rebuilding what '{name}' did not keep, {next(_numbers)}>"
+        file = f"<recomputing what '{name}' did not keep, {next(_numbers)}>"
         exec(compile(self.source, file, "exec"), writer.names)
-        self.begin: Callable[[Kept, dict[int, RandomState], Made], Running] = writer.names["rebuild"]
+        self.begin: Callable[[Kept, dict[int, RandomState], Made], Running] = writer.names["recompute"]
         linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
         weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
 
@@ -106,7 +106,7 @@ def write(
     needed: Sequence[Sequence[int]],
     again: bool = False,
 ) -> Code:
-    """The code that rebuilds saved tensors in this order.
+    """The code that recomputes saved tensors in this order.
 
     kept: by value, where it is found; drawn: by drawing operation, the mask that is kept of it; needed: for each tensor
     the operations that run for it and did not run for an earlier one; again: what is kept is not let go of.

@@ -1,9 +1,9 @@
 """The saved-tensor hooks of a block: pack hooks that replace each saved tensor by a `Holder`, and the unpack hook.
 
-* *Forward* (`FirstRun`). The pack hook puts one `Holder` into the autograd graph for every saved tensor. The holder
+* *Forward* (`FirstRunPack`). The pack hook puts one `Holder` into the autograd graph for every saved tensor. The holder
   keeps the tensor, or is empty if the schedule drops what the block saves.
-* *Recomputation* (`LaterRun`). The block's forward runs again in the backward. Its pack hook fills the empty holders.
-  Saved tensors are matched by the order in which autograd packs them.
+* *Recomputation* (`RecomputePack`). The block's forward is recomputed in the backward. Its pack hook fills the empty
+  holders. Saved tensors are matched by the order in which autograd packs them.
 * *Backward*. The unpack hook reads the holder.
 
 A saved tensor that is an argument of the block, or a view of one, gets an `ArgumentHolder`. That holds no tensor. It
@@ -51,21 +51,21 @@ class Step(Protocol):
     def missing(self, holder: Holder) -> torch.Tensor:
         """Recomputes or prefetches a saved tensor whose holder is empty."""
 
-    def rebuilt(self, holder: RebuiltHolder) -> torch.Tensor | None:
+    def recomputed(self, holder: RecomputableHolder) -> torch.Tensor | None:
         """Recomputes one saved tensor of a block; None if the whole block must be recomputed."""
 
 
 class Saving(Protocol):
     """One run of a block under an option of selective recomputation, which keeps some of its saved tensors."""
 
-    def pack(self, recorder: FirstRun | LaterRun) -> Pack:
+    def pack(self, recorder: FirstRunPack | RecomputePack) -> Pack:
         """The pack hook to use."""
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Counts a saved tensor, and says whether the option keeps it."""
 
 
-class Marks(Protocol):
+class Fingerprints(Protocol):
     """Records fingerprints of values, by which a recomputation is compared with the forward."""
 
     def saved(self, tensor: torch.Tensor, is_argument: bool = False) -> None:
@@ -161,30 +161,32 @@ class ArgumentHolder(Holder):
         return self.lease.saved_argument(self._index, self._view)
 
 
-class Box:
+class RecomputeState:
     """State shared by all holders of one run of a block under selective recomputation."""
 
-    __slots__ = ("key", "rebuild")
+    __slots__ = ("key", "recompute")
 
     def __init__(self, key: Any) -> None:
         self.key = key
-        self.rebuild: Any = None  # a Rebuild, as long as single saved tensors can be recomputed
+        self.recompute: Any = None  # a TensorRecompute, as long as single saved tensors can be recomputed
 
 
-class RebuiltHolder(Holder):
+class RecomputableHolder(Holder):
     """A saved tensor of a block under selective recomputation: kept, or recomputed when the backward reads it."""
 
-    __slots__ = ("box", "index")
+    __slots__ = ("recompute_state", "index")
 
-    def __init__(self, lease: Lease, tensor: torch.Tensor | None, version: int, box: Box, index: int) -> None:
+    def __init__(
+        self, lease: Lease, tensor: torch.Tensor | None, version: int, recompute_state: RecomputeState, index: int
+    ) -> None:
         self.lease, self.tensor, self.version = lease, tensor, version
-        self.box, self.index = box, index
+        self.recompute_state, self.index = recompute_state, index
 
     def unpack(self) -> torch.Tensor:
-        if self.tensor is None and self.box.rebuild is not None:
-            rebuilt = self.lease.run.rebuilt(self)
-            if rebuilt is not None:
-                return rebuilt
+        if self.tensor is None and self.recompute_state.recompute is not None:
+            recomputed = self.lease.run.recomputed(self)
+            if recomputed is not None:
+                return recomputed
         return super().unpack()
 
 
@@ -211,7 +213,7 @@ class Packed:
                 yield holder
 
 
-class FirstRun(Packed):
+class FirstRunPack(Packed):
     """The pack hook while a block runs in the model's forward."""
 
     def __init__(
@@ -220,14 +222,14 @@ class FirstRun(Packed):
         arguments: Sequence[torch.Tensor],
         keep: bool,
         digest: Callable[[torch.Tensor], Any] | None,
-        box: Box | None = None,
+        recompute_state: RecomputeState | None = None,
         saving: Saving | None = None,
-        marks: Marks | None = None,
+        marks: Fingerprints | None = None,
     ) -> None:
         super().__init__(digest=digest)
         self._marks = marks  # fingerprints, compared on the device
         self.lease, self._keep = lease, keep
-        self.box, self.saving = box, saving  # None without selective recomputation
+        self.recompute_state, self.saving = recompute_state, saving  # None without selective recomputation
         self._leaves = list(arguments)
         self.versions = _compat.versions(arguments)
         self._arguments: dict[int, int] | None = None  # index of an argument, by storage; filled at the first use
@@ -238,10 +240,10 @@ class FirstRun(Packed):
         holder = self._referring(tensor)
         if holder is None:
             kept, version = (tensor.detach(), _compat.saved_version(tensor)) if keep else (None, 0)
-            if self.box is None:
+            if self.recompute_state is None:
                 holder = Holder(self.lease, kept, version)
             else:
-                holder = RebuiltHolder(self.lease, kept, version, self.box, len(self.holders))
+                holder = RecomputableHolder(self.lease, kept, version, self.recompute_state, len(self.holders))
         self.holders.append(weakref.ref(holder))
         self.metas.append(_meta(tensor))
         if self.digest is not None:
@@ -253,7 +255,7 @@ class FirstRun(Packed):
     def close(self) -> bool:
         """Called after the run: drops all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self.versions = [], {}, []
-        self.box = self.saving = self._marks = None
+        self.recompute_state = self.saving = self._marks = None
         del self.lease
         return all(reference() is None for reference in reversed(self.holders))
 
@@ -271,7 +273,7 @@ class FirstRun(Packed):
         return ArgumentHolder(self.lease, index, _view_of(argument, tensor))
 
 
-class LaterRun:
+class RecomputePack:
     """The pack hook while a block is recomputed: it fills the holders, or only counts saved tensors."""
 
     def __init__(
@@ -281,7 +283,7 @@ class LaterRun:
         keep: bool,
         check: bool,
         saving: Saving | None = None,
-        marks: Marks | None = None,
+        marks: Fingerprints | None = None,
     ) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
         self.saving, self._marks = saving, marks  # selective recomputation; fingerprints, compared on the device
@@ -297,11 +299,12 @@ class LaterRun:
         if self._check and meta is not None and (tensor.shape, tensor.dtype, tensor.device) != meta:
             was, found = _describe(meta), _describe(_meta(tensor))
             raise RecomputationError.differs(
-                self._name, f"its saved tensor {index} was {was} and is {found} when run again"
+                self._name, f"its saved tensor {index} was {was} and is {found} when recomputed"
             )
         if self._first.digest is not None and self._first.digest(tensor) != self._first.digests[index]:
             raise RecomputationError.differs(
-                self._name, f"the values of its saved tensor {index} ({_describe(_meta(tensor))}) differ when run again"
+                self._name,
+                f"the values of its saved tensor {index} ({_describe(_meta(tensor))}) differ when recomputed",
             )
         if self._marks is not None:
             self._marks.saved(tensor)
@@ -318,11 +321,11 @@ class LaterRun:
         if self._count != len(self._first.holders):
             saved = len(self._first.holders)
             raise RecomputationError.differs(
-                self._name, f"it saved {saved} tensors for its backward and {self._count} when run again"
+                self._name, f"it saved {saved} tensors for its backward and {self._count} when recomputed"
             )
 
 
-def hooks(recorder: FirstRun | LaterRun) -> tuple[Pack, Unpack]:
+def hooks(recorder: FirstRunPack | RecomputePack) -> tuple[Pack, Unpack]:
     """The pack and unpack hooks for `saved_tensors_hooks`."""
     pack = recorder.pack if recorder.saving is None else recorder.saving.pack(recorder)
     return _compat.hooks_but_on_traced(pack, _unpack_any)

@@ -2,7 +2,7 @@
 
 Hooks cost some microseconds for every tensor that autograd saves, and most options only ask of most tensors that they
 be kept, which autograd does by itself. So hooks are put in force in those calls of parts alone in which something is
-saved that is to be dropped, or to be at hand for rebuilding; in all of the block, where that is no more.
+saved that is to be dropped, or to be at hand for recomputing; in all of the block, where that is no more.
 """
 
 from __future__ import annotations

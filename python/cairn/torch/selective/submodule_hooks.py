@@ -23,7 +23,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
-from ..base.patched_forward import Takeover, is_copied_as_usual
+from ..base.patched_forward import PatchedForward, is_copied_as_usual
 from .saved_tensors import Pack, Unpack
 from .submodule_calls import Call, Calls
 
@@ -115,7 +115,9 @@ def _that_can_be_told(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]
     """The parts, each once, in whose calls a handler would run, and of which nobody else would notice it; none of a
     block within which another plan is carried out, which hooks as well.
     """
-    if any(isinstance(vars(c).get("forward"), Takeover) and not _has_handler(c) for m in parts for c in m.children()):
+    if any(
+        isinstance(vars(c).get("forward"), PatchedForward) and not _has_handler(c) for m in parts for c in m.children()
+    ):
         return []
     compiled = {inner for module in parts for inner in _compat.parts_compiled_with(module)}
     first = {module: part for part, module in reversed(list(enumerate(parts)))}
@@ -149,7 +151,7 @@ class _Placed:
         self.put(module)
 
     def put(self, module: nn.Module) -> None:
-        self.takeover = Takeover(module, functools.partial(_called, id(module)), is_of_part=True)
+        self.takeover = PatchedForward(module, functools.partial(_called, id(module)), is_of_part=True)
 
 
 _thread = _Thread()

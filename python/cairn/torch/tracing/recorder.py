@@ -125,7 +125,7 @@ class Recorder:
         once = self._draws.changed(drawing) or facts.is_collective or generator is not None
         function = operators.Checked(operator, result) if checked else operator
         if facts.is_collective:
-            function = operators.Awaited(operator)
+            function = operators.SynchronousCollective(operator)
         self._check_plain(operator, list(operators.tensors_of(result)))
         done = _Performed(function, facts, args, kwargs, _listed(result), written, once)
         if facts.is_literal:

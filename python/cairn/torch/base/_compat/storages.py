@@ -53,7 +53,7 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor)
 
 
-class VersionWitness:
+class WriteDetector:
     """Tells whether a tensor was written in place since, without keeping its storage, if it has one."""
 
     __slots__ = ("_alias", "_version")

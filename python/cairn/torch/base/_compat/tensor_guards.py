@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Looks:
+class TensorGuard:
     """Classes, shapes, strides, types and devices of tensors, which of them need gradients, and which are missing."""
 
     __slots__ = ("_are_missing", "_check")

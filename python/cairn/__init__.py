@@ -7,6 +7,7 @@ immutable and may be shared between threads.
 PyTorch models are the business of ``cairn.torch``, which is imported by name; this part needs neither torch nor numpy.
 """
 
+from ._bounds import Bound, Limits, MaxBatch, bound, limits, max_batch
 from ._budget import Budget
 from ._calls import Progress, ProgressCallback
 from ._compare import Comparison, compare
@@ -31,36 +32,19 @@ from ._errors import (
     Unsupported,
 )
 from ._library import get_include, get_library
-from ._problem import Chain, Graph, Machine, Node, Option, Problem, Stage, load
+from ._machine import Machine
+from ._node import Node
+from ._ops import Op
+from ._options import OptionInfo, options
+from ._problem import Chain, Graph, Problem, load
 from ._replay import MemoryPoint, Replay, Span, Violation
-from ._schedule import (
-    RECORDED,
-    Op,
-    Schedule,
-    Verified,
-    save_trace,
-    simulate,
-    trace,
-    verify,
-)
-from ._solve import (
-    Acceptance,
-    Bound,
-    Limits,
-    MaxBatch,
-    OptionInfo,
-    Outcome,
-    Solution,
-    SolverInfo,
-    bound,
-    limits,
-    max_batch,
-    options,
-    solve,
-    solve_many,
-    solver_accepts,
-    solvers,
-)
+from ._report import save_trace, trace
+from ._schedule import Schedule
+from ._simulate import RECORDED, Verified, simulate, verify
+from ._solution import Outcome, Solution
+from ._solve import Acceptance, solve, solve_many, solver_accepts
+from ._solvers import SolverInfo, solvers
+from ._stage import Option, Stage
 from ._units import Size, format_budget, format_bytes, format_ns, parse_duration, parse_rate, parse_size
 from ._version import __version__
 

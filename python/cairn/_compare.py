@@ -8,23 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _structs
+from ._bounds import limits
 from ._calls import ProgressCallback
 from ._document import FilePath
 from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
 from ._library import lib
-from ._problem import Machine, Problem
-from ._schedule import reported
-from ._solve import (
-    OptionValue,
-    Solution,
-    check_solver,
-    has_option,
-    info_of,
-    limits,
-    solve_many,
-    solver_accepts,
-    solvers,
-)
+from ._machine import Machine
+from ._option_set import OptionValue
+from ._problem import Problem
+from ._report import reported
+from ._solution import Solution, info_of
+from ._solve import solve_many, solver_accepts
+from ._solvers import check_solver, has_option, solvers
 from ._units import Size, integer, listed, unit_of
 
 BUDGETS_MAX = 1000  # as on the command line

@@ -1,308 +1,22 @@
-"""Problems: chains of stages and graphs of operations, with the machine that they run on. All are immutable."""
+"""Problems: chains of stages and graphs of operations. All are immutable."""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from . import _structs
 from ._document import Document, FilePath, file_read, naming, written
 from ._errors import BadInput
 from ._library import Handle, lib, text_of
-from ._units import encoded, flag, integer, json_bytes, listed, parse_duration, parse_rate, parse_size
-
-INT32_MAX = 2**31 - 1
-
-
-def _index(value: Any, field: str, path: str) -> int:
-    number = integer(value, field, path, least=0)
-    if number > INT32_MAX:
-        raise BadInput(f"{field} is {number}; out of range", path=path)
-    return number
-
-
-def _normalize(value: Any, **least: int | None) -> None:
-    """Replaces the named fields of a frozen dataclass by checked ints."""
-    for field, bound in least.items():
-        object.__setattr__(value, field, integer(getattr(value, field), field, least=bound))
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Host memory and the link to it, which offloading needs. Sizes and rates may be given as text, "12GB/s".
-
-    Attributes
-    ----------
-    host_bytes
-        Host memory that offloaded values may take, bytes.
-    to_host_bytes_per_s
-        Bandwidth from device to host, bytes per second, at least 1.
-    to_device_bytes_per_s
-        Bandwidth from host to device, bytes per second, at least 1.
-    shared_link
-        Both directions share one lane.
-    latency_ns
-        What every transfer takes before its first byte, nanoseconds.
-    """
-
-    host_bytes: int
-    to_host_bytes_per_s: int
-    to_device_bytes_per_s: int
-    shared_link: bool = False
-    latency_ns: int = 0
-
-    def __post_init__(self) -> None:
-        """Turns text into numbers and checks their ranges."""
-        for field, parse in (
-            ("host_bytes", parse_size),
-            ("to_host_bytes_per_s", parse_rate),
-            ("to_device_bytes_per_s", parse_rate),
-            ("latency_ns", parse_duration),
-        ):
-            value = getattr(self, field)
-            if isinstance(value, str):
-                object.__setattr__(self, field, parse(value))
-        _normalize(self, host_bytes=0, to_host_bytes_per_s=1, to_device_bytes_per_s=1, latency_ns=0)
-        object.__setattr__(self, "shared_link", flag(self.shared_link, "shared_link"))
-
-    def _struct(self) -> _structs.Machine:
-        return _structs.Machine(
-            self.host_bytes,
-            self.to_host_bytes_per_s,
-            self.to_device_bytes_per_s,
-            self.latency_ns,
-            self.shared_link,
-        )
-
-
-def machine_of(pointer: Any) -> Machine | None:
-    """The machine behind a const cairn_machine *."""
-    if not pointer:
-        return None
-    struct = pointer.contents
-    return Machine(
-        struct.host_bytes,
-        struct.to_host_bytes_per_s,
-        struct.to_device_bytes_per_s,
-        struct.shared_link,
-        struct.latency_ns,
-    )
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to run a stage.
-
-    Attributes
-    ----------
-    saved_bytes
-        All that the backward needs, bytes: the stage's output included, its input excluded.
-    forward_ns
-        Time of the forward that saves it, nanoseconds.
-    backward_ns
-        Time of the backward, nanoseconds.
-    forward_workspace_bytes
-        Memory beyond the result while that forward runs, bytes; may be negative.
-    backward_workspace_bytes
-        The same of the backward.
-    name
-        For people.
-    """
-
-    saved_bytes: int
-    forward_ns: int
-    backward_ns: int
-    forward_workspace_bytes: int = 0
-    backward_workspace_bytes: int = 0
-    name: str = "keep"
-
-    def __post_init__(self) -> None:
-        """Checks types and ranges."""
-        _normalize(
-            self,
-            saved_bytes=0,
-            forward_ns=0,
-            backward_ns=0,
-            forward_workspace_bytes=None,
-            backward_workspace_bytes=None,
-        )
-        encoded(self.name, "name of an option")
-
-
-_OPTION_FIELDS = ("saved_bytes", "forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
-
-
-def _single_option(given: dict[str, Any]) -> Option:
-    missing = [field for field in _OPTION_FIELDS[:3] if given[field] is None]
-    if missing:
-        raise BadInput(f"a stage has options, or the fields of its only one; missing: {', '.join(missing)}")
-    filled = {field: 0 if value is None else value for field, value in given.items()}
-    saved, forward, backward, forward_workspace, backward_workspace = (filled[field] for field in _OPTION_FIELDS)
-    return Option(saved, forward, backward, forward_workspace, backward_workspace)
-
-
-@dataclass(frozen=True, init=False)
-class Stage:
-    """One stage of a chain: a block of the model, with one or several ways to run it.
-
-    Give either ``options``, or the fields of its only option (``saved_bytes``, ``forward_ns``, ``backward_ns`` and the
-    two workspaces); these are then named "keep". What is None takes the default of the file format.
-
-    Attributes
-    ----------
-    output_bytes
-        The stage's output, bytes.
-    options
-        The ways to run it, at least one; option 0 is what storing everything uses.
-    name
-        For people.
-    grad_bytes
-        Gradient of the output, bytes (default: ``output_bytes``).
-    weight_grad_bytes
-        Gradients of the stage's parameters that its backward adds to what is resident, bytes.
-    no_recompute
-        The forward must run exactly once, and save.
-    forward_only_ns
-        Time of a forward that saves nothing, nanoseconds (default: the first option's forward).
-    forward_only_workspace_bytes
-        Workspace of that forward, bytes (default: the first option's).
-    """
-
-    output_bytes: int
-    options: tuple[Option, ...]
-    name: str
-    grad_bytes: int
-    weight_grad_bytes: int
-    no_recompute: bool
-    forward_only_ns: int
-    forward_only_workspace_bytes: int
-
-    def __init__(
-        self,
-        output_bytes: int,
-        options: Iterable[Option] | None = None,
-        *,
-        saved_bytes: int | None = None,
-        forward_ns: int | None = None,
-        backward_ns: int | None = None,
-        forward_workspace_bytes: int | None = None,
-        backward_workspace_bytes: int | None = None,
-        name: str = "",
-        grad_bytes: int | None = None,
-        weight_grad_bytes: int = 0,
-        no_recompute: bool = False,
-        forward_only_ns: int | None = None,
-        forward_only_workspace_bytes: int | None = None,
-    ) -> None:
-        given = dict(
-            zip(
-                _OPTION_FIELDS,
-                (saved_bytes, forward_ns, backward_ns, forward_workspace_bytes, backward_workspace_bytes),
-                strict=True,
-            )
-        )
-        if options is None:
-            ways: tuple[Option, ...] = (_single_option(given),)
-        else:
-            ways = tuple(_list_of(options, Option, "options"))
-            both = [field for field, value in given.items() if value is not None]
-            if both:
-                raise BadInput(f"a stage has options, or the fields of its only option; not options and {both[0]}")
-            if not ways:
-                raise BadInput("a stage has at least one option")
-        first = ways[0]
-        self._set("output_bytes", output_bytes)
-        self._set("options", ways)
-        self._set("name", name)
-        self._set("grad_bytes", output_bytes if grad_bytes is None else grad_bytes)
-        self._set("weight_grad_bytes", weight_grad_bytes)
-        self._set("no_recompute", flag(no_recompute, "no_recompute"))
-        self._set("forward_only_ns", first.forward_ns if forward_only_ns is None else forward_only_ns)
-        self._set(
-            "forward_only_workspace_bytes",
-            first.forward_workspace_bytes if forward_only_workspace_bytes is None else forward_only_workspace_bytes,
-        )
-        _normalize(
-            self,
-            output_bytes=0,
-            grad_bytes=0,
-            weight_grad_bytes=0,
-            forward_only_ns=0,
-            forward_only_workspace_bytes=None,
-        )
-        encoded(name, "name of a stage")
-
-    def _set(self, field: str, value: Any) -> None:
-        object.__setattr__(self, field, value)
-
-    @property
-    def saved_bytes(self) -> int:
-        """What option 0 saves, bytes."""
-        return self.options[0].saved_bytes
-
-    @property
-    def forward_ns(self) -> int:
-        """Forward time of option 0, nanoseconds."""
-        return self.options[0].forward_ns
-
-    @property
-    def backward_ns(self) -> int:
-        """Backward time of option 0, nanoseconds."""
-        return self.options[0].backward_ns
-
-
-@dataclass(frozen=True)
-class Node:
-    """One operation of a graph.
-
-    Attributes
-    ----------
-    cost_ns
-        Time to compute it, nanoseconds.
-    bytes
-        Size of its output, bytes; 0 for an alias.
-    deps
-        Indices of the earlier nodes that it reads, each once.
-    name
-        For people.
-    workspace_bytes
-        Memory beyond the result while it runs, bytes; may be negative.
-    alias_of
-        Index of the earlier node whose storage this one shares; None for a storage of its own.
-    keep
-        An output of the whole computation, never lost.
-    no_recompute
-        Computed exactly once.
-    """
-
-    cost_ns: int
-    bytes: int
-    deps: tuple[int, ...] = ()
-    _: dataclasses.KW_ONLY
-    name: str = ""
-    workspace_bytes: int = 0
-    alias_of: int | None = None
-    keep: bool = False
-    no_recompute: bool = False
-
-    def __post_init__(self) -> None:
-        """Checks types and ranges, and puts the dependencies in order."""
-        _normalize(self, cost_ns=0, bytes=0, workspace_bytes=None)
-        encoded(self.name, "name of a node")
-        for field in ("keep", "no_recompute"):
-            object.__setattr__(self, field, flag(getattr(self, field), field))
-        given = listed(self.deps, "deps", "indices")
-        deps = (_index(dep, "dependency", f"deps[{i}]") for i, dep in enumerate(given))
-        object.__setattr__(self, "deps", tuple(sorted(deps)))
-        if self.alias_of is not None:
-            object.__setattr__(self, "alias_of", _index(self.alias_of, "alias_of", "alias_of"))
-
+from ._machine import Machine, machine_of, machine_struct
+from ._node import Node, node_of, node_struct
+from ._stage import Stage, stage_of, stage_struct
+from ._units import encoded, index32, integer, json_bytes, list_of
 
 P = TypeVar("P", bound="Problem")
 
@@ -477,14 +191,14 @@ class Chain(Problem):
         name: str = "",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        made = _list_of(stages, Stage, "stages")
+        made = list_of(stages, Stage, "stages")
         chain = _structs.Chain(
             input_bytes=integer(input_bytes, "input_bytes", least=0),
             input_grad_bytes=integer(
                 input_bytes if input_grad_bytes is None else input_grad_bytes, "input_grad_bytes", least=0
             ),
             stage_count=len(made),
-            stages=_structs.array_type(_structs.Stage, len(made))(*map(_stage_struct, made)),
+            stages=_structs.array_type(_structs.Stage, len(made))(*map(stage_struct, made)),
         )
         info = _info_struct(name, provenance, fixed_bytes, machine)
         self._own(_new(lib.cairn_problem_new_chain, chain, info))
@@ -499,7 +213,7 @@ class Chain(Problem):
         """The stages; stage l of the format stands at index l - 1."""
         if "stages" not in self._views:
             chain = self._chain
-            self._views["stages"] = tuple(_stage_of(chain.stages[i]) for i in range(chain.stage_count))
+            self._views["stages"] = tuple(stage_of(chain.stages[i]) for i in range(chain.stage_count))
         stages: tuple[Stage, ...] = self._views["stages"]
         return stages
 
@@ -589,13 +303,13 @@ class Graph(Problem):
         name: str = "",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        made = _list_of(nodes, Node, "nodes")
+        made = list_of(nodes, Node, "nodes")
         begins = -1
         if backward_begins_at is not None:
-            begins = _index(backward_begins_at, "backward_begins_at", "backward_begins_at")
+            begins = index32(backward_begins_at, "backward_begins_at", "backward_begins_at")
         graph = _structs.Graph(
             node_count=len(made),
-            nodes=_structs.array_type(_structs.Node, len(made))(*map(_node_struct, made)),
+            nodes=_structs.array_type(_structs.Node, len(made))(*map(node_struct, made)),
             backward_begins_at=begins,
         )
         info = _info_struct(name, provenance, fixed_bytes, machine)
@@ -611,7 +325,7 @@ class Graph(Problem):
         """The operations; node v of the format stands at index v."""
         if "nodes" not in self._views:
             graph = self._graph
-            self._views["nodes"] = tuple(_node_of(graph.nodes[v]) for v in range(graph.node_count))
+            self._views["nodes"] = tuple(node_of(graph.nodes[v]) for v in range(graph.node_count))
         nodes: tuple[Node, ...] = self._views["nodes"]
         return nodes
 
@@ -643,17 +357,6 @@ class Graph(Problem):
         return f"<cairn.Graph {self.name!r}: {len(self)} nodes, {self.hash[:19]}>"
 
 
-T = TypeVar("T")
-
-
-def _list_of(values: Iterable[T], kind: type[T], field: str) -> list[T]:
-    made = listed(values, field, f"cairn.{kind.__name__}")
-    for i, value in enumerate(made):
-        if not isinstance(value, kind):
-            raise TypeError(f"{field}[{i}] must be a cairn.{kind.__name__}, not {type(value).__name__}")
-    return made
-
-
 def _new(function: Any, problem: Any, info: _structs.ProblemInfo) -> Handle:
     pointer = ctypes.POINTER(_structs.Problem)()
     lib.check(function, None, ctypes.byref(problem), ctypes.byref(info), ctypes.byref(pointer))
@@ -675,89 +378,6 @@ def _info_struct(
     if machine is not None:
         info.machine = ctypes.pointer(machine_struct(machine))
     return info
-
-
-def machine_struct(machine: Machine) -> _structs.Machine:
-    """The machine as the C library takes it."""
-    if not isinstance(machine, Machine):
-        raise TypeError(f"machine must be a cairn.Machine or None, not {type(machine).__name__}")
-    return machine._struct()
-
-
-def _option_struct(option: Option) -> _structs.StageOption:
-    return _structs.StageOption(
-        encoded(option.name, "name of an option"),
-        option.saved_bytes,
-        option.forward_ns,
-        option.backward_ns,
-        option.forward_workspace_bytes,
-        option.backward_workspace_bytes,
-    )
-
-
-def _option_of(option: _structs.StageOption) -> Option:
-    return Option(
-        option.saved_bytes,
-        option.forward_ns,
-        option.backward_ns,
-        option.forward_workspace_bytes,
-        option.backward_workspace_bytes,
-        text_of(option.name),
-    )
-
-
-def _stage_struct(stage: Stage) -> _structs.Stage:
-    return _structs.Stage(
-        name=encoded(stage.name, "name of a stage"),
-        output_bytes=stage.output_bytes,
-        grad_bytes=stage.grad_bytes,
-        weight_grad_bytes=stage.weight_grad_bytes,
-        forward_only_ns=stage.forward_only_ns,
-        forward_only_workspace_bytes=stage.forward_only_workspace_bytes,
-        no_recompute=stage.no_recompute,
-        option_count=len(stage.options),
-        options=_structs.array_type(_structs.StageOption, len(stage.options))(*map(_option_struct, stage.options)),
-    )
-
-
-def _stage_of(stage: _structs.Stage) -> Stage:
-    return Stage(
-        stage.output_bytes,
-        [_option_of(stage.options[k]) for k in range(stage.option_count)],
-        name=text_of(stage.name),
-        grad_bytes=stage.grad_bytes,
-        weight_grad_bytes=stage.weight_grad_bytes,
-        no_recompute=stage.no_recompute,
-        forward_only_ns=stage.forward_only_ns,
-        forward_only_workspace_bytes=stage.forward_only_workspace_bytes,
-    )
-
-
-def _node_struct(node: Node) -> _structs.Node:
-    return _structs.Node(
-        name=encoded(node.name, "name of a node"),
-        cost_ns=node.cost_ns,
-        bytes=node.bytes,
-        workspace_bytes=node.workspace_bytes,
-        deps=_structs.array_type(ctypes.c_int32, len(node.deps))(*node.deps),
-        dep_count=len(node.deps),
-        alias_of=-1 if node.alias_of is None else node.alias_of,
-        keep=node.keep,
-        no_recompute=node.no_recompute,
-    )
-
-
-def _node_of(node: _structs.Node) -> Node:
-    return Node(
-        node.cost_ns,
-        node.bytes,
-        tuple(node.deps[: node.dep_count]),
-        name=text_of(node.name),
-        workspace_bytes=node.workspace_bytes,
-        alias_of=None if node.alias_of < 0 else node.alias_of,
-        keep=node.keep,
-        no_recompute=node.no_recompute,
-    )
 
 
 def load(path: FilePath) -> Chain | Graph:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from ._budget import Budget
 from ._errors import BadInput, Error, Overflow
@@ -15,7 +15,10 @@ from ._library import lib
 #: Bytes: an int, or text such as "8GiB", "500MB" or "12000".
 Size = int | str
 
+INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+
+T = TypeVar("T")
 
 
 def integer(value: Any, field: str, path: str | None = None, least: int | None = None) -> int:
@@ -209,3 +212,26 @@ def format_ns(ns: int) -> str:
         Such as "1.50 ms".
     """
     return _format(lib.cairn_format_ns, integer(ns, "ns"))
+
+
+def index32(value: Any, field: str, path: str) -> int:
+    """The value as an index that fits in 32 bits."""
+    number = integer(value, field, path, least=0)
+    if number > INT32_MAX:
+        raise BadInput(f"{field} is {number}; out of range", path=path)
+    return number
+
+
+def normalize(value: Any, **least: int | None) -> None:
+    """Replaces the named fields of a frozen dataclass by checked ints."""
+    for field, bound in least.items():
+        object.__setattr__(value, field, integer(getattr(value, field), field, least=bound))
+
+
+def list_of(values: Iterable[T], kind: type[T], field: str) -> list[T]:
+    """The values as a list, all of one class of the package."""
+    made = listed(values, field, f"cairn.{kind.__name__}")
+    for i, value in enumerate(made):
+        if not isinstance(value, kind):
+            raise TypeError(f"{field}[{i}] must be a cairn.{kind.__name__}, not {type(value).__name__}")
+    return made

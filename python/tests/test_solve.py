@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cairn
 import pytest
-from cairn import _solve
+from cairn import _options, _solution
 from cairn._units import unit_of
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
@@ -150,7 +150,7 @@ def test_options() -> None:
     assert {"slots", "time_limit", "memory_limit", "minimize", "seed"} <= set(table)
     assert table["time_limit"].type == "duration" and table["minimize"].choices == ("time", "memory")
     assert all(option.help and option.fallback for option in table.values())
-    assert {option.type for option in table.values()} <= set(_solve._TYPE_NAMES)
+    assert {option.type for option in table.values()} <= set(_options._TYPE_NAMES)
     few = cairn.solve(GPT2, in_between(GPT2), solver="chain-dp", slots=20, time_limit="1m", seed=None)
     assert few.makespan_ns >= cairn.solve(GPT2, in_between(GPT2), solver="chain-dp").makespan_ns
 
@@ -315,7 +315,7 @@ def test_report() -> None:
     text = cairn.solve(GPT2, in_between(GPT2)).report()
     assert "budget" in text and "least memory" in text and text.endswith("\n")
     assert "infeasible" in cairn.solve(GPT2, 1000).report()
-    selection = _solve.info_of(cairn.solve(GPT2))
+    selection = _solution.info_of(cairn.solve(GPT2))
     assert (selection.checkpoint_count, selection.gap) == (-1, 0.0)
 
 

@@ -195,6 +195,7 @@ def test_inductor_keeps_to_the_budget():
     report = ct.report(compiled_with(model, x, budget, kernels="inductor"))
     assert report.measured_peak_bytes <= budget
     assert report.plans[0].kernels == "inductor"
+    assert abs(report.plans[0].peak_bytes / report.plans[0].measured_peak_bytes - 1) < 0.03
 
 
 def test_another_budget_gets_another_partition(roomy):
@@ -309,7 +310,8 @@ def test_what_the_whole_step_takes_beyond_its_prediction_is_left_free(monkeypatc
     torch._dynamo.reset()
     tight = ct.report(ct.compile(model, x, budget=budget, kernels="eager", loss_fn=loss, progress=False))
     assert tight.measured_peak_bytes <= budget
-    assert tight.plans[-1].reserve_bytes > plain.plans[-1].reserve_bytes
+    assert tight.plans[-1].correction_bytes > 0
+    assert tight.measured_peak_bytes > 0.97 * tight.plans[-1].peak_bytes
 
 
 def test_what_cannot_be_captured_is_named():

@@ -208,7 +208,8 @@ def _compiled(
             )
             remember(compiled, made)
             return compiled
-        request.correction_bytes += peak - plan.peak_bytes
+        request.correction_bytes = plan.correction_bytes - request.step_correction_bytes
+        request.step_correction_bytes += peak - plan.peak_bytes
     raise InfeasibleBudget.make(
         plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.at_peak), plan.peak_at, "measured step"
     )

@@ -1,8 +1,8 @@
 """The backend of torch.compile: plans the graph that Dynamo captures, compiles it, and measures the step that came out.
 
 A plan is kept to because it was measured. The compiled graph runs once, forward and backward, on the inputs that it was
-captured with; where its peak passes the prediction by more than the reserve, the difference is left free and the graph
-is planned again. Then the budget is kept, or it is an error.
+captured with. Where its peak passes the budget, or stays far below its prediction while something is recomputed, the
+prediction is corrected by the difference and the graph is planned again. Then the budget is kept, or it is an error.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from .planner import Planner
 from .request import Request
 
 ROUNDS = 3
+#: A prediction that is too high by this share of what is not resident all along is corrected.
+UNUSED = 0.03
 
 
 class Backend:
@@ -114,24 +116,40 @@ class _First:
         return self._compiled(*args)
 
     def _settle(self, inputs: Sequence[Any]) -> None:
-        """Measures the step, and plans again until it keeps to its budget."""
-        planner, correction = self._planner, 0
-        for _ in range(ROUNDS):
-            if correction:
-                planner, self._compiled = self._backend.planned(self._module, inputs, planner.device, correction)
+        """Measures the step, and plans again until it keeps to its budget and makes use of it."""
+        planner, compiled, correction = self._planner, self._compiled, 0
+        kept: tuple[CompiledPlan, Callable[..., Any]] | None = None
+        for number in range(ROUNDS):
+            if number:
+                planner, compiled = self._backend.planned(self._module, inputs, planner.device, correction)
             assert planner.plan is not None
-            measured = _measured(self._compiled, inputs, planner, planner.plan.budget_bytes)
+            measured = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
             if measured <= plan.budget_bytes:
-                self._is_measured = True
-                self._backend.plans.append(plan)
-                self._compiled = _watching_gradients(self._compiled, plan, inputs)
-                return
-            correction += measured - plan.budget_bytes + plan.reserve_bytes - planner.request.correction_bytes
+                kept = plan, compiled
+                if not _leaves_much(planner, plan, measured):
+                    break
+            elif kept is not None:
+                break
+            correction += measured - planner.predicted_bytes
+        if kept is not None:
+            plan, compiled = kept
+            self._is_measured = True
+            self._backend.plans.append(plan)
+            self._compiled = _watching_gradients(compiled, plan, inputs)
+            return
         raise BudgetExceeded(
             f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
             f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
         )
+
+
+def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
+    """Whether a step recomputes for want of memory that its prediction counts and the step does not take."""
+    if not plan.recomputed or planner.request.plan is not None:
+        return False
+    counted = planner.predicted_bytes - sum(planner.resident.values())
+    return planner.predicted_bytes - measured > UNUSED * counted
 
 
 def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner, budget_bytes: int) -> int:

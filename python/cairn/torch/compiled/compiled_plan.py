@@ -48,6 +48,8 @@ class CompiledPlan:
         What is resident during the whole step, and what makes up the peak, bytes by name.
     peak_at : str
         The operator during which the peak is.
+    correction_bytes : int
+        Part of the predicted peak: by how much an earlier compilation of this step passed its prediction.
     """
 
     model_name: str
@@ -72,6 +74,7 @@ class CompiledPlan:
     resident: Mapping[str, int]
     at_peak: Mapping[str, int]
     peak_at: str
+    correction_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ kernel reads it. Products, convolutions, attention and the rest are kernels of t
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,21 +20,40 @@ from .joint_graph import JointGraph
 from .problem import Costs
 
 _PROBE_BYTES = 64 << 20
-_TAGS = [getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)]
+_POINTWISE, _REDUCTION = (getattr(torch.Tag, name, None) for name in ("pointwise", "reduction"))
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin")
 _CREATIONS = ("full", "iota", "scalar_tensor", "empty", "zeros", "ones", "arange", "inductor_seeds", "clone")
+#: Read some elements of what they are given, for each element of their result.
+_GATHERS = (
+    *("embedding", "index", "_unsafe_index", "index_select", "gather", "slice_scatter", "select_scatter", "repeat"),
+    *("constant_pad_nd", "avg_pool2d", "avg_pool2d_backward", "upsample_nearest2d", "_to_copy"),
+)
 
 
 def estimated(joint: JointGraph, device: torch.device) -> Costs:
     """Times and workspaces of all calls that make results."""
     own = [call for call in joint.calls() if call.op == "call_function" and not fuses(call)]
-    costs = kernel_costs.measured(joint, device, own)
+    costs = kernel_costs.measured(joint, device, own, _channels_last)
     rate = bandwidth(device)
-    ns = dict(costs.ns)
-    for call in joint.calls():
-        if call.op == "call_function" and fuses(call):
-            ns[call] = int(_moved_bytes(joint, call) * 1e9 / rate)
-    return Costs(ns, costs.workspace_bytes)
+    fused = {call: not _reduces(call) for call in joint.calls() if call.op == "call_function" and fuses(call)}
+    moved = {call: int(_moved_bytes(joint, call) * 1e9 / rate) for call in fused}
+    return Costs({**costs.ns, **moved}, costs.workspace_bytes, fused, _copies_bytes(joint, own))
+
+
+def _channels_last(call: fx.Node, value: Any) -> Any:
+    """Images and filters as inductor hands them to convolutions."""
+    if not _name(call).startswith("convolution") or not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return value
+    return value.contiguous(memory_format=torch.channels_last)
+
+
+def _copies_bytes(joint: JointGraph, calls: Sequence[fx.Node]) -> int:
+    """Of inputs of the graph that convolutions read in another layout; the backward gets the copies as well."""
+    read = [(call, source, joint.values[source]) for call in calls for source in call.all_input_nodes
+            if source.op == "placeholder" and isinstance(joint.values[source], torch.Tensor)]  # fmt: skip
+    copied = {source: _bytes(value) for call, source, value in read
+              if _channels_last(call, value).stride() != value.stride()}  # fmt: skip
+    return sum(copied.values())
 
 
 def fuses(call: fx.Node) -> bool:
@@ -41,10 +61,19 @@ def fuses(call: fx.Node) -> bool:
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if any(tag in target.tags for tag in _TAGS):
+    if _POINTWISE in target.tags or _REDUCTION in target.tags or target.namespace in ("prims", "inductor_prims"):
         return True
-    name = target._schema.name.partition("::")[2]
-    return name in _REDUCTIONS or name in _CREATIONS or target.namespace in ("prims", "inductor_prims")
+    return _name(call) in (*_REDUCTIONS, *_CREATIONS, *_GATHERS)
+
+
+def _name(call: fx.Node) -> str:
+    target = call.target
+    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _reduces(call: fx.Node) -> bool:
+    target: Any = call.target
+    return _name(call) in _REDUCTIONS or _REDUCTION in target.tags
 
 
 def _moved_bytes(joint: JointGraph, call: fx.Node) -> int:
@@ -53,7 +82,8 @@ def _moved_bytes(joint: JointGraph, call: fx.Node) -> int:
         index = joint.base.get(source)
         maker = None if index is None else joint.results[index].call
         if maker is None or maker.op != "call_function" or not fuses(maker):
-            read += _bytes(joint.values.get(source))
+            size = _bytes(joint.values.get(source))
+            read += min(size, _bytes(joint.values[call])) if _name(call) in _GATHERS else size
     written = sum(joint.results[index].nbytes for index in joint.members(call) if _leaves_kernel(joint, index))
     return read + written
 

@@ -10,7 +10,7 @@ reads was mostly written long before.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,17 +30,30 @@ CACHES_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 _KNOWN: dict[tuple[torch.device, int], dict[str, tuple[int, int]]] = {}
 
 
-def measured(joint: JointGraph, device: torch.device, calls: Sequence[fx.Node] | None = None) -> Costs:
-    """Times and workspaces of calls; of all that make results if none are named."""
+def as_in_graph(_: fx.Node, value: Any) -> Any:
+    """What a call is given, as the joint graph says."""
+    return value
+
+
+def measured(
+    joint: JointGraph,
+    device: torch.device,
+    calls: Sequence[fx.Node] | None = None,
+    given: Callable[[fx.Node, Any], Any] = as_in_graph,
+) -> Costs:
+    """Times and workspaces of calls; of all that make results if none are named.
+
+    given: says for a call and a value that it reads what it is given in its place, another layout.
+    """
     of_kind = _KNOWN.setdefault((device, torch.get_num_threads()), {})
     wanted = [call for call in (joint.calls() if calls is None else calls) if call.op == "call_function"]
-    kinds = {call: described(call, joint.values.__getitem__) for call in wanted}
+    kinds = {call: described(call, _reading(joint, call, given)) for call in wanted}
     unknown = {kind: call for call, kind in kinds.items() if kind not in of_kind}
     if unknown:
         with _aside(device):
             caches = torch.zeros(CACHES_BYTES.get(device.type, 0), dtype=torch.uint8, device=device)
             for kind, call in unknown.items():
-                of_kind[kind] = _measured(joint, call, device, caches) if _can_be_called(call) else (0, 0)
+                of_kind[kind] = _measured(joint, call, device, caches, given) if _can_be_called(call) else (0, 0)
     ns = {call: of_kind[kind][0] for call, kind in kinds.items()}
     return Costs(ns, {call: of_kind[kind][1] for call, kind in kinds.items()})
 
@@ -61,10 +74,16 @@ def _can_be_called(call: fx.Node) -> bool:
     return target.namespace not in _compat_compile.COLLECTIVE_NAMESPACES
 
 
-def _measured(joint: JointGraph, call: fx.Node, device: torch.device, caches: torch.Tensor) -> tuple[int, int]:
+def _reading(joint: JointGraph, call: fx.Node, given: Callable[[fx.Node, Any], Any]) -> Callable[[fx.Node], Any]:
+    return lambda source: given(call, joint.values[source])
+
+
+def _measured(
+    joint: JointGraph, call: fx.Node, device: torch.device, caches: torch.Tensor, given: Callable[[fx.Node, Any], Any]
+) -> tuple[int, int]:
     inputs: dict[fx.Node, Any] = {}
     for source in call.all_input_nodes:
-        inputs[source] = pytree.tree_map(made_up, joint.values[source])
+        inputs[source] = pytree.tree_map(made_up, given(call, joint.values[source]))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), inputs.__getitem__)
     with torch.no_grad():
         workspace = _workspace(call.target, args, kwargs, device)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import fx
 
+from ..base import _compat_compile
 from .emission import ORIGIN
 from .joint_graph import JointGraph, returned_by
 from .problem import Costs, Surroundings
@@ -32,43 +34,54 @@ class Moment:
 
 def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
     """The peak of a step, what is fixed included."""
-    first = _Phase(joint, costs, forward, "forward")
-    saved = {node.name for node in backward.nodes if node.op == "placeholder"}
     returned = returned_by(forward)
+    first = _Phase(joint, costs, forward, "forward", returned)
+    saved = {node.name for node in backward.nodes if node.op == "placeholder"}
     handed = returned[: len(joint.outputs)]
     held = handed if around.holds_output else []
     kept = [node for node in returned if isinstance(node, fx.Node) and (node.name in saved or node in held)]
-    found = first.run(returned, 0)
+    found = first.run(0)
     between = first.bytes_of([*handed, *kept])
     loss = sum(between.values()) + around.loss_workspace_bytes
     if loss > found.peak_bytes:
         found = Moment(loss, "loss", "loss", between)
     beside = {name: size for name, size in first.bytes_of(held).items() if name not in saved}
-    second = _Phase(joint, costs, backward, "backward")
-    last = second.run(returned_by(backward), sum(beside.values()))
+    second = _Phase(joint, costs, backward, "backward", returned_by(backward))
+    last = second.run(sum(beside.values()))
     found = last if last.peak_bytes > found.peak_bytes else found
-    return dataclasses.replace(found, peak_bytes=found.peak_bytes + around.fixed_bytes)
+    fixed = around.fixed_bytes + costs.copies_bytes + around.correction_bytes
+    return dataclasses.replace(found, peak_bytes=found.peak_bytes + fixed)
 
 
 class _Phase:
-    """One graph: which storage each node shows, and when it is freed."""
+    """One graph: which storage each node shows, which of them are in memory, and when they are freed.
 
-    def __init__(self, joint: JointGraph, costs: Costs, graph: fx.Graph, name: str) -> None:
+    A compiler that fuses computes pointwise operators in the kernels that read them. Where only such kernels read a
+    value, it is never in memory, and what it is made of is needed until the last of them. A kernel writes its result
+    over an input of the same size and type that nothing else reads.
+    """
+
+    def __init__(
+        self, joint: JointGraph, costs: Costs, graph: fx.Graph, name: str, returned: Sequence[fx.Node | None]
+    ) -> None:
         self._joint, self._costs, self._graph, self._name = joint, costs, graph, name
         self._nodes = list(graph.nodes)
         self._root: dict[fx.Node, fx.Node] = {}
         self._size: dict[fx.Node, int] = {}
         for node in self._nodes:
             self._enter(node)
+        self._returned = {self._root[node] for node in returned if node is not None and node in self._root}
+        self._inside = self._read_by_kernels_alone() if costs.fused else set()
+        self._sources = self._sources_in_memory()
 
     def bytes_of(self, nodes: Iterable[fx.Node | None]) -> dict[str, int]:
         """Sizes of the storages that nodes show, by the name of the node that made each."""
         roots = {self._root[node] for node in nodes if node is not None and node in self._root}
         return {root.name: self._size[root] for root in roots}
 
-    def run(self, returned: Iterable[fx.Node | None], beside_bytes: int) -> Moment:
+    def run(self, beside_bytes: int) -> Moment:
         """The peak, with `beside_bytes` resident all along."""
-        ends = self._ends(returned)
+        ends = self._ends()
         here = {root: self._size[root] for root in self._size if root.op == "placeholder"}
         level = beside_bytes + sum(here.values())
         best = Moment(level, self._name, "inputs", {node.name: size for node, size in here.items()})
@@ -76,8 +89,11 @@ class _Phase:
         for root, end in ends.items():
             dying.setdefault(end, []).append(root)
         for node in self._nodes:
-            made = self._made.get(node, [])
+            made = [root for root in self._made.get(node, []) if root not in self._inside]
             for root in made:
+                over = self._written_over(root, node, dying.get(node, []), here)
+                if over is not None:
+                    level -= here.pop(over)
                 here[root] = self._size[root]
                 level += self._size[root]
             total = level + self._workspace(node)
@@ -87,18 +103,70 @@ class _Phase:
                 level -= here.pop(root, 0)
         return best
 
-    def _ends(self, returned: Iterable[fx.Node | None]) -> dict[fx.Node, fx.Node]:
+    def _read_by_kernels_alone(self) -> set[fx.Node]:
+        """The results of pointwise operators that are never in memory."""
+        elsewhere = set(self._returned)
+        for node in self._nodes:
+            if not self._is_view(node) and not self._is_fused(node):
+                elsewhere.update(self._root[source] for source in node.all_input_nodes if source in self._root)
+        return {root for root in self._size if self._is_pointwise(root) and root not in elsewhere}
+
+    def _sources_in_memory(self) -> dict[fx.Node, set[fx.Node]]:
+        """For each storage, itself where it is in memory, else those that its kernels read in its place."""
+        found: dict[fx.Node, set[fx.Node]] = {}
+        for root in self._size:
+            if root in self._inside:
+                found[root] = {s for node in self._call(root).all_input_nodes if node in self._root
+                               for s in found[self._root[node]]}  # fmt: skip
+            else:
+                found[root] = {root}
+        return found
+
+    def _ends(self) -> dict[fx.Node, fx.Node]:
         """The node behind which each storage is freed; absent for those that are returned, or never read."""
         ends: dict[fx.Node, fx.Node] = {}
+        inside = {self._call(root) for root in self._inside}
         for node in self._nodes:
+            if node in inside or (self._costs.fused and self._is_view(node)):
+                continue
             for source in node.all_input_nodes:
                 if source in self._root:
-                    ends[self._root[source]] = node
-            if node in self._root and self._root[node] is not node:
+                    ends.update(dict.fromkeys(self._sources[self._root[source]], node))
+            if self._is_view(node):
                 ends[self._root[node]] = node
         [output] = self._graph.find_nodes(op="output")
-        ends.update({self._root[node]: output for node in returned if node is not None and node in self._root})
+        ends.update(dict.fromkeys(self._returned, output))
         return ends
+
+    def _written_over(
+        self, root: fx.Node, call: fx.Node, dying: Iterable[fx.Node], here: Mapping[fx.Node, int]
+    ) -> fx.Node | None:
+        """The storage whose place a kernel's result takes."""
+        if not self._is_fused(call):
+            return None
+        alike = (old for old in dying if old in here and here[old] == self._size[root] and old is not root)
+        return next((old for old in alike if self._type(old) == self._type(root)), None)
+
+    def _is_view(self, node: fx.Node) -> bool:
+        return node in self._root and self._root[node] is not node
+
+    def _is_fused(self, node: fx.Node) -> bool:
+        origin = node.meta.get(ORIGIN)
+        return node.op == "call_function" and (origin in self._costs.fused or self._is_member_of_fused(node))
+
+    def _is_member_of_fused(self, node: fx.Node) -> bool:
+        return _compat_compile.is_getitem(node.target) and self._is_fused(node.all_input_nodes[0])
+
+    def _is_pointwise(self, root: fx.Node) -> bool:
+        origin = self._call(root).meta.get(ORIGIN)
+        return root.op == "call_function" and origin is not None and self._costs.fused.get(origin, False)
+
+    def _type(self, root: fx.Node) -> Any:
+        return self._joint.values[root.meta[ORIGIN]].dtype
+
+    def _call(self, root: fx.Node) -> fx.Node:
+        """The call that makes a storage, alone or as a member of a tuple."""
+        return root.all_input_nodes[0] if _compat_compile.is_getitem(root.target) else root
 
     def _workspace(self, node: fx.Node) -> int:
         origin = node.meta.get(ORIGIN)
@@ -130,8 +198,5 @@ class _Phase:
         for root in self._size:
             if root.op == "placeholder":
                 continue
-            origin = self._joint.results[self._joint.base[root.meta[ORIGIN]]]
-            is_member = origin.node is not origin.call
-            call = root.all_input_nodes[0] if is_member else root
-            made.setdefault(call, []).append(root)
+            made.setdefault(self._call(root), []).append(root)
         return made

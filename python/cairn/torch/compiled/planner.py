@@ -53,6 +53,7 @@ class Planner:
     def __init__(self, request: Request, device: torch.device, resident: dict[str, int]) -> None:
         self.request, self.device, self.resident = request, device, resident
         self.plan: CompiledPlan | None = None
+        self.predicted_bytes = 0  # the peak of the graph alone, without the loss and the optimizer
         self.written: list[int] = []  # indices of inputs that the step writes
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
@@ -74,6 +75,7 @@ class Planner:
         reserve = self.request.reserve_bytes(self.device, (everything.store_all_bytes or 0) - self._fixed)
         fitted = self._fit(joint, costs, graph, total, reserve)
         self.plan = self._plan_of(joint, costs, graph, fitted, everything, total, reserve)
+        self.predicted_bytes = self._alone_bytes(joint, costs, fitted.forward, fitted.backward)
         return fitted.forward, fitted.backward
 
     def _replayed(
@@ -91,6 +93,7 @@ class Planner:
         schedule = cairn.Schedule.from_json(problem, json.dumps(plan.schedule))
         cairn.verify(problem, schedule, plan.budget_bytes)
         emitted, forward, backward, moment = self._code(joint, costs, schedule)
+        self.predicted_bytes = self._alone_bytes(joint, costs, forward, backward)
         self.plan = dataclasses.replace(
             plan,
             peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
@@ -104,7 +107,8 @@ class Planner:
 
     def _fit(self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int) -> Fitted:
         """The fastest schedule whose code keeps to the budget."""
-        usable = target = total - reserve
+        usable = total - reserve
+        target = usable - self._around.correction_bytes
         best: Fitted | None = None
         of_each = f"{cairn.parse_duration(self.request.time_limit) // ROUNDS}ns"
         for _ in range(ROUNDS):
@@ -145,6 +149,12 @@ class Planner:
         forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
         return emitted, forward, backward, peak(joint, costs, self._around, forward.graph, backward.graph)
 
+    def _alone_bytes(self, joint: JointGraph, costs: Costs, forward: fx.GraphModule, backward: fx.GraphModule) -> int:
+        """The peak of the two graphs without a loss outside of them."""
+        correction = self.request.correction_bytes
+        around = dataclasses.replace(self._around, loss_workspace_bytes=0, correction_bytes=correction)
+        return peak(joint, costs, around, forward.graph, backward.graph).peak_bytes
+
     def _plan_of(
         self,
         joint: JointGraph,
@@ -182,6 +192,7 @@ class Planner:
             resident=self.resident,
             at_peak=_composition(fitted.moment),
             peak_at=str(fitted.moment),
+            correction_bytes=self._around.correction_bytes,
         )
 
     def _infeasible(self, least: Fitted, total: int, reserve: int) -> InfeasibleBudget:

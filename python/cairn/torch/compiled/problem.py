@@ -14,10 +14,23 @@ from .joint_graph import JointGraph, Result
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What calls take: time, and memory beyond their results while they run."""
+    """What calls take.
+
+    Attributes
+    ----------
+    ns, workspace_bytes
+        Time, and memory beyond their results while they run.
+    fused
+        Calls that become part of a kernel with their neighbours, and whether each of their readers computes them in
+        its own kernel (pointwise operators) or they are computed where they stand (reductions).
+    copies_bytes
+        Copies that compiled code makes of the graph's inputs and holds for the whole step.
+    """
 
     ns: Mapping[fx.Node, int]
     workspace_bytes: Mapping[fx.Node, int]
+    fused: Mapping[fx.Node, bool] = dataclasses.field(default_factory=dict)
+    copies_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +45,15 @@ class Surroundings:
         The training loop holds the forward's outputs during the backward.
     loss_ns, loss_workspace_bytes
         Of a loss outside the graph, forward and backward.
+    correction_bytes
+        By how much a measured step passed its prediction.
     """
 
     fixed_bytes: int = 0
     holds_output: bool = True
     loss_ns: int = 0
     loss_workspace_bytes: int = 0
+    correction_bytes: int = 0
 
 
 def graph_of(joint: JointGraph, costs: Costs, around: Surroundings, name: str, provenance: Any = None) -> cairn.Graph:
@@ -47,7 +63,7 @@ def graph_of(joint: JointGraph, costs: Costs, around: Surroundings, name: str, p
     begins = joint.end_of_forward + 1
     return cairn.Graph(
         nodes,
-        fixed_bytes=around.fixed_bytes,
+        fixed_bytes=around.fixed_bytes + costs.copies_bytes,
         backward_begins_at=begins if begins < len(nodes) else None,
         name=name,
         provenance=provenance,

@@ -39,7 +39,9 @@ class Request:
     plan
         One that was made before, instead of a budget; nothing is solved then.
     correction_bytes
-        By how much a measured step passed its prediction; it is left free.
+        By how much the measured step of a graph passed its prediction; negative where it stayed below.
+    step_correction_bytes
+        By how much the whole step passed its prediction then.
     """
 
     budget: Any = "auto"
@@ -55,11 +57,13 @@ class Request:
     loss_ns: int = 0
     loss_workspace_bytes: int = 0
     correction_bytes: int = 0
+    step_correction_bytes: int = 0
     plan: CompiledPlan | None = None
 
     def around(self, fixed_bytes: int) -> Surroundings:
         """What the problem has around its graph."""
-        return Surroundings(fixed_bytes, self.holds_output, self.loss_ns, self.loss_workspace_bytes)
+        loss = self.loss_ns, self.loss_workspace_bytes
+        return Surroundings(fixed_bytes, self.holds_output, *loss, self.correction_bytes + self.step_correction_bytes)
 
     def total_bytes(self, device: torch.device, present_bytes: int) -> int:
         """The budget in bytes."""
@@ -68,7 +72,6 @@ class Request:
     def reserve_bytes(self, device: torch.device, activations: int) -> int:
         """What of the budget a plan leaves free."""
         if isinstance(self.budget, Budget) and self.budget.reserve is not None:
-            given = budgets.size_bytes(self.budget.reserve, "reserve") if self.budget.reserve else 0
-            return given + self.correction_bytes
+            return budgets.size_bytes(self.budget.reserve, "reserve") if self.budget.reserve else 0
         share, least = UNCERTAINTY["cuda" if device.type == "cuda" else "cpu"]
-        return least + int(share * activations) + self.correction_bytes
+        return least + int(share * activations)

@@ -43,6 +43,9 @@ from .callbacks import trainer_callback
 from .compiled.compiled_model import CompiledReport
 from .compiled.compiled_plan import CompiledPlan
 from .compiling import compile
+from .estimation.devices import DeviceModel
+from .estimation.estimate import estimate
+from .estimation.result import Estimate, EstimatePoint
 from .evaluation.sweep import sweep
 from .evaluation.sweep_data import Measurement, Point, Sweep
 from .evaluation.verification import Verification, verify
@@ -65,6 +68,9 @@ __all__ = [
     "BudgetExceeded",
     "CompiledPlan",
     "CompiledReport",
+    "DeviceModel",
+    "Estimate",
+    "EstimatePoint",
     "Handle",
     "InfeasibleBudget",
     "Link",
@@ -93,6 +99,7 @@ __all__ = [
     "checkpoint_sequential",
     "compile",
     "cross_entropy",
+    "estimate",
     "explain",
     "handle",
     "linear_cross_entropy",

@@ -9,13 +9,14 @@ planned in it, and by how much more is taken is measured apart (`Meter.excess`).
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import gc
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +41,11 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie in memory where `data_ptr` says: not those of a wrapper around other tensors."""
+    """Whether its numbers lie in memory where `data_ptr` says: not those of a wrapper around other tensors, and a step
+    on fake tensors has none.
+    """
+    if _compat.is_faked():
+        return False
     is_plain = type(tensor) in _compat.PLAIN_CLASSES or not hasattr(tensor, "__tensor_flatten__")
     return is_plain and has_storage(tensor) and tensor.numel() > 0
 
@@ -269,11 +274,18 @@ class CudaMeter(Meter):
         self._level, self._peak = asked["current"], max(self._peak, asked["peak"])
 
 
+#: Makes the meters of a step on fake tensors, where one runs.
+fake_meter: contextvars.ContextVar[Callable[[], Meter] | None] = contextvars.ContextVar("fake_meter", default=None)
+
+
 def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:
     """A meter of the device's allocator; an interruptible one gives way when another is wanted.
 
     taken: it measures what has to fit into the device, rather than what tensors ask for.
     """
+    faked = fake_meter.get()
+    if faked is not None:
+        return faked()
     return CudaMeter(device, taken) if device.type == "cuda" else CpuMeter(interruptible)
 
 

@@ -86,11 +86,11 @@ def _measured(
         inputs[source] = pytree.tree_map(made_up, given(call, joint.values[source]))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), inputs.__getitem__)
     with torch.no_grad():
-        workspace = _workspace(call.target, args, kwargs, device)
-        return _time(call.target, args, kwargs, device, caches), workspace
+        taken = workspace(call.target, args, kwargs, device)
+        return _time(call.target, args, kwargs, device, caches), taken
 
 
-def _workspace(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device) -> int:
+def workspace(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device) -> int:
     """What a call takes beyond its results."""
     meter = memory.meter_for(device)
     with meter:

@@ -98,7 +98,8 @@ class _Leaving(torch.autograd.Function):
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage without history and without being a view to autograd, so that it may be changed in place."""
-    if type(tensor) not in _compat.PLAIN_CLASSES or not memory.has_storage(tensor):
+    is_plain = type(tensor) in _compat.PLAIN_CLASSES and not _compat.is_fake(tensor)
+    if not is_plain or not memory.has_storage(tensor):
         return tensor.detach()
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     with torch.no_grad():

@@ -141,7 +141,7 @@ class _Opening:
         proved = Proofs(self._run, graph, self.asked, self._part_bytes).choices()
         if len(proved) < 2:
             return "has no saved tensor that could be recomputed"
-        for recipe, took in proved[1:] if self._run.device.type == "cpu" else ():
+        for recipe, took in proved[1:] if overhead.counts(self._run.device) else ():
             took.saving_ns += overhead.cost().of_part(recipe.hooks_cost)
             took.recomputing_ns += overhead.cost().of_recomputing(len(recipe.order))
         measured = self._metered(proved)

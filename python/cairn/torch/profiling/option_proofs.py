@@ -104,7 +104,7 @@ class Proofs:
             with no_autocast((self._run.device.type,)), torch.no_grad():
                 self._recompute_all(recompute, saved, where, now)
             took.append(now)
-            if now.recomputing_ns > LONG_NS:
+            if now.recomputing_ns > LONG_NS or _compat.is_faked():
                 break
         return OptionTimes(
             int(statistics.median(t.saving_ns for t in took)), int(statistics.median(t.recomputing_ns for t in took))

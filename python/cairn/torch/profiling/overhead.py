@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import memory
+from ..base import _compat, memory
 from ..base.blocks import Block
 from ..base.layouts import saving_nothing
 from ..base.stage_measure import KEEP
@@ -83,6 +83,11 @@ class Cost:
     def of_recomputing(self, count: int) -> int:
         """For recomputing so many tensors in a backward."""
         return round(self.recomputed_ns * count)
+
+
+def counts(device: torch.device) -> bool:
+    """Whether it adds to a step's time there: not beside an accelerator's, nor where a step runs on fake tensors."""
+    return device.type == "cpu" and not _compat.is_faked()
 
 
 @functools.cache

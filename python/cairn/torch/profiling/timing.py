@@ -52,7 +52,7 @@ class TimePasses:
             stage.forward_only_ns = _median(samples.forward_only) or stage.forward_ns
             stage.backward_ns = _median(samples.backward)
         self._sample.teller.begin("measuring what a plan takes itself")
-        for stage in self._measured.blocks if self._device.type == "cpu" else ():
+        for stage in self._measured.blocks if overhead.counts(self._device) else ():
             stage.again_ns = overhead.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
     def _now(self) -> int:

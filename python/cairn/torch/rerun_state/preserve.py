@@ -146,7 +146,8 @@ class Parameters:
     def restore(self, but_of: Container[int] = ()) -> None:
         """Makes all be as it was, but for what modules of these identities have in attributes."""
         for tensor, old in self._kept:
-            if tensor.data_ptr() != old.data_ptr() and not self._is_of(old, but_of):
+            now, before = _compat.addresses((tensor, old))
+            if now != before and not self._is_of(old, but_of):
                 tensor.data = old
         for old, copy in (pair for pairs in self._copies.values() for pair in pairs):
             if not self._is_of(old, but_of):

@@ -7,6 +7,7 @@ from .autograd import *
 from .compiler_budget import *
 from .compilers import *
 from .dict_contents import *
+from .fake_tensors import *
 from .graph_positions import *
 from .kernel_switches import *
 from .modes import *

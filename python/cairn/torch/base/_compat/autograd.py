@@ -11,7 +11,8 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from .compilers import is_traced
-from .storages import PLAIN_CLASSES
+
+_REAL_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 #: A number that tells apart the backwards that run one after the other in this thread; -1 outside of any.
 backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -56,7 +57,7 @@ def hooks_but_on_traced(pack: Callable[[torch.Tensor], Any], unpack: Callable[[A
     """
 
     def pack_but_traced(tensor: torch.Tensor) -> Any:
-        if type(tensor) not in PLAIN_CLASSES and is_traced():
+        if type(tensor) not in _REAL_CLASSES and is_traced():
             return _Traced(tensor.detach())
         return pack(tensor)
 

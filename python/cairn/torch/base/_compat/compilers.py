@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
+from .fake_tensors import FakeMode
 
 
 def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
@@ -20,9 +21,12 @@ def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
 
 def is_traced() -> bool:
     """Whether what runs now is written down, or only its shapes are found, instead of being computed: torch.jit.trace,
-    fake tensors, make_fx, export.
+    fake tensors, make_fx, export. Not so a step that is estimated on fake tensors, which runs as any other.
     """
-    return torch._C._is_tracing() or any(_dispatch_mode(key) is not None for key in _TRACING_MODES)
+    if torch._C._is_tracing():
+        return True
+    modes = map(_dispatch_mode, _TRACING_MODES)
+    return any(mode is not None and not isinstance(mode, FakeMode) for mode in modes)
 
 
 _dispatch_mode: Callable[[Any], Any] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .fake_tensors import is_faked
 
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -87,6 +90,8 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
 def addresses(tensors: Iterable[torch.Tensor | None]) -> list[int]:
     """Where tensors begin in memory; 0 where there is none, or none that torch tells."""
     tensors = list(tensors)
+    if is_faked():
+        return [0] * len(tensors)
     try:
         return list(map(address, tensors))
     except (RuntimeError, TypeError):  # one is missing, or has none
@@ -132,8 +137,9 @@ def storage_key(tensor: torch.Tensor) -> int:
     """A number that tells apart the storages of tensors that are alive at once; 0 where a tensor has none."""
     if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided:
         return 0
-    return tensor.untyped_storage().data_ptr()
+    storage = tensor.untyped_storage()
+    return int(storage._cdata) if type(tensor) is FakeTensor else storage.data_ptr()
 
 
-#: Classes of tensors that certainly are no wrappers of others.
-PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+#: Classes of tensors that certainly are no wrappers of others; a fake tensor has all but numbers.
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter, FakeTensor)

@@ -1,0 +1,161 @@
+"""`estimate`: what a training step will take, before there is a machine for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from cairn import ProgressCallback
+from torch import nn
+
+from ..base.budgets import size_bytes
+from ..base.choices import ACCUMULATED, CREATED
+from ..base.errors import InfeasibleBudget
+from ..planning import arguments
+from ..planning.plan import Plan
+from ..planning.step_profile import Profile
+from ..planning.task import Task
+from . import batches
+from .devices import DeviceModel, device_model
+from .fake_step import CannotResize, FakeStep
+from .result import Estimate, EstimatePoint
+
+POINTS = 6
+
+
+def estimate(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: str | DeviceModel = "cuda",
+    memory: int | str | None = None,
+    shard: int = 1,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    targets: Any = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    budgets: int | Sequence[Any] = POINTS,
+    largest_batch: bool = True,
+    dim: int = 0,
+    gradients: str = ACCUMULATED,
+    blocks: Any = "auto",
+    inside: bool = True,
+    holds_output: bool = True,
+    progress: ProgressCallback | Literal[False] | None = None,
+) -> Estimate:
+    """What a training step will take under `checkpoint`, without running it.
+
+    The step runs on fake tensors, which have shapes and no numbers. So the model may lie on `meta`, its size does not
+    matter, and no device is needed. What is estimated is the plain step, and the plans that `checkpoint` would make.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        The model and a sample of what the training loop calls it with, on `meta` or anywhere; of the sample, shapes and
+        types count. A single tensor may stand for a tuple of one.
+    device : str or DeviceModel
+        "cuda" or "cpu": whose kernels the step takes. A device by name ("H100", "A100", "L4", ...), or a model of one,
+        has memory and rates, too, from which times follow.
+    memory : int or str, optional
+        What the step may take: "80GiB". The named device's memory if None.
+    shard : int
+        Over how many devices FSDP2 shards the model. Sizes are those of one device, the sample is of one device.
+    loss_fn, targets
+        Makes the loss of the model's output, where the model does not; with `targets`, of the output and them.
+    optimizer : torch.optim.Optimizer, optional
+        Its state and its step are counted; it is not stepped.
+    budgets : int or list
+        How many points the curve has, from the least budget to that of the plain step; or the budgets.
+    largest_batch : bool
+        Also find the largest batch within the memory. Takes a few more profiles.
+    dim : int
+        The dimension of the sample that is the batch.
+    gradients, blocks, inside, holds_output, progress
+        As for `plan` and `profile`.
+
+    Returns
+    -------
+    Estimate
+        Prints as a table; `to_json` gives plain data.
+
+    Raises
+    ------
+    Unsupported
+        The step needs numbers, for a branch or a shape; the message names the operator and the line.
+
+    Examples
+    --------
+    >>> with torch.device("meta"):
+    ...     model = GPT2LMHeadModel(GPT2Config())
+    >>> ids = torch.zeros(8, 1024, dtype=torch.long)
+    >>> print(ct.estimate(model, kwargs={"input_ids": ids, "labels": ids}, device="A100"))
+    """
+    described = device_model(device)
+    memory_bytes = described.memory_bytes if memory is None else size_bytes(memory, "memory")
+    check_targets = targets is not None and callable(loss_fn)
+    arguments.check_call(model, kwargs, None if check_targets else loss_fn, args)
+    arguments.check_optimizer(model, optimizer)
+    arguments.check_choice("gradients", gradients, (ACCUMULATED, CREATED))
+    arguments.check_count("shard", shard, 1)
+    sample = (arguments.positional(args), dict(kwargs or {}), targets)
+    options = {"blocks": blocks, "inside": inside, "holds_output": holds_output, "progress": progress}
+    step = FakeStep(model, sample, loss_fn, optimizer, described, shard, dim, options)
+    found = step.profiled(step.batch)
+    task = _task(found, gradients)
+    points = _curve(task, budgets)
+    plain = next(point for point in reversed(points) if isinstance(point, Plan))
+    within = task.plans([memory_bytes])[0] if memory_bytes is not None else None
+    largest = plain_largest = None
+    notes = list(found.notes)
+    if largest_batch and memory_bytes is not None:
+        try:
+            largest, plain_largest = _largest(step, memory_bytes, gradients)
+        except CannotResize as error:
+            notes.append(f"the largest batch was not looked for: {error}")
+    return Estimate(
+        model_name=found.model_name,
+        parameter_count=sum({id(p): p.numel() for p in model.parameters()}.values()),
+        device=str(described),
+        memory_bytes=memory_bytes,
+        shard=shard,
+        batch=step.batch,
+        gradients=gradients,
+        plain_peak_bytes=plain.plain_peak_bytes,
+        least_budget_bytes=plain.least_budget_bytes,
+        plain_ns=plain.plain_ns if described.has_times else None,
+        points=tuple(_point(plan, described.has_times) for plan in points if isinstance(plan, Plan)),
+        within=_point(within, described.has_times) if isinstance(within, Plan) else None,
+        largest_batch=largest,
+        largest_plain_batch=plain_largest,
+        resident=plain.resident,
+        notes=tuple(notes),
+        profile=found,
+    )
+
+
+def _task(profile: Profile, gradients: str) -> Task:
+    return Task(profile, "step", gradients, "auto", {}, None)
+
+
+def _curve(task: Task, budgets: Any) -> list[Plan | InfeasibleBudget]:
+    wanted = task.even_budgets(budgets) if isinstance(budgets, int) else list(budgets)
+    highest = task.even_budgets(2)[-1]
+    return task.plans([*wanted, *([] if isinstance(budgets, int) else [highest])])
+
+
+def _point(plan: Plan, has_times: bool) -> EstimatePoint:
+    return EstimatePoint(plan.budget_bytes, plan.peak_bytes, plan.overhead, plan.step_ns if has_times else None)
+
+
+def _largest(step: FakeStep, memory_bytes: int, gradients: str) -> tuple[int, int]:
+    """With a plan, and with nothing recomputed."""
+    needs: dict[int, list[int]] = {}
+
+    def needed(batch: int, most: bool) -> int:
+        if batch not in needs:
+            needs[batch] = _task(step.profiled(batch), gradients).even_budgets(2)
+        return needs[batch][most]
+
+    plainly = batches.largest(lambda batch: needed(batch, True), step.batch, memory_bytes)
+    return batches.largest(lambda batch: needed(batch, False), step.batch, memory_bytes), plainly

@@ -1,0 +1,163 @@
+"""Profiles of a step on fake tensors, for any batch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cairn
+import torch
+from torch import nn
+
+from ..base import _compat
+from ..base.errors import Unsupported
+from ..planning.step_profile import Profile
+from ..profiler import profile
+from ..resizing import Resizing
+from .devices import DeviceModel, Takes
+from .fake_model import Fakes
+from .gpu_kernels import GpuKernels
+from .sharding import sharded
+from .virtual_device import VirtualDevice
+from .workspaces import Workspaces
+
+
+@dataclasses.dataclass
+class FakeStep:
+    """A training step that is never run.
+
+    sample: positional arguments, keyword arguments, targets of the loss.
+    options: of `profile`.
+    """
+
+    model: nn.Module
+    sample: tuple[tuple[Any, ...], dict[str, Any], Any]
+    loss_fn: Callable[..., torch.Tensor] | None
+    optimizer: torch.optim.Optimizer | None
+    device: DeviceModel
+    shard: int
+    dim: int
+    options: Mapping[str, Any]
+    _known: dict[int, Profile] = dataclasses.field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Of the sample: the size of its first tensor at `dim`; 1 where there is none."""
+        try:
+            return Resizing(*self.sample, self.dim).batch
+        except ValueError:
+            return 1
+
+    def profiled(self, batch: int) -> Profile:
+        """The profile of a step with this batch."""
+        if batch not in self._known:
+            resized = contextlib.nullcontext() if batch == self.batch else _resized(self.batch, batch, self.dim)
+            with _explained(self.model), resized:
+                made = self._whole(batch)
+            made = dataclasses.replace(made, device=self.device.type, present_bytes=0)
+            self._known[batch] = sharded(made, self.model, self.shard)
+        return self._known[batch]
+
+    def _whole(self, batch: int) -> Profile:
+        """Attention masks that only their numbers make needless are made where these are asked for."""
+        try:
+            return self._profile(batch, _without_tracing_branches())
+        except _compat.NEEDS_NUMBERS:
+            return self._profile(batch, contextlib.nullcontext())
+
+    def _profile(self, batch: int, how: contextlib.AbstractContextManager[Any]) -> Profile:
+        is_gpu = self.device.type == "cuda"
+        kernels: contextlib.AbstractContextManager[Any] = GpuKernels() if is_gpu else contextlib.nullcontext()
+        device = VirtualDevice(Takes(self.device), Workspaces(measured=not is_gpu))
+        fakes = Fakes()
+        with torch.random.fork_rng(devices=[]), device.runs(), fakes.standing_in(self.model), how, kernels:
+            args, kwargs, targets = fakes.in_place_of(self.sample)
+            if batch != self.batch:
+                args, kwargs, targets = Resizing(args, kwargs, targets, self.dim).to(batch)
+            loss_fn = self.loss_fn
+            if loss_fn is not None and targets is not None:
+                loss_fn = _WithTargets(loss_fn, targets)
+            optimizer = None if self.optimizer is None else _on_fakes(self.optimizer, fakes, is_gpu)
+            return profile(
+                self.model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, passes=1, outside=False, **self.options
+            )
+
+
+class _WithTargets:
+    def __init__(self, loss_fn: Callable[..., torch.Tensor], targets: Any) -> None:
+        self._loss_fn, self._targets = loss_fn, targets
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        return self._loss_fn(output, self._targets)
+
+
+def _on_fakes(optimizer: torch.optim.Optimizer, fakes: Fakes, is_gpu: bool) -> torch.optim.Optimizer:
+    """The optimizer of the fakes; on a GPU, one that chooses by itself works on all parameters at once."""
+    made = copy.copy(optimizer)
+    made.param_groups = [{**group, "params": fakes.in_place_of(group["params"])} for group in optimizer.param_groups]
+    for group in made.param_groups:
+        if is_gpu and group.get("foreach") is None and not group.get("fused"):
+            group["foreach"] = True
+    state = {fakes.of(p): fakes.in_place_of(dict(entry)) for p, entry in optimizer.state.items()}
+    made.state = type(optimizer.state)(dict, state)
+    return made
+
+
+@contextlib.contextmanager
+def _without_tracing_branches() -> Iterator[None]:
+    """Models of transformers take fake tensors for tracing, and make attention masks that a step has no use for."""
+    utils: Any = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(utils, "is_fake_tensor", None)
+    if before is None:
+        yield
+        return
+    utils.is_fake_tensor = lambda tensor: False
+    try:
+        yield
+    finally:
+        utils.is_fake_tensor = before
+
+
+class CannotResize(ValueError):
+    """The step cannot be run with another batch."""
+
+
+@contextlib.contextmanager
+def _resized(first: int, batch: int, dim: int) -> Iterator[None]:
+    """Says of errors in the body that they are of a resized sample."""
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
+        if isinstance(error, cairn.Error):
+            raise
+        raise CannotResize(
+            f"the step cannot be run with the sample resized from {first} to {batch} at dimension {dim} "
+            f"({type(error).__name__}: {error}): pass what the loss compares the output with as targets=, to "
+            "loss_fn(output, targets), and give a sample in which only what belongs to the batch has its size there"
+        ) from error
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module) -> Iterator[None]:
+    """Says which operator, in which line, wants numbers."""
+    try:
+        yield
+    except _compat.NEEDS_NUMBERS as error:
+        operator = getattr(error, "func", None) or (error.args[0] if error.args else "an operator")
+        raise Unsupported(
+            f"{operator} at {_line(error)} needs the numbers in a tensor, and an estimate has shapes alone: what this "
+            f"{type(model).__name__} does next, or a shape, depends on them. Estimate with a branch that does not (a "
+            "fixed number of tokens for each expert, no data-dependent early exit), or profile the model where it runs"
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line outside of torch and of this package."""
+    own = (torch.__path__[0], __file__.rpartition("estimation")[0])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else "an unknown line"

@@ -1,0 +1,96 @@
+"""Memory that an operator takes beside its result while it runs.
+
+Fake tensors do not show it. Where the kernels are at hand, those of the CPU, each kind of call is run once, by itself,
+with made-up numbers, and measured; not calls of more than `MOST_BYTES`. Of a GPU's kernels nothing is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..base import _compat, memory
+from ..base.errors import Unsupported
+from ..compiled import kernel_costs
+
+MOST_BYTES = 1 << 30
+_CPU = torch.device("cpu")
+#: Operators of aten that take nothing beside their result, apart from those with a tag that says so.
+_PLAIN = frozenset(
+    (
+        "copy",
+        "clone",
+        "detach",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "fill",
+        "arange",
+        "equal",
+        "cat",
+        "mm",
+        "addmm",
+        "bmm",
+    )
+)
+_KNOWN: dict[Any, int] = {}
+
+
+class Workspaces:
+    """What kernels take. `measured`: those of this machine's CPU; otherwise nothing is counted."""
+
+    def __init__(self, measured: bool) -> None:
+        self._measured = measured
+
+    def __call__(self, function: Any, args: Any, kwargs: Any, result: Any) -> int:
+        name = function._schema.name if hasattr(function, "_schema") else ""
+        if "rnn_layer" in name or name == "aten::_cudnn_rnn":
+            raise Unsupported(
+                f"{name} saves a tensor whose size its kernel alone knows, so recurrent layers cannot be estimated: "
+                "profile the model where it runs"
+            )
+        if not self._measured or not _takes_some(function, name):
+            return 0
+        kind = _kind(function, args, kwargs)
+        if kind not in _KNOWN:
+            _KNOWN[kind] = _measured(function, args, kwargs, result)
+        return _KNOWN[kind]
+
+
+def _takes_some(function: Any, name: str) -> bool:
+    if not name.startswith("aten::") or torch.Tag.pointwise in function.tags:
+        return False
+    base = name.removeprefix("aten::").rstrip("_")
+    aliases = [returned.alias_info for returned in function._schema.returns]
+    return base not in _PLAIN and not any(aliases)
+
+
+def _kind(function: Any, args: Any, kwargs: Any) -> Any:
+    leaves, shape = pytree.tree_flatten((args, kwargs))
+    return function, str(shape), tuple(_described(leaf) for leaf in leaves)
+
+
+def _described(leaf: Any) -> Any:
+    return (leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+def _measured(function: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if sum(t.numel() * t.element_size() for t in _tensors((args, kwargs, result))) > MOST_BYTES:
+        return 0
+    token = memory.fake_meter.set(None)
+    try:
+        with _compat.without_dispatch_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            args, kwargs = pytree.tree_map_only(torch.Tensor, kernel_costs.made_up, (args, kwargs))
+            return kernel_costs.workspace(function, args, kwargs, _CPU)
+    except RuntimeError:  # a kernel that does not take made-up numbers
+        return 0
+    finally:
+        memory.fake_meter.reset(token)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))

@@ -1,11 +1,12 @@
 """A byte budget for a compiled step, against the same step without a plan and against torch's own budget knob.
 
 A GPT-2 (8 layers of 384, batch 4 x 256, vocabulary 2,048, dropout 0.1) trains in one thread. Every way runs one step
-that does not count and one under a meter. Then all take turns; times are CPU time of the process, which a busy machine
-disturbs less than the clock's. Extra time is the median over the rounds of the ratio to the step of the same round that
-is compiled without a plan; beside it stands the ratio of the least times. Peaks are those of the allocator beyond what
-was there before the step; parameters are not in them. "exact" compares loss and all gradients with those of the model
-without compilation, bit for bit.
+that does not count and one under a meter. Then all take turns, on one core that the process is bound to; times are its
+CPU time, which a busy machine disturbs less than the clock's. In each round every way runs between two steps that are
+compiled without a plan, and is compared with their mean, so that what changes slowly falls out of the ratio. Extra time
+is the median of these ratios over the rounds; behind it stand the first and third quartiles, and the ratio of the least
+times. Peaks are those of the allocator beyond what was there before the step; parameters are not in them. "exact"
+compares loss and all gradients with those of the model without compilation, bit for bit.
 
 The allocator keeps what it has, so that memory is not given back and faulted in again within a step; `--allocator
 default` leaves glibc as it is.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import time
 import warnings
@@ -30,6 +32,9 @@ from support.allocators import ALLOCATORS, restart_under
 from support.training import MIB, allocated_peak, quiet
 from torch import nn
 from torch.nn import functional as F
+
+#: The way that others are compared with.
+BASE = "compiled, no plan"
 
 
 class Loss(NamedTuple):
@@ -155,7 +160,7 @@ def planned(step: Step, beyond_mib: float | None, kernels: str) -> tuple[nn.Modu
 def ways(step: Step, options: Any) -> dict[str, tuple[Callable[..., Any] | None, str]]:
     """All ways to run the step, by name."""
     found: dict[str, tuple[Callable[..., Any] | None, str]] = {"eager": (step.model, "")}
-    found["compiled, no plan"] = planned(step, None, options.kernels)
+    found[BASE] = planned(step, None, options.kernels)
     for mib in options.budgets:
         found[f"cairn {mib:g} MiB"] = planned(step, mib, options.kernels)
     for share in options.knob:
@@ -223,8 +228,36 @@ def planning(step: Step, options: Any) -> None:
     )
 
 
+class Times(NamedTuple):
+    """CPU seconds of a way's steps, and their ratios to the steps around them that are compiled without a plan."""
+
+    seconds: list[float]
+    ratios: list[float]
+
+    def extra_percent(self) -> tuple[float, float, float]:
+        """First quartile, median and third quartile of the extra time."""
+        if len(self.ratios) < 2:
+            return (100 * (self.ratios[0] - 1),) * 3
+        first, median, third = statistics.quantiles(self.ratios, method="inclusive")
+        return 100 * (first - 1), 100 * (median - 1), 100 * (third - 1)
+
+
+def rounds(step: Step, runs: dict[str, Callable[..., Any]], count: int) -> dict[str, Times]:
+    """All ways in turns, each between two steps that are compiled without a plan."""
+    found = {name: Times([], []) for name in runs}
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for _ in range(count):
+        before = step.seconds(runs[BASE])
+        for name, function in runs.items():
+            taken, after = step.seconds(function), step.seconds(runs[BASE])
+            found[name].seconds.append(taken)
+            found[name].ratios.append(2 * taken / (before + after))
+            before = after
+    return found
+
+
 def report(step: Step, found: dict[str, tuple[Callable[..., Any] | None, str]], options: Any) -> None:
-    """A row for each way; extra time is the median of ratios to the step without a plan of the same round."""
+    """A row for each way."""
     runs = {name: function for name, (function, _) in found.items() if function is not None}
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(1)
@@ -233,29 +266,29 @@ def report(step: Step, found: dict[str, tuple[Callable[..., Any] | None, str]], 
     for name, function in runs.items():
         same[name] = all(map(torch.equal, exact_results, step.results(function)))
         peaks[name] = step.peak_mib(function)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, function in runs.items():
-            times[name].append(step.seconds(function))
-    base = times["compiled, no plan"]
+    found_times = rounds(step, runs, options.rounds)
+    base_s = min(found_times[BASE].seconds)
     rows = []
     versions = f"torch {torch.__version__}, cairn {cairn.__version__}"
-    print(f"{'way':24} {'peak MiB':>9} {'time':>8} {'least':>8} {'exact':>6}  {versions}")
+    print(f"{'way':24} {'peak MiB':>9} {'time':>8} {'quartiles':>16} {'least':>8} {'exact':>6}  {versions}")
     for name, (_, said) in found.items():
         if name not in runs:
-            print(f"{name:24} {'-':>9} {'-':>8} {'-':>8} {'-':>6}  {said}")
+            print(f"{name:24} {'-':>9} {'-':>8} {'-':>16} {'-':>8} {'-':>6}  {said}")
             continue
-        extra = 100 * (statistics.median(a / b for a, b in zip(times[name], base, strict=True)) - 1)
-        least = 100 * (min(times[name]) / min(base) - 1)
+        taken = found_times[name]
+        first, extra, third = taken.extra_percent()
+        least = 100 * (min(taken.seconds) / base_s - 1)
         exact = "yes" if same[name] else "no"
-        print(f"{name:24} {peaks[name]:9.1f} {extra:+7.1f}% {least:+7.1f}% {exact:>6}  {said}")
+        quartiles = f"{first:+.1f} to {third:+.1f}%"
+        print(f"{name:24} {peaks[name]:9.1f} {extra:+7.1f}% {quartiles:>16} {least:+7.1f}% {exact:>6}  {said}")
         rows.append(
             {
                 "way": name,
                 "peak_mib": peaks[name],
                 "extra_time_percent": extra,
+                "extra_quartiles_percent": [first, third],
                 "extra_of_least_percent": least,
-                "least_s": min(times[name]),
+                "least_s": min(taken.seconds),
                 "exact": same[name],
                 "plan": said,
             }

@@ -89,8 +89,8 @@ def vit() -> Made:
 def resnet() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2], layer_type="basic", num_labels=10)
-    model = ResNetForImageClassification(config)
+    sizes = {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [2, 2]}
+    model = ResNetForImageClassification(ResNetConfig(layer_type="bottleneck", num_labels=10, **sizes))
     return model, {"pixel_values": torch.randn(2 * BATCH, 3, 48, 48), "labels": torch.randint(10, (2 * BATCH,))}
 
 

@@ -266,18 +266,25 @@ def test_backend_counts_the_step_of_the_optimizer():
     assert caught.value.least_bytes > 12 << 20  # two of state, and one that the step makes for all
 
 
-def test_each_shape_has_a_plan_within_the_budget():
+def test_each_shape_has_a_plan_within_the_budget_and_smaller_ones_share_it():
     torch._dynamo.reset()
     model, _ = made("adapted")
     budget = int(1.5 * least("adapted"))
     several = Backend(Request(budget=budget, kernels="eager", time_limit="300ms"))
-    step = torch.compile(model, backend=several, dynamic=False)
-    for rows in (256, 300):
-        squared(step(torch.randn(rows, 64))).backward()
-        model.zero_grad()
-    peaks = [plan.measured_peak_bytes for plan in several.plans]
-    assert len(peaks) == 2
-    assert max(peaks) <= budget
+    step = torch.compile(model, backend=several)
+    planned = []
+    for rows in (256, 200, 100, 300):  # from the second on, one graph with a symbolic size serves all
+        x = torch.randn(rows, 64)
+        results = []
+        for function in (step, model):
+            squared(function(x)).backward()
+            results.append([p.grad for p in model.parameters() if p.grad is not None])
+            model.zero_grad()
+        assert all(map(torch.equal, *results))
+        planned.append(len(several.plans))
+    assert planned == [1, 2, 2, 3]
+    assert several.compilations == 2
+    assert max(plan.measured_peak_bytes for plan in several.plans) <= budget
 
 
 def test_what_torch_compile_itself_changes_is_a_warning():

@@ -24,6 +24,8 @@ from .planner import Planner
 from .request import Request
 
 ROUNDS = 3
+#: Plans for larger sizes than a graph was captured with that are kept.
+MOST_SIZES = 8
 #: A prediction that is too high by this share of what is not resident all along is corrected.
 UNUSED = 0.03
 
@@ -51,7 +53,7 @@ class Backend:
             return _refusing(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
-        return _First(self, module, planner, compiled)
+        return _First(self, module, planner, compiled, _symbolic_sizes(inputs))
 
     def planned(
         self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
@@ -97,23 +99,48 @@ def _refusing(error: Exception) -> Callable[..., Any]:
     return run
 
 
+def _symbolic_sizes(inputs: Sequence[Any]) -> dict[int, int]:
+    """The sizes among a graph's inputs: by place, with what it was captured with."""
+    return {place: _compat_compile.size_hint(value) for place, value in enumerate(inputs)
+            if isinstance(value, torch.SymInt)}  # fmt: skip
+
+
 class _First:
     """A compiled graph whose first call measures it, and plans it again where it takes more than was predicted.
 
-    Code may not run while Dynamo compiles; the first call comes right behind.
+    Code may not run while Dynamo compiles; the first call comes right behind. A plan of a graph with symbolic sizes
+    serves these and smaller ones. Larger ones get plans of their own.
     """
 
     def __init__(
-        self, backend: Backend, module: fx.GraphModule, planner: Planner, compiled: Callable[..., Any]
+        self,
+        backend: Backend,
+        module: fx.GraphModule,
+        planner: Planner,
+        compiled: Callable[..., Any],
+        sizes: Mapping[int, int],
     ) -> None:
-        self._backend, self._module, self._planner = backend, module, planner
+        self._backend, self._module, self._planner, self._sizes = backend, module, planner, sizes
         self._compiled, self._is_measured = compiled, False
+        self._larger: dict[tuple[Any, ...], _First] = {}
 
     def __call__(self, *args: Any) -> Any:
+        if self._sizes and any(args[place] > size for place, size in self._sizes.items()):
+            return self._for_larger(args)(*args)
         if not self._is_measured and torch.is_grad_enabled():
             with _random_as_it_was(self._planner.device):
                 self._settle(args)
         return self._compiled(*args)
+
+    def _for_larger(self, args: Sequence[Any]) -> _First:
+        """The same graph for larger inputs; the latest few are kept."""
+        wanted = tuple(args[place] for place in self._sizes)
+        if wanted not in self._larger:
+            planner, compiled = self._backend.planned(self._module, args, self._planner.device, 0)
+            if len(self._larger) == MOST_SIZES:
+                self._larger.pop(next(iter(self._larger)))
+            self._larger[wanted] = _First(self._backend, self._module, planner, compiled, {})
+        return self._larger[wanted]
 
     def _settle(self, inputs: Sequence[Any]) -> None:
         """Measures the step, and plans again until it keeps to its budget and makes use of it."""

@@ -5,53 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
-import itertools
 import pickle
-import random
 import threading
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cairn.torch import profiler
-from cairn.torch.base.patched_forward import PatchedForward
-from cairn.torch.profiling import overhead
 from cairn.torch.selective import recompute, submodule_hooks
 from cairn.torch.selective.block_graph import BlockGraph
 from cairn.torch.selective.block_runs import OpenedBlock
 from cairn.torch.selective.recompute import Recipe, TensorRecompute
-from cairn.torch.selective.submodule_calls import CALL_COST, Call, covering
-from cairn.torch.selective.submodule_hooks import noted
 from executor_support import differing, results, train
-from inside_support import WIDTH, inside_of, loss_of, mean_square, net, opened, profile_of, sample
+from inside_support import WIDTH, inside_of, loss_of, net, opened, profile_of
+from part_hooks_support import Act, Own, Parts, _hidden, _taken_over, mildest
 from torch import Tensor, nn
-
-
-class Act(nn.Module):
-    """An activation of several cheap operations."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.tanh(x + 0.04 * x.pow(3)))
-
-
-class Parts(nn.Module):
-    """All of whose operations but one lie in parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.act, self.dropout = Act(), nn.Dropout(0.25)
-        self.then = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
-        self.last = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
-
-    def middle(self, x: Tensor) -> Tensor:
-        return self.act(self.up(self.norm(x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.then(x + self.dropout(self.down(self.middle(x)))))
 
 
 class Twice(Parts):
@@ -102,31 +70,9 @@ class Direct(Parts):
         return self.act.forward(torch.nn.functional.linear(self.norm(x), self.up.weight))
 
 
-class Own(Parts):
-    """A part has a forward of its own, which is not touched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.act.forward = _steeper  # type: ignore[method-assign]
-
-
-def _steeper(x: Tensor) -> Tensor:
-    return torch.tanh(x * 2) * x
-
-
-def mildest(layer: Callable[[], nn.Module]) -> int:
-    """The option that drops least."""
-    options = next(stage.options for stage in profile_of(layer).stages if stage.options)
-    return max(range(1, len(options)), key=lambda option: options[option].decisions.count("k"))
-
-
 def _handled(model: nn.Module) -> list[str]:
     """The parts that have handlers; blocks have them anyway."""
     return [name for name in _taken_over(model) if name.count(".") > 1]
-
-
-def _taken_over(model: nn.Module) -> list[str]:
-    return [name for name, part in model.named_modules() if isinstance(vars(part).get("forward"), PatchedForward)]
 
 
 @pytest.fixture
@@ -140,9 +86,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     original = submodule_hooks.saved_tensors_hooks
     monkeypatch.setattr(submodule_hooks, "saved_tensors_hooks", hooks)
     return shapes
-
-
-# -- steps ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", [Parts, Twice, Within, Careful, Direct, Own], ids=lambda layer: layer.__name__)
@@ -260,10 +203,6 @@ def test_a_part_that_saves_otherwise_than_before_runs_the_block_again() -> None:
             assert bool(executor.notes) == bool(hidden)
 
 
-#: Nothing that is looked at: what a plan cannot know.
-_hidden: dict[str, Any] = {"calls": 0, "of no known value": object()}
-
-
 class Joined(Parts):
     """Calls two parts through a function of its own."""
 
@@ -325,305 +264,3 @@ def test_a_recording_that_was_found_wrong_is_followed_no_more(monkeypatch: pytes
         followed.clear()
         train(model, loss_of, 1)
         assert followed == [None] * 3 and len(executor.notes) == 3
-
-
-# -- whatever others do with parts --------------------------------------------------------------------------------
-
-
-class Wide(Parts):
-    """Calls something between two parts that are hooked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.between = nn.Sequential(*(nn.Linear(4 * WIDTH, 4 * WIDTH) for _ in range(4)))
-        self.again = Act()
-
-    def middle(self, x: Tensor) -> Tensor:
-        y = self.between(super().middle(x))
-        if _hidden["calls"]:
-            _hidden["calls"](self)
-        return self.again(y)
-
-
-class Static(nn.Module):
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.tanh(x) * torch.sin(x) * x
-
-
-class Bound(Act):
-    """Has a forward of another kind than most."""
-
-    forward = functools.partialmethod(Act.forward)  # type: ignore[assignment]
-
-
-class Replacing(Act):
-    """Goes on with another forward after its first call."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.forward = self.rest  # type: ignore[method-assign]
-        return super().forward(x)
-
-    def rest(self, x: Tensor) -> Tensor:
-        return 0.25 * x * (1 + torch.tanh(x + 0.04 * x.pow(3)))
-
-
-class Copied(Act):
-    """Copies itself by its own means."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.weight
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Copied:
-        new = self.__class__.__new__(self.__class__)
-        memo[id(self)] = new
-        vars(new).update({key: copy.deepcopy(value, memo) for key, value in vars(self).items()})
-        return new
-
-
-def _with_act(act: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    def layer() -> nn.Module:
-        made = Parts()
-        made.act = act()  # type: ignore[assignment]
-        return made
-
-    return layer
-
-
-@pytest.mark.parametrize("act", [Static, Bound, Replacing, Copied], ids=lambda act: act.__name__)
-def test_parts_of_every_kind(act: Callable[[], nn.Module]) -> None:
-    layer = _with_act(act)
-    plain, other = net(layer), net(layer)
-    with opened(other, mildest(layer), layer):
-        for step in range(6):
-            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-
-
-@pytest.mark.parametrize("how", ["part", "block"])
-def test_copies_of_modules_that_copy_themselves_are_plain(how: str) -> None:
-    class Whole(Copied, Parts):  # type: ignore[misc]
-        forward = Parts.forward
-
-        def __init__(self) -> None:
-            Parts.__init__(self)
-
-    layer = _with_act(Copied) if how == "part" else Whole
-    model, plain = net(layer), net(layer)
-    with opened(model, mildest(layer), layer):
-        for step in range(3):
-            assert not differing(train(plain, loss_of, step), train(model, loss_of, step))
-        made = copy.deepcopy(model)
-        with torch.no_grad():
-            for parameter in made.parameters():
-                parameter.zero_()
-        assert not made(sample()).any()
-        again = copy.deepcopy(made)
-        assert not any(parameter.any() for parameter in again.parameters()) and not again(sample()).any()
-    if how == "part":
-        restored = pickle.loads(pickle.dumps(made.layers[0].act))
-        assert not restored.weight.any() and not restored(torch.ones(2)).any()
-
-
-def test_copies_that_are_made_while_a_block_is_recorded_are_plain() -> None:
-    made: list[Any] = []
-
-    def snapshot(module: nn.Module, args: Any, output: Tensor) -> None:
-        made.append(copy.deepcopy(module))
-
-    model, plain = net(Parts), net(Parts)
-    with opened(model, mildest(Parts), Parts):
-        for step in range(4):
-            if step == 2:
-                for each in (plain, model):
-                    each.layers[0].act.register_forward_hook(snapshot)  # type: ignore[union-attr, operator]
-            assert not differing(train(plain, loss_of, step), train(model, loss_of, step))
-    assert len(made) == 4 and all("forward" not in vars(each) for each in made)
-
-
-def test_tensors_of_a_settled_block_can_be_swapped() -> None:
-    plain, other = net(Parts), net(Parts)
-    swap, before = torch.__future__, torch.__future__.get_swap_module_params_on_conversion()
-    with opened(other, mildest(Parts), Parts):
-        for step in range(6):
-            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-        try:
-            swap.set_swap_module_params_on_conversion(True)
-            for model in (plain, other):
-                model.load_state_dict({name: value * 1.5 for name, value in net(Parts).state_dict().items()})
-        finally:
-            swap.set_swap_module_params_on_conversion(before)
-        for step in range(6, 9):
-            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-
-
-_REPLACE: dict[str, Callable[[Any], Any]] = {
-    "by one that does not know it": lambda act: setattr(act, "forward", types.MethodType(Act.forward, act)),
-    "by one that passes on": lambda act: setattr(act, "forward", functools.partial(act.forward)),
-    "and put back": lambda act: (setattr(act, "forward", torch.sin), delattr(act, "forward")),
-}
-
-
-@pytest.mark.parametrize("what", _REPLACE)
-def test_a_forward_that_somebody_replaces_leaves_nothing_of_a_plan_behind(what: str) -> None:
-    plain, other = net(Parts), net(Parts)
-    with opened(other, mildest(Parts), Parts):
-        for step in range(6):
-            if step == 3:
-                for model in (plain, other):
-                    _REPLACE[what](model.layers[1].act)  # type: ignore[union-attr]
-            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-        pickle.dumps(other.state_dict())
-    assert [sorted(vars(part)) for part in other.modules()] == [sorted(vars(part)) for part in plain.modules()]
-    assert not differing(train(plain, loss_of, 6), train(other, loss_of, 6))
-
-
-@pytest.mark.parametrize("option", [1, 2, 3])
-@pytest.mark.parametrize("what", ["removal", "another thread's recording"])
-def test_what_others_do_within_a_run_is_of_no_harm(what: str, option: int) -> None:
-    _hidden["calls"] = 0
-    plain, other = net(Wide), net(Wide)
-    with opened(other, option, Wide) as executor:
-
-        def disturb(layer: nn.Module) -> None:
-            if layer is not other.layers[1]:
-                return
-            _hidden["calls"] = 0
-            if what == "removal":
-                executor.detach()
-                return
-            thread = threading.Thread(target=lambda: mean_square(other(sample(32))).backward())
-            thread.start()
-            thread.join()
-            for parameter in other.parameters():
-                parameter.grad = None
-
-        for step in range(4):
-            assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
-        torch.manual_seed(4)
-        generator = torch.get_rng_state()
-
-        def loss(model: nn.Module) -> Tensor:
-            torch.set_rng_state(generator)
-            return loss_of(model)
-
-        expected = train(plain, loss, 4)
-        _hidden["calls"] = disturb
-        with torch.random.fork_rng() if what != "removal" else contextlib.nullcontext():
-            found = train(other, loss, 4)
-        _hidden["calls"] = 0
-        if what == "removal":
-            assert not differing(expected, found)
-    assert not _taken_over(other)
-
-
-def test_handlers_stay_as_long_as_somebody_wants_them() -> None:
-    part, other = Act(), Act()
-    one, two = submodule_hooks.Handlers(), submodule_hooks.Handlers()
-    one.hold([part, other])
-    one.hold([part])
-    two.hold([part])
-    one.release()
-    assert isinstance(vars(part)["forward"], PatchedForward) and "forward" not in vars(other)
-    one.hold([other])  # by a run that is still under way
-    assert "forward" not in vars(other)
-    two.release()
-    assert vars(part).keys() == vars(Act()).keys() == vars(other).keys()
-    one.open()
-    one.hold([other])
-    assert isinstance(vars(other)["forward"], PatchedForward)
-    one.release()
-
-
-# -- where hooks are in force -------------------------------------------------------------------------------------
-
-
-def _random_calls(choose: random.Random, first: int, end: int, depth: int = 0) -> list[Call]:
-    """Some calls between two numbers of saved tensors, those within others before them."""
-    found: list[Call] = []
-    places = sorted(choose.randint(first, end) for _ in range(2 * choose.randint(0, 3)))
-    for low, high in zip(places[::2], places[1::2], strict=True):
-        inner = _random_calls(choose, low, high, depth + 1) if depth < 3 else []
-        found += [*inner, Call(len(found) + 100 * depth, 0, low, high)]
-    return found
-
-
-def _cheapest(calls: Sequence[Call], wanted: Sequence[int]) -> float:
-    """What it costs at least to have hooks in force wherever a wanted tensor is saved, of all ways to choose."""
-    best = float("inf")
-    for count in range(len(calls) + 1):
-        for chosen in itertools.combinations(calls, count):
-            apart = all(a.end <= b.first or b.end <= a.first for a, b in itertools.combinations(chosen, 2))
-            holds = all(any(call.first <= index < call.end for call in chosen) for index in wanted)
-            if apart and holds:
-                best = min(best, sum(call.end - call.first + CALL_COST for call in chosen))
-    return best
-
-
-def test_calls_cover_what_is_wanted_at_the_least_cost() -> None:
-    choose, found_some = random.Random(5), 0
-    for _ in range(400):
-        count = choose.randint(1, 30)
-        calls = _random_calls(choose, 0, count)[-9:]
-        wanted = sorted(choose.sample(range(count), min(count, choose.randint(1, 4))))
-        least, found = _cheapest(calls, wanted), covering(calls, wanted, count)
-        if found is None:
-            assert least >= count
-            continue
-        found_some += 1
-        assert sum(call.end - call.first + CALL_COST for call in found) == least < count
-        assert all(sum(call.first <= index < call.end for call in found) == 1 for index in wanted)
-        assert found == sorted(found, key=lambda call: call.first)
-    assert found_some > 20
-
-
-def test_calls_are_noted_in_the_order_in_which_they_end() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = Act(), Own()
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.save(1)
-            self.one(x)
-            self.save(2)
-            return self.one(self.two(x))
-
-        def save(self, count: int) -> None:
-            saved[0] += count
-
-    saved, calls = [0], list[Call]()
-    outer = Outer()
-    parts, before = list(outer.modules()), [dict(vars(part)) for part in outer.modules()]
-    x = torch.zeros(2, WIDTH)
-    with noted(parts, lambda: saved[0], calls):
-        thread = threading.Thread(target=lambda: outer(x))
-        thread.start()
-        thread.join()
-        assert not calls
-        saved[0] = 0
-        outer(x)
-        outer.one(x)
-    by_name = [(next(n for n, p in outer.named_modules() if p is parts[call.part]), *call[1:]) for call in calls]
-    assert [each for each in by_name if each[0] in ("one", "two", "")] == [
-        ("one", 0, 1, 1),
-        ("two", 0, 3, 3),
-        ("one", 1, 3, 3),
-        ("", 0, 0, 3),
-        ("one", 2, 3, 3),
-    ]
-    assert [vars(part) for part in parts] == before
-    with pytest.raises(ZeroDivisionError), noted(parts, lambda: 0, calls):
-        raise ZeroDivisionError
-    assert [vars(part) for part in parts] == before
-
-
-def test_hooks_count_in_what_options_are_said_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead.Cost, "of_part", lambda self, hooks: 10**9 * hooks)
-    profile = profiler.profile(net(Parts), sample(), loss_fn=mean_square, passes=1)
-    [stage, *_] = [stage for stage in profile.stages if stage.options]
-    hooks = [(option.forward_ns - stage.forward_ns) // 10**9 for option in stage.options[1:]]
-    assert all(0 < count <= len(stage.options[0].decisions) for count in hooks) and min(hooks) < max(hooks)

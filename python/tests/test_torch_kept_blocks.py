@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -17,8 +14,6 @@ import cairn.torch as ct
 from cairn.torch.base.stage_measure import StageMeasure
 from cairn.torch.planning.step_profile import _chain_stage
 from inside_support import Mlp, Net, mean_square
-from torch import nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 
 def test_the_times_of_a_block_that_is_always_kept_are_those_of_plain_training() -> None:
@@ -64,28 +59,3 @@ def test_every_plan_names_the_least_budget_that_works(keep: str, beside: dict[st
         ct.plan(profile, least - 1, gradients=gradients, **beside)
     assert refused.value.least_bytes == least
     assert ct.plan(profile, least, gradients=gradients, **beside).least_budget_bytes == least
-
-
-class Hooked(nn.Module):
-    """Has hooks of its own on what autograd saves."""
-
-    def __init__(self, hooks: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        super().__init__()
-        self.up, self.down, self.hooks = nn.Linear(16, 256), nn.Linear(256, 16), hooks
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with self.hooks():
-            return x + self.down(torch.tanh(self.up(x)))
-
-
-@pytest.mark.usefixtures("seeded")
-@pytest.mark.parametrize("hooks", [save_on_cpu, lambda: saved_tensors_hooks(lambda t: t, lambda t: t)])
-def test_blocks_with_hooks_on_saved_tensors_are_kept_within_the_plain_peak_and_the_reserve(hooks: Any) -> None:
-    model, x = Net(lambda: Hooked(hooks)), torch.randn(64, 16)
-    profile = ct.profile(model, x, loss_fn=mean_square, passes=1)
-    assert all("hooks of its own on saved tensors" in s.keep_reason for s in profile.stages if s.kind == "block")
-    plan = ct.plan(profile, "1TiB")
-    assert plan.least_budget_bytes == plan.plain_peak_bytes + plan.reserve_bytes
-    found = ct.verify(model, plan, x, loss_fn=mean_square)
-    assert found.ok
-    assert found.accumulated.peak_bytes <= plan.accumulated_peak_bytes <= 1.03 * found.accumulated.peak_bytes

@@ -102,6 +102,47 @@ class Past(transformers.Trainer):  # type: ignore[misc, name-defined]
         return loss.detach()
 
 
+class Field(nn.Module):
+    """A function of points, for an equation with its derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 32), nn.Linear(32, 1)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(2))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        x = self.first(points)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(x)
+
+
+class Differentiates(transformers.Trainer):  # type: ignore[misc, name-defined]
+    """Its loss has a derivative of the model's output."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        points = inputs["points"].detach().requires_grad_()
+        output = model(points)
+        (slope,) = torch.autograd.grad(output.sum(), points, create_graph=True)
+        (second,) = torch.autograd.grad(slope[:, 0].sum(), points, create_graph=True)
+        loss = (slope[:, 1] - second[:, 0] + output[:, 0].sin()).square().mean()
+        return (loss, output) if return_outputs else loss
+
+
+def differentiated(folder: Path, *callbacks: Any) -> Field:
+    torch.manual_seed(0)
+    field = Field()
+    settings = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=128, max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", remove_unused_columns=False,
+    )  # fmt: skip
+    points = torch.rand(256, 2)
+    Differentiates(field, settings, train_dataset=[{"points": p} for p in points], callbacks=list(callbacks)).train()
+    return field
+
+
 def trained(kind: Any, folder: Path, callback: Any = None, **options: Any) -> tuple[Model, Any]:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -179,3 +220,15 @@ def test_a_trainer_that_trains_past_its_compute_loss_is_refused_by_name(tmp_path
 def test_a_budget_that_is_too_small_for_the_step_of_a_trainer_is_refused_before_the_first(tmp_path: Path) -> None:
     with pytest.raises(ct.InfeasibleBudget, match="no plan fits"):
         trained(Twice, tmp_path, ct.trainer_callback("300KiB", passes=1))
+
+
+def test_a_trainer_whose_loss_has_derivatives_has_the_options_of_its_step(tmp_path: Path) -> None:
+    """What the Trainer's attributes are compared with is no operation of that step."""
+    plain, loose = differentiated(tmp_path), ct.trainer_callback("1GiB", passes=1)
+    differentiated(tmp_path, loose)
+    top = loose.report.plan
+    assert top.least_budget_bytes < 0.9 * top.plain_peak_bytes
+    callback = ct.trainer_callback(top.least_budget_bytes, passes=1, strict=True)
+    planned = differentiated(tmp_path, callback)
+    assert all(map(torch.equal, planned.parameters(), plain.parameters()))
+    assert callback.report.measured.peak_bytes <= callback.report.plan.budget_bytes

@@ -20,6 +20,7 @@ from .base.stage_measure import (
     CHANGES_INPUT,
     GRADIENTS_INSIDE,
     OPTIMIZER_STATE,
+    OWN_HOOKS,
     PARAMETERS,
     REPLAYED,
     WORKSPACES,
@@ -228,9 +229,9 @@ def _measure(
 ) -> tuple[StepMeasure, list[Block]]:
     """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
 
-    Again where gradients turn out to lie otherwise in memory than was assumed, or the model to use parameters of blocks
-    itself. On CUDA, the first time is for nothing but what happens only once: kernels are loaded, and cuDNN tries which
-    ones are the fastest, in scratch of any size.
+    Again where gradients turn out to lie otherwise in memory than was assumed, the model to use parameters of blocks
+    itself, or blocks to keep what they save in hooks of their own. On CUDA, the first time is for nothing but what
+    happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
     """
     if device.type == "cuda":
         measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), UsedOutside()), device).run()
@@ -245,9 +246,11 @@ def _measure(
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
-        if not bad and (measured.is_settled or again == MEASURED_AGAIN):
+        hooked = {stage.name for stage in measured.blocks if stage.keep_reason == OWN_HOOKS}
+        if not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
+        blocks = [dataclasses.replace(b, has_own_hooks=True) if b.name in hooked else b for b in blocks]
         arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
 
 

@@ -29,6 +29,7 @@ class Block:
     borrowed: tuple[nn.Module, ...] = ()  # what it runs of the model, and is no part of it
     is_compiled: bool = False  # it runs what torch.compile has made, so it is only called, and not looked into
     has_gradients_inside: bool = False  # its forward has backwards of its own (autograd.grad)
+    has_own_hooks: bool = False  # it has saved-tensor hooks of its own, which keep what it saves
 
     @property
     def stop(self) -> int:

@@ -166,13 +166,18 @@ def made(layouts: Layouts) -> list[torch.Tensor | None]:
     return [None if layout is None else layout.tensor(storages.get(layout.storage)) for layout in layouts]
 
 
-def saving_nothing(takes_gradients: bool = False) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def saving_nothing(takes_gradients: bool = False, and_own: bool = False) -> Iterator[None]:
     """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
 
     A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
     takes_gradients: the forward itself has backwards; tensors are kept until it has ended.
+    and_own: saved-tensor hooks that the forward itself sets up are not called either.
     """
-    return _keeping_inside() if takes_gradients else _compat.saved_tensors_hooks(Layout, Layout.tensor)
+    dropping = (Layout, Layout.tensor)
+    own = _compat.InnerHooks(lambda pack, unpack: dropping) if and_own else contextlib.nullcontext()
+    with _keeping_inside() if takes_gradients else _compat.saved_tensors_hooks(*dropping), own:
+        yield
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
 HIDES_INPUT = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is recomputed, because it reads what its last run left in an attribute"
 TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
+OWN_HOOKS = "keeps what it saves in saved-tensor hooks of its own"
 GRADIENTS_INSIDE = "takes gradients in its own forward"
 OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
 

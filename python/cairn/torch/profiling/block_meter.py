@@ -16,7 +16,15 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.blocks import Block
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
-from ..base.stage_measure import CHANGES_INPUT, HIDES_INPUT, READS_HISTORY, SLACK_BYTES, TAKES_OUT, StageMeasure
+from ..base.stage_measure import (
+    CHANGES_INPUT,
+    HIDES_INPUT,
+    OWN_HOOKS,
+    READS_HISTORY,
+    SLACK_BYTES,
+    TAKES_OUT,
+    StageMeasure,
+)
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import tensors_in
 from ..rerun_state.attributes import Attributes
@@ -79,6 +87,7 @@ class BlockMeter:
         self.saved: frozenset[int] = frozenset()  # storages that autograd saves
         self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
         self._hides_input = False  # or an output: one of these is
+        self._is_to_take_own = False  # there are hooks of its own, and it was measured without taking these over
         #: by a run that saves: what stays beside that of recomputations, and whether it saves that
         self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
@@ -167,7 +176,7 @@ class BlockMeter:
         """
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
-        saved = isolated_block.SavedTensors(self._device) if saving is None else saving()
+        saved = isolated_block.SavedTensors(self._device, self._block.has_own_hooks) if saving is None else saving()
         beside = SideOutputs(self._block.parts())
         with saved.recording():
             uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
@@ -190,6 +199,7 @@ class BlockMeter:
         self._mark("saved")
         self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
         self._stage.saved_count = saved.count
+        self._is_to_take_own = isinstance(saved, isolated_block.SavedTensors) and saved.sees_own_hooks
         tensors = list(tensors_in(result))
         self.hidden = hidden_storages(tensors).difference(self._static)
         self.saved = frozenset(saved.storages)
@@ -274,13 +284,14 @@ class BlockMeter:
     def _count_again(self, function: Callable[..., Any], arguments: isolated_block.Arguments) -> int:
         """How many tensors are saved by a run that finds what the run before has left, with its history."""
         attributes, count = Attributes(self._block.parts()), itertools.count()
+        takes_own = self._block.has_own_hooks
 
         def counting(tensor: torch.Tensor) -> Layout:
             next(count)
             return Layout(tensor)
 
-        hooks = _compat.saved_tensors_hooks(counting, Layout.tensor)
-        with collecting_apart(), hooks:
+        own = _compat.InnerHooks(lambda pack, unpack: (counting, Layout.tensor) if takes_own else (pack, unpack))
+        with collecting_apart(), _compat.saved_tensors_hooks(counting, Layout.tensor), own:
             args, kwargs = arguments.source(isolated_block.Hooks())
             arguments.run(function, args, kwargs)
         attributes.restore()
@@ -324,10 +335,10 @@ class BlockMeter:
         bridge = meter.level(at["bridge end"]) - meter.level(at["bridge base"])  # made here, and in no training step
         hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left - bridge
         if hidden > SLACK_BYTES:
-            stage.keep_reason = stage.keep_reason or (
-                f"keeps {hidden} bytes outside what autograd saves: in hooks of its own on saved tensors (save_on_cpu, "
-                "selective checkpoints), or in attributes of custom functions"
+            outside = (
+                f"keeps {hidden} bytes outside what autograd saves, in attributes of custom functions or elsewhere"
             )
+            stage.keep_reason = stage.keep_reason or (OWN_HOOKS if self._is_to_take_own else outside)
             stage.offloadable_bytes = 0
         else:
             stage.untracked_bytes = max(0, hidden)

@@ -72,7 +72,10 @@ class CopyPass:
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._end_stage()
-        result = function(*args, **kwargs)
+        with _compat.InnerHooks(
+            lambda pack, unpack: (self._pack, Layout.tensor) if block.has_own_hooks else (pack, unpack)
+        ):
+            result = function(*args, **kwargs)
         self._end_stage()
         return result
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base import _compat, memory
+from ..base.blocks import Block
 from ..base.errors import Unsupported
 from ..base.layouts import Layouts, layouts_of, made, saving_nothing
 from ..base.tree import Tree, children, fill, tensors_in
@@ -125,9 +126,8 @@ class Arguments:
         It has written some of that in place.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], has_gradients_inside: bool = False) -> None:
-        """has_gradients_inside: the block's forward has backwards of its own."""
-        self._value, self._has_gradients_inside = (args, kwargs), has_gradients_inside
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block) -> None:
+        self._value, self._block = (args, kwargs), block
         self._tree = Tree.of(self._value)
         self._since = _compat.history_mark()
         self._fresh: Sequence[torch.Tensor] = ()  # of the latest `source`
@@ -151,7 +151,7 @@ class Arguments:
 
     def saving_nothing(self) -> contextlib.AbstractContextManager[None]:
         """The context of that name, for runs of the block."""
-        return saving_nothing(self._has_gradients_inside)
+        return saving_nothing(self._block.has_gradients_inside, self._block.has_own_hooks)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the block with what `source` gave."""
@@ -347,19 +347,37 @@ class Saved(Protocol):
 class SavedTensors:
     """Pack hooks that keep all saved tensors, as the executor does for a kept block, and count them.
 
+    takes_own: those that are saved under hooks of the block's own as well, as these hooks keep them.
+    sees_own_hooks: there are such hooks, and they were left alone.
+
     Tensors on another device take no memory of this one, and need not be offloaded: attention kernels on CUDA save
     their seed on the CPU.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, takes_own: bool = False) -> None:
+        self._device, self._takes_own = device, takes_own
+        self.sees_own_hooks = False
         self.count = 0
         self.storages: set[int] = set()
         self.sizes: dict[int, int] = {}
         self.stays = False
 
-    def recording(self) -> contextlib.AbstractContextManager[None]:
-        return _compat.saved_tensors_hooks(self._pack, lambda holder: holder.tensor)
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        with _compat.saved_tensors_hooks(self._pack, lambda holder: holder.tensor), _compat.InnerHooks(self._own):
+            yield
+
+    def _own(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> tuple[Any, Any]:
+        if not self._takes_own:
+            self.sees_own_hooks = True
+            return pack, unpack
+        self.stays = True
+
+        def packed(tensor: torch.Tensor) -> Any:
+            self.count += 1
+            return pack(tensor if tensor.is_leaf else tensor.detach())
+
+        return packed, unpack
 
     def given(self, args: Any, kwargs: Any) -> None:
         """Of no importance here."""

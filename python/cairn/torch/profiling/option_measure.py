@@ -67,11 +67,13 @@ class OptionPass:
         self._index += 1
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
-        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
+        arguments = isolated_block.Arguments(args, kwargs, block)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
         if block.is_compiled:
             stage.closed = "is compiled"
+        elif block.has_own_hooks:
+            stage.closed = "has saved-tensor hooks of its own (save_on_cpu, a selective checkpoint)"
         elif stage.may_be_opened:
             with collecting_apart():
                 self._open(stage, block, call, function, arguments)

@@ -173,7 +173,7 @@ class StepRecording:
         call = self._calls.get(id(block), 0)
         self._calls[id(block)] = call + 1
         refuse_learned_caches(block.name, (*args, *kwargs.values()))
-        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
+        arguments = isolated_block.Arguments(args, kwargs, block)
         arguments.refuse_iterators(block.name)
         stage = StageMeasure(block.name, "block", block.class_name, call)
         state = Randomness(self._device).torch_fingerprint()

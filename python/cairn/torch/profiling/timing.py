@@ -90,7 +90,7 @@ class TimePasses:
         self._close_segment()
         index = self._index
         stage = self._measured.blocks[index]
-        arguments = isolated_block.Arguments(args, kwargs, block.has_gradients_inside)
+        arguments = isolated_block.Arguments(args, kwargs, block)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
         if _kind(stage) not in self._timed:

@@ -263,12 +263,16 @@ def plain_tensors(model: nn.Module) -> list[tuple[torch.Tensor, nn.Module]]:
 
 @contextlib.contextmanager
 def left_as_found(model: nn.Module) -> Iterator[None]:
-    """The body leaves what a model's modules have in attributes as it was, large tensors included."""
-    attributes = Attributes(model.modules(), with_large=True)
+    """The body leaves what a model's modules have in attributes as it was, large tensors included. Comparing them is
+    no operation of the body: it may lie in a block whose operations are recorded.
+    """
+    with _compat.without_dispatch_modes():
+        attributes = Attributes(model.modules(), with_large=True)
     try:
         yield
     finally:
-        attributes.restore()
+        with _compat.without_dispatch_modes():
+            attributes.restore()
 
 
 def without_history(value: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
 from ..base.errors import RecomputationError, is_out_of_memory
@@ -25,7 +24,7 @@ from ..schedule.program import FORWARD_KEEP, FORWARD_SAVE, Op
 from ..selective.block_options import SEED_BYTES
 from ..selective.block_runs import Saving
 from ..selective.recompute import TensorRecompute
-from ..selective.saved_tensors import Lease, RecomputePack, View, geometry, hooks
+from ..selective.saved_tensors import Lease, RecomputePack, View, active, geometry, hooks
 from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
 from .block_records import BlockRun
 from .recompute_check import Checks, Fingerprints, StepCheck
@@ -185,7 +184,7 @@ class Recomputation(StepValues):
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             if block.calls is None:
-                surroundings.enter_context(saved_tensors_hooks(*hooks(later)))
+                surroundings.enter_context(active(later))
                 run = block.forward
             else:
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))

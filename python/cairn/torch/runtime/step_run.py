@@ -40,7 +40,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
@@ -56,7 +55,7 @@ from ..rerun_state.rng_and_autocast import Modes, RandomState, with_generator
 from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
 from ..selective.matching_runs import InputFinder
 from ..selective.recompute import TensorRecompute
-from ..selective.saved_tensors import FirstRunPack, Holder, Lease, RecomputableHolder, RecomputeState, View, hooks
+from ..selective.saved_tensors import FirstRunPack, Holder, Lease, RecomputableHolder, RecomputeState, View, active
 from .block_records import Argument, BlockRun, Returned, hidden_in
 from .recomputation import Recomputation, digest
 from .recompute_check import Checks
@@ -243,7 +242,7 @@ class Run(Recomputation):
             lease, leaves, op.kind == FORWARD_SAVE, telling, block.recompute_state, saving, marks
         )
         try:
-            with saved_tensors_hooks(*hooks(first)), _NOTHING if saving is None else saving.running(leaves):
+            with active(first), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
             block.refuse_written(site.name, first.versions)
         except BaseException:
@@ -433,7 +432,7 @@ class Run(Recomputation):
                 self._remove((SAVED, stage))
             self._remove((OUTPUT, stage))
 
-    def missing(self, holder: Holder) -> torch.Tensor:
+    def missing(self, holder: Holder) -> None:
         """A saved tensor whose holder is empty: performs the list up to the block's backward, which fills it.
 
         This starts the backward of a block where only an inner tensor of it was used outside, so that no hook on an
@@ -442,14 +441,13 @@ class Run(Recomputation):
         stage = holder.lease.stage
         self._refuse_inside(stage)
         self.boundary(stage)
-        if holder.tensor is None and isinstance(holder, RecomputableHolder) and self._program.opened[stage]:
+        if holder.is_empty and isinstance(holder, RecomputableHolder) and self._program.opened[stage]:
             self._run_again(Op(FORWARD_SAVE, stage))
-        if holder.tensor is None:
+        if holder.is_empty:
             raise RecomputationError(
                 f"a tensor that '{self.name(stage)}' saved for its backward is not there, although the "
                 "schedule was followed up to its backward"
             )
-        return holder.tensor
 
     def recomputed(self, holder: RecomputableHolder) -> torch.Tensor | None:
         """Recomputes one saved tensor under selective recomputation; None if the whole block must be recomputed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..base.errors import RecomputationError, Unsupported
 from ..base.layouts import Look
@@ -18,7 +17,7 @@ from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.module_state import BlockState
 from ..schedule.program import FORWARD_SAVE, Op
-from ..selective.saved_tensors import FirstRunPack, Holder, Lease, View, hooks
+from ..selective.saved_tensors import FirstRunPack, Holder, Lease, View, active
 from .block_records import BlockRun, RecomputingStep
 
 
@@ -39,7 +38,7 @@ class UnplannedRun(Lease):
             block.contents = Attributes(state.modules())
         block.marks = self.run.new_marks()
         first = block.first = FirstRunPack(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
-        with saved_tensors_hooks(*hooks(first)):
+        with active(first):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.found = state.after(before)
@@ -51,15 +50,14 @@ class UnplannedRun(Lease):
         self._is_running = False
         return output
 
-    def missing(self, holder: Holder) -> torch.Tensor:
-        """A tensor that the block's backward wants, once the block was recomputed."""
+    def missing(self, holder: Holder) -> None:
+        """Recomputes the block, whose backward wants a tensor."""
         name = self.run.name(self.stage)
         if self._is_running:
             raise Unsupported(f"'{name}' computes gradients inside its own forward; keep this block")
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
-        if holder.tensor is None:
+        if holder.is_empty:
             raise RecomputationError(f"a tensor that '{name}' saved is not there, although it was recomputed")
-        return holder.tensor
 
     def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""

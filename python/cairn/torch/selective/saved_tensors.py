@@ -9,6 +9,11 @@
 A saved tensor that is an argument of the block, or a view of one, gets an `ArgumentHolder`. That holds no tensor. It
 asks the executor for the argument, which is kept once for all its readers.
 
+Where a part of a block has saved-tensor hooks of its own (`save_on_cpu`, a selective checkpoint), torch calls only
+these. A block that is recomputed as a whole puts its own around them (`within`): its first run does not call them, and
+the recomputation keeps in an `OwnHolder` what they make of a saved tensor. Under selective recomputation they are left
+alone.
+
 Ownership: the autograd graph owns the holders, and the executor has only weak references to them. So a saved tensor is
 freed as soon as autograd has used it. All holders of one run of a block share a `Lease`. The lease ends with the last
 holder: then the block's backward is over, and all that was kept to recompute the block is freed.
@@ -16,6 +21,7 @@ holder: then the block's backward is over, and all that was kept to recompute th
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -29,6 +35,7 @@ from ..rerun_state.module_state import Record
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
 View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, stride, offset
+_NOTHING = contextlib.nullcontext()
 Pack = Callable[[torch.Tensor], Any]  # pack hook: called with each tensor that autograd saves
 Unpack = Callable[[Any], torch.Tensor]  # unpack hook: called when the backward reads a saved tensor
 
@@ -48,7 +55,7 @@ class Step(Protocol):
     def refuse_changed(self, stage: int, record: Record) -> None:
         """Raises if a block's parameters or buffers were written since its forward."""
 
-    def missing(self, holder: Holder) -> torch.Tensor:
+    def missing(self, holder: Holder) -> None:
         """Recomputes or prefetches a saved tensor whose holder is empty."""
 
     def recomputed(self, holder: RecomputableHolder) -> torch.Tensor | None:
@@ -88,9 +95,9 @@ class Lease:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""
         return self.run.argument_of(self.stage, index, view)
 
-    def missing(self, holder: Holder) -> torch.Tensor:
+    def missing(self, holder: Holder) -> None:
         """Recomputes or prefetches a saved tensor whose holder is empty."""
-        return self.run.missing(holder)
+        self.run.missing(holder)
 
     @property
     def record(self) -> Record:
@@ -130,6 +137,11 @@ class Holder:
         self.tensor = None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether it keeps nothing."""
+        return self.tensor is None
+
+    @property
     def is_written(self) -> bool:
         """Whether the tensor was modified in place since it was saved."""
         return self.tensor is not None and _compat.saved_version(self.tensor) != self.version
@@ -138,7 +150,9 @@ class Holder:
         """The saved tensor, for autograd. If the holder is empty, the schedule recomputes or prefetches the tensor."""
         tensor = self.tensor
         if tensor is None:
-            tensor = self.lease.missing(self)
+            self.lease.missing(self)
+            tensor = self.tensor
+            assert tensor is not None
         if _compat.saved_version(tensor) != self.version:
             raise written(tensor, self.lease.run.name(self.lease.stage))
         return tensor
@@ -159,6 +173,40 @@ class ArgumentHolder(Holder):
     def unpack(self) -> torch.Tensor:
         """The argument as it is in memory now."""
         return self.lease.saved_argument(self._index, self._view)
+
+
+class OwnHolder(Holder):
+    """What saved-tensor hooks of the block's own have made of a saved tensor. Their unpack hook makes it that again."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, lease: Lease | None) -> None:
+        super().__init__(lease, None)  # type: ignore[arg-type]  # None: it is never empty
+        self._kept: tuple[Any, Unpack] | None = None
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Keeps a tensor that was saved under no such hooks."""
+        self.keep(tensor, torch.Tensor.detach, torch.Tensor.detach)
+
+    def keep(self, tensor: torch.Tensor, pack: Pack, unpack: Unpack) -> None:
+        """Calls the pack hook. A `grad_fn` is left out: what the hook returns could refer to it, which is a cycle."""
+        self._kept = pack(tensor if tensor.is_leaf else tensor.detach()), unpack
+
+    def empty(self) -> None:
+        self._kept = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._kept is None
+
+    def unpack(self) -> torch.Tensor:
+        kept = self._kept
+        if kept is None:
+            self.lease.missing(self)
+            kept = self._kept
+            assert kept is not None
+        packed, unpack = kept
+        return unpack(packed)
 
 
 class RecomputeState:
@@ -193,7 +241,10 @@ class RecomputableHolder(Holder):
 class Packed:
     """The saved tensors of a block's forward, in order: weak references to their holders, and their shapes, dtypes and
     devices. Such an entry is None where it is not compared. `digest` computes a hash of the values; None: no hashes.
+    `takes_own`: also those saved under hooks of the block's own.
     """
+
+    takes_own = False
 
     def __init__(
         self,
@@ -230,6 +281,7 @@ class FirstRunPack(Packed):
         self._marks = marks  # fingerprints, compared on the device
         self.lease, self._keep = lease, keep
         self.recompute_state, self.saving = recompute_state, saving  # None without selective recomputation
+        self.takes_own = recompute_state is None
         self._leaves = list(arguments)
         self.versions = _compat.versions(arguments)
         self._arguments: dict[int, int] | None = None  # index of an argument, by storage; filled at the first use
@@ -244,6 +296,21 @@ class FirstRunPack(Packed):
                 holder = Holder(self.lease, kept, version)
             else:
                 holder = RecomputableHolder(self.lease, kept, version, self.recompute_state, len(self.holders))
+        return self._note(holder, tensor)
+
+    def within(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+        """The hooks for a part of the block that has these of its own."""
+        own = (pack, unpack) if self._keep else None  # else they, and what they hold, end with that part
+
+        def packed(tensor: torch.Tensor) -> Holder:
+            holder = OwnHolder(self.lease)
+            if own is not None:
+                holder.keep(tensor, *own)
+            return self._note(holder, tensor)
+
+        return _compat.hooks_but_on_traced(packed, _unpack_any)
+
+    def _note(self, holder: Holder, tensor: torch.Tensor) -> Holder:
         self.holders.append(weakref.ref(holder))
         self.metas.append(_meta(tensor))
         if self.digest is not None:
@@ -287,10 +354,40 @@ class RecomputePack:
     ) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
         self.saving, self._marks = saving, marks  # selective recomputation; fingerprints, compared on the device
+        self.takes_own = first.takes_own
         self._count = 0
 
     def pack(self, tensor: torch.Tensor) -> Holder | _Passing | None:
         """Called by autograd with each tensor that it would save."""
+        index = self._compared(tensor)
+        if index is None:
+            return None
+        holder = self._first.holders[index]()
+        if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
+            return holder
+        if holder is None:
+            return _Passing(tensor.detach())
+        holder.fill(tensor)
+        return holder
+
+    def within(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+        """The hooks for a part of the block that has these of its own."""
+
+        def packed(tensor: torch.Tensor) -> Holder | None:
+            index = self._compared(tensor)
+            if index is None:
+                return None
+            holder = self._first.holders[index]() or OwnHolder(None)
+            if isinstance(holder, OwnHolder):
+                holder.keep(tensor, pack, unpack)
+            else:
+                holder.fill(tensor)
+            return holder
+
+        return _compat.hooks_but_on_traced(packed, _unpack_any) if self._keep else hooks(self)
+
+    def _compared(self, tensor: torch.Tensor) -> int | None:
+        """Compares a saved tensor with that of the forward. Its number; None if there are more than in the forward."""
         index = self._count
         self._count += 1
         if index >= len(self._first.holders):
@@ -308,13 +405,7 @@ class RecomputePack:
             )
         if self._marks is not None:
             self._marks.saved(tensor)
-        holder = self._first.holders[index]()
-        if not (self._keep if self.saving is None else self.saving.keeps(tensor)):
-            return holder
-        if holder is None:
-            return _Passing(tensor.detach())
-        holder.fill(tensor)
-        return holder
+        return index
 
     def finish(self) -> None:
         """Called after the recomputation. Raises if it saved another number of tensors."""
@@ -323,6 +414,14 @@ class RecomputePack:
             raise RecomputationError.differs(
                 self._name, f"it saved {saved} tensors for its backward and {self._count} when recomputed"
             )
+
+
+@contextlib.contextmanager
+def active(recorder: FirstRunPack | RecomputePack) -> Iterator[None]:
+    """The hooks of a recorder are in force, also for what the block saves under hooks of its own, if it takes that."""
+    own = _compat.InnerHooks(recorder.within) if recorder.takes_own else _NOTHING
+    with torch.autograd.graph.saved_tensors_hooks(*hooks(recorder)), own:
+        yield
 
 
 def hooks(recorder: FirstRunPack | RecomputePack) -> tuple[Pack, Unpack]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -72,6 +73,54 @@ def saved_tensors_hooks(
 ) -> torch.autograd.graph.saved_tensors_hooks:
     """The context of torch's of that name, whose hooks leave alone what a graph saves while torch traces it."""
     return torch.autograd.graph.saved_tensors_hooks(*hooks_but_on_traced(pack, unpack))
+
+
+class _Inner(threading.local):
+    replacing: Callable[[Any, Any], tuple[Any, Any]] | None = None
+
+
+_inner = _Inner()
+_replacers = 0  # of all threads
+_replacers_lock = threading.Lock()
+_enter_plainly = torch.autograd.graph.saved_tensors_hooks.__enter__
+
+
+class InnerHooks:
+    """While it is entered, saved-tensor hooks that this thread's code sets up are others: `replacing` gets their pack
+    and unpack hook, and returns those that come into force instead.
+
+    Torch calls the innermost hooks only, so hooks outside do not see what is saved under these.
+    """
+
+    __slots__ = ("_before", "_replacing")
+
+    def __init__(self, replacing: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        self._replacing = replacing
+
+    def __enter__(self) -> None:
+        self._before, _inner.replacing = _inner.replacing, self._replacing
+        _count_replacers(1)
+
+    def __exit__(self, *error: object) -> None:
+        _count_replacers(-1)
+        _inner.replacing = self._before
+
+
+def _count_replacers(change: int) -> None:
+    """Torch's class is changed as long as there are any."""
+    global _replacers
+    with _replacers_lock:
+        _replacers += change
+        enter = _enter if _replacers else _enter_plainly
+        torch.autograd.graph.saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+def _enter(self: torch.autograd.graph.saved_tensors_hooks) -> None:
+    if _inner.replacing is None:
+        _enter_plainly(self)
+    else:
+        found = _inner.replacing(self.pack_hook, self.unpack_hook)
+        torch._C._autograd._push_saved_tensors_default_hooks(*found)
 
 
 class _Traced:

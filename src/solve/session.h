@@ -36,9 +36,11 @@ cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, con
 cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
 void crn_session_end(crn_session *session);
+/** Opens the solver's own session, once, for a task that may be a part of the session's. */
+cairn_status crn_session_open(crn_session *session, const crn_task *task, cairn_error *error);
 /** The status and error of a call of the session: an allocation that the meter refused is not the machine's fault. */
 cairn_status crn_session_explain(const crn_session *session, cairn_status status, cairn_error *error);
-/** Another time limit for the first answer, from now on; CAIRN_NONE for none. */
+/** Another time limit for the next answer, from now on; CAIRN_NONE for none. */
 void crn_session_limit(crn_session *session, int64_t time_limit_ns);
 
 /** Answers one budget. On success *info is filled in and *schedule is the verified schedule or NULL. */

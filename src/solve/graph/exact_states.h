@@ -5,6 +5,7 @@
 #define CRN_EXACT_STATES_H
 
 #include "base/queue.h"
+#include "solve/graph/graph_suffix.h"
 
 enum { CRN_EXACT_WORDS = 2, CRN_EXACT_NODES_MAX = 64 * CRN_EXACT_WORDS };
 
@@ -12,6 +13,47 @@ enum { CRN_EXACT_WORDS = 2, CRN_EXACT_NODES_MAX = 64 * CRN_EXACT_WORDS };
 typedef struct crn_exact_set {
     uint64_t word[CRN_EXACT_WORDS];
 } crn_exact_set;
+
+static inline bool crn_exact_has(const crn_exact_set *set, int32_t v)
+{
+    return crn_suffix_has(set->word, v);
+}
+
+static inline crn_exact_set crn_exact_with(crn_exact_set set, int32_t v)
+{
+    crn_suffix_put(set.word, v);
+    return set;
+}
+
+static inline crn_exact_set crn_exact_without(crn_exact_set set, const crn_exact_set *other)
+{
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        set.word[i] &= ~other->word[i];
+    return set;
+}
+
+static inline crn_exact_set crn_exact_both(crn_exact_set set, const crn_exact_set *other)
+{
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        set.word[i] |= other->word[i];
+    return set;
+}
+
+static inline bool crn_exact_meet(const crn_exact_set *a, const crn_exact_set *b)
+{
+    uint64_t common = 0;
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        common |= a->word[i] & b->word[i];
+    return common != 0;
+}
+
+static inline bool crn_exact_contains(const crn_exact_set *set, const crn_exact_set *other)
+{
+    uint64_t missing = 0;
+    for (int i = 0; i < CRN_EXACT_WORDS; i++)
+        missing |= other->word[i] & ~set->word[i];
+    return missing == 0;
+}
 
 typedef struct crn_exact_state {
     crn_exact_set held;

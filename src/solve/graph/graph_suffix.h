@@ -70,6 +70,9 @@ void crn_graph_suffix_free(crn_graph_suffix *suffix);
  */
 int64_t crn_graph_suffix_rest(const crn_graph_suffix *suffix, int32_t t, const uint64_t *held);
 
+/** The same; cost_at, unless NULL: cost(N(P, x)) for each use. */
+int64_t crn_graph_suffix_rest_costs(const crn_graph_suffix *s, int32_t t, const uint64_t *held, int64_t *cost_at);
+
 static inline bool crn_suffix_has(const uint64_t *set, int32_t v)
 {
     return set[v / 64] >> (v % 64) & 1;

@@ -29,6 +29,8 @@ from .request import Request
 ROUNDS = 3
 #: Slack of the code's peak below the budget, as a share of what is not resident, for which no further round is made.
 ENOUGH = 0.01
+#: A schedule that is certified to be so near to the fastest is not searched on for.
+CLOSE = 0.005
 #: Finds the least memory in seconds on any graph.
 LEAST_SOLVER = "graph-search"
 
@@ -110,8 +112,8 @@ class Planner:
         usable = total - reserve
         target = usable - self._around.correction_bytes
         best: Fitted | None = None
-        of_each = f"{cairn.parse_duration(self.request.time_limit) // ROUNDS}ns"
-        for _ in range(ROUNDS):
+        of_each = cairn.parse_duration(self.request.time_limit) // ROUNDS
+        for number in range(1, ROUNDS + 1):
             solution = self._solve(graph, target, of_each)
             if solution.schedule is None:
                 break
@@ -120,6 +122,9 @@ class Planner:
             if over <= 0 and (best is None or _time(solution) <= _time(best.solution)):
                 best = made
             if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or solution.recompute_ns == 0):
+                longer = self._searched(joint, costs, graph, made, target, (ROUNDS - number) * of_each)
+                if longer.moment.peak_bytes <= usable and _time(longer.solution) <= _time((best or made).solution):
+                    best = longer
                 break
             target -= over
         least = None if best is not None else self._least(joint, costs, graph)
@@ -129,13 +134,25 @@ class Planner:
             raise self._infeasible(least or self._least(joint, costs, graph), total, reserve)
         return best
 
+    def _searched(
+        self, joint: JointGraph, costs: Costs, graph: cairn.Graph, found: Fitted, target: int, left_ns: int
+    ) -> Fitted:
+        """A schedule that makes use of the time that is left, where a faster one may exist."""
+        gap = found.solution.gap
+        if left_ns <= 0 or gap is None or gap <= CLOSE:
+            return found
+        solution = self._solve(graph, target, left_ns)
+        if solution.schedule is None or _time(solution) > _time(found.solution):
+            return found
+        return self._made(joint, costs, solution)
+
     def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
         """The schedule of least memory that is found; limited by work, so the same whenever it is asked for."""
         least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
         return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
 
-    def _solve(self, graph: cairn.Graph, target: int, time_limit: str) -> cairn.Solution:
-        return cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=time_limit)
+    def _solve(self, graph: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
+        return cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
 
     def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
         assert solution.schedule is not None

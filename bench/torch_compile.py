@@ -237,7 +237,8 @@ class Times(NamedTuple):
     def extra_percent(self) -> tuple[float, float, float]:
         """First quartile, median and third quartile of the extra time."""
         if len(self.ratios) < 2:
-            return (100 * (self.ratios[0] - 1),) * 3
+            only = 100 * (self.ratios[0] - 1)
+            return only, only, only
         first, median, third = statistics.quantiles(self.ratios, method="inclusive")
         return 100 * (first - 1), 100 * (median - 1), 100 * (third - 1)
 

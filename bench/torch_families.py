@@ -33,6 +33,12 @@ class Family:
     sizes: dict[str, Any]
     batch: Callable[[], dict[str, torch.Tensor | bool]]
 
+    def made(self) -> torch.nn.Module:
+        """A model with random weights."""
+        config = getattr(hf, self.config)(**self.sizes)
+        config.num_labels = CLASSES
+        return getattr(hf, self.model)(config).train()
+
 
 def tokens(batch: int = 4, length: int = 64) -> torch.Tensor:
     return torch.randint(5, VOCABULARY, (batch, length))
@@ -242,9 +248,7 @@ def main() -> None:
 
 def _measured(family: Family, budgets: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    config = getattr(hf, family.config)(**family.sizes)
-    config.num_labels = CLASSES
-    model, batch = getattr(hf, family.model)(config).train(), family.batch()
+    model, batch = family.made(), family.batch()
     profile = ct.profile(model, kwargs=batch, passes=1)
     plans, errors = plans_between(profile, budgets), []
     for plan in plans:

@@ -82,12 +82,18 @@ class DeviceModel:
         same_width = [rate for other, rate in self.flops.items() if getattr(torch, other).itemsize == dtype.itemsize]
         return float(self.flops.get(name) or next(iter(same_width), min(self.flops.values())))
 
-    def __str__(self) -> str:
+    @property
+    def rates(self) -> str:
+        """Its rates, for people; empty without any."""
         if self.flops is None or self.bytes_per_s is None:
-            return self.name
-        rates = self.flops.items() if isinstance(self.flops, Mapping) else [("all types", self.flops)]
-        told = ", ".join(f"{rate / 1e12:g} TFLOP/s {name}" for name, rate in rates)
-        return f"{self.name} ({told}, {self.bytes_per_s / 1e12:g} TB/s)"
+            return ""
+        if not isinstance(self.flops, Mapping):
+            return f"{self.flops / 1e12:g} TFLOP/s, {self.bytes_per_s / 1e12:g} TB/s"
+        by_rate: dict[float, list[str]] = {}
+        for name, rate in self.flops.items():
+            by_rate.setdefault(rate, []).append(name)
+        told = [f"{rate / 1e12:g} TFLOP/s in {' and '.join(names)}" for rate, names in by_rate.items()]
+        return f"{', '.join(told)}, {self.bytes_per_s / 1e12:g} TB/s"
 
 
 def _published(name: str, memory: str, fp32: float, half: float, bandwidth: str) -> DeviceModel:

@@ -116,7 +116,8 @@ def estimate(
     return Estimate(
         model_name=found.model_name,
         parameter_count=sum({id(p): p.numel() for p in model.parameters()}.values()),
-        device=str(described),
+        device=described.name,
+        rates=described.rates,
         memory_bytes=memory_bytes,
         shard=shard,
         batch=step.batch,

@@ -39,6 +39,8 @@ class Estimate:
     ----------
     parameter_count : int
         Of the whole model.
+    device, rates : str
+        The device, and what times follow from.
     memory_bytes : int or None
         What the step may take.
     batch : int
@@ -64,6 +66,7 @@ class Estimate:
     model_name: str
     parameter_count: int
     device: str
+    rates: str
     memory_bytes: int | None
     shard: int
     batch: int
@@ -100,12 +103,13 @@ class Estimate:
         lines.append(f"  batch {self.batch:<7}{format_bytes(self.plain_peak_bytes)} with nothing recomputed{step}")
         lines.append(f"               {format_bytes(self.least_budget_bytes)} is the least budget that works")
         lines += self._within()
-        lines += ["", f"  {'budget':>12} {'peak':>12} {'extra time':>11}" + (" step" if self.plain_ns else "")]
+        lines += ["", f"  {'budget':>12} {'peak':>12} {'extra time':>11}" + ("       step" if self.plain_ns else "")]
         for point in self.points:
-            time = "" if point.step_ns is None else f" {format_ns(point.step_ns)}"
+            time = "" if point.step_ns is None else f" {format_ns(point.step_ns):>10}"
             sizes = f"{format_bytes(point.budget_bytes):>12} {format_bytes(point.peak_bytes):>12}"
             lines.append(f"  {sizes} {100 * point.extra_time:>9.1f} %{time}")
-        lines += ["", "  during the whole step:"]
+        counted = f"times by {self.rates}" if self.rates else "time in FLOPs, and 100 of them for a byte that is moved"
+        lines += [f"  {counted}", "", "  during the whole step:"]
         lines += [f"  {format_bytes(size):>12}  {name}" for name, size in sorted(self.resident.items(), key=_by_size)]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 

@@ -82,9 +82,9 @@ def test_optimizers_state_and_step_are_counted() -> None:
 
 
 def test_curve_is_that_of_plans_for_the_measured_step() -> None:
-    step = torch_models.gpt2(layers=2, width=64, vocabulary=100, length=64)
-    found = ct.estimate(step.model, kwargs=step.kwargs, device="cpu", budgets=3, progress=False)
-    profile = ct.profile(step.model, kwargs=step.kwargs, passes=1, outside=False)
+    step = torch_models.made("gpt2")
+    found = ct.estimate(step.model, kwargs=step.kwargs, device="cpu", budgets=3, inside=False)
+    profile = ct.profile(step.model, kwargs=step.kwargs, passes=1, outside=False, inside=False)
     top = ct.plan(profile, 2**40)
     assert found.plain_peak_bytes == pytest.approx(top.plain_peak_bytes, rel=0.02)
     assert found.least_budget_bytes == pytest.approx(top.least_budget_bytes, rel=0.02)
@@ -142,6 +142,12 @@ def test_targets_are_resized_and_closures_are_named() -> None:
     assert any("pass what the loss compares the output with as targets=" in note for note in found.notes)
 
 
+def test_targets_that_are_inputs_count_once() -> None:
+    model, x = mlp(), torch.randn(256, 64)
+    found = ct.estimate(model, x, device="cpu", loss_fn=lambda output: F.l1_loss(output, x), inside=False)
+    assert found.profile.input_bytes == x.nbytes
+
+
 # -- sharding ------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +188,18 @@ def test_gpus_keep_masks_of_dropout_as_truth_values() -> None:
         for device in ("cpu", "cuda")
     }
     assert saved["cuda"] < saved["cpu"]
+
+
+def test_autocast_casts() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))), torch.randn(512, 64)
+
+    def saved() -> int:
+        found = ct.estimate(model, x, device="cuda", loss_fn=mean_square, inside=False)
+        return sum(stage.saved_bytes for stage in found.profile.stages if stage.kind == "block")
+
+    whole = saved()
+    with torch.autocast("cpu", torch.bfloat16):  # torch switches that of CUDA off where there is none
+        assert saved() < 0.7 * whole
 
 
 # -- what cannot be estimated --------------------------------------------------------------------------------

@@ -14,13 +14,15 @@ import cairn
 import torch
 from torch import nn
 
-from ..base import _compat
+from ..base import _compat, memory
 from ..base.errors import Unsupported
+from ..base.tree import tensors_in
 from ..planning.step_profile import Profile
 from ..profiler import profile
+from ..rerun_state.hook_closures import brought_by
 from ..resizing import Resizing
 from .devices import DeviceModel, Takes
-from .fake_model import Fakes
+from .fake_model import SEEMING, Fakes
 from .gpu_kernels import GpuKernels
 from .sharding import sharded
 from .virtual_device import VirtualDevice
@@ -59,9 +61,16 @@ class FakeStep:
             resized = contextlib.nullcontext() if batch == self.batch else _resized(self.batch, batch, self.dim)
             with _explained(self.model), resized:
                 made = self._whole(batch)
-            made = dataclasses.replace(made, device=self.device.type, present_bytes=0)
+            given_bytes = made.input_bytes - self._given_twice_bytes()
+            made = dataclasses.replace(made, device=self.device.type, present_bytes=0, input_bytes=given_bytes)
             self._known[batch] = sharded(made, self.model, self.shard)
         return self._known[batch]
+
+    def _given_twice_bytes(self) -> int:
+        """Of the sample's tensors that the loss has at hand, too: there they stay, beside their fakes."""
+        given = memory.storages(tensors_in(self.sample))
+        brought = memory.storages(tensors_in(list(brought_by(self.loss_fn))))
+        return sum(size for key, size in brought.items() if key in given)
 
     def _whole(self, batch: int) -> Profile:
         """Attention masks that only their numbers make needless are made where these are asked for."""
@@ -75,7 +84,14 @@ class FakeStep:
         kernels: contextlib.AbstractContextManager[Any] = GpuKernels() if is_gpu else contextlib.nullcontext()
         device = VirtualDevice(Takes(self.device), Workspaces(measured=not is_gpu))
         fakes = Fakes()
-        with torch.random.fork_rng(devices=[]), device.runs(), fakes.standing_in(self.model), how, kernels:
+        with (
+            torch.random.fork_rng(devices=[]),
+            device.runs(),
+            fakes.standing_in(self.model),
+            how,
+            kernels,
+            _autocast_of(self.device.type),
+        ):
             args, kwargs, targets = fakes.in_place_of(self.sample)
             if batch != self.batch:
                 args, kwargs, targets = Resizing(args, kwargs, targets, self.dim).to(batch)
@@ -86,6 +102,13 @@ class FakeStep:
             return profile(
                 self.model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, passes=1, outside=False, **self.options
             )
+
+
+def _autocast_of(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """The caller's autocast region of a GPU, for fakes that seem to lie on the CPU."""
+    if device_type == SEEMING.type or not torch.is_autocast_enabled(device_type):
+        return contextlib.nullcontext()
+    return torch.autocast(SEEMING.type, torch.get_autocast_dtype(device_type))
 
 
 class _WithTargets:

@@ -53,7 +53,7 @@ class Workspaces:
                 f"{name} saves a tensor whose size its kernel alone knows, so recurrent layers cannot be estimated: "
                 "profile the model where it runs"
             )
-        if not self._measured or not _takes_some(function, name):
+        if not self._measured or not _takes_some(function, name) or _is_simple(function, args, result):
             return 0
         kind = _kind(function, args, kwargs)
         if kind not in _KNOWN:
@@ -62,11 +62,19 @@ class Workspaces:
 
 
 def _takes_some(function: Any, name: str) -> bool:
-    if not name.startswith("aten::") or torch.Tag.pointwise in function.tags:
+    if not name.startswith("aten::"):
         return False
     base = name.removeprefix("aten::").rstrip("_")
     aliases = [returned.alias_info for returned in function._schema.returns]
     return base not in _PLAIN and not any(aliases)
+
+
+def _is_simple(function: Any, args: Any, result: Any) -> bool:
+    """Whether an operator writes one number for each that it reads; losses are tagged so, and reduce what they make."""
+    if torch.Tag.pointwise not in function.tags or not isinstance(result, torch.Tensor):
+        return False
+    read = list(_tensors(args))
+    return all(t.numel() <= result.numel() and not t.is_complex() for t in read)
 
 
 def _kind(function: Any, args: Any, kwargs: Any) -> Any:

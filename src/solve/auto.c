@@ -451,7 +451,7 @@ static cairn_status find_bound(const crn_task *task, const auto_session *session
     for (int i = 0; i < session->count; i++)
         waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->has_own_bound);
     *bound_ns = crn_work_ns(task->problem);
-    return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, bound_ns, &method, error);
+    return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, INT64_MAX, bound_ns, &method, error);
 }
 
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,

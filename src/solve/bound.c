@@ -39,10 +39,10 @@ int64_t crn_work_ns(const cairn_problem *problem)
     return problem->work_ns;
 }
 
-cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
-                             cairn_error *error)
+cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t enough_ns, int64_t *bound_ns,
+                             const char **method, cairn_error *error)
 {
-    for (int i = 0; crn_bound_methods[i]; i++) {
+    for (int i = 0; crn_bound_methods[i] && *bound_ns < enough_ns; i++) {
         int64_t before_ns = *bound_ns;
         if (crn_bound_methods[i]->raise_makespan)
             CRN_TRY(raise_by(task, i, budget_bytes, bound_ns, error));
@@ -57,7 +57,7 @@ cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t
 {
     *method = "work";
     *bound_ns = crn_work_ns(task->problem);
-    return crn_raise_bound(task, budget_bytes, bound_ns, method, error);
+    return crn_raise_bound(task, budget_bytes, INT64_MAX, bound_ns, method, error);
 }
 
 void crn_bounds_forget(const crn_task *task)

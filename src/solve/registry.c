@@ -58,6 +58,7 @@ const crn_solver *const crn_solvers[] = {
 #define BOUND_MAP(X)                 \
     X(crn_chain_knapsack_method)     \
     X(crn_chain_bound_method)        \
+    X(crn_chain_states_method)       \
     X(crn_chain_memory_bound_method) \
     X(crn_graph_bound_method)        \
     X(crn_graph_demand_method)       \

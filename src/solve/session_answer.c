@@ -132,8 +132,8 @@ static cairn_status fill_bound(crn_session *session, const crn_answer *answer, c
 {
     const char *method;
     info->lower_bound_ns = crn_max(crn_work_ns(session->task.problem), answer->lower_bound_ns);
-    if (!answer->found || info->makespan_ns != info->lower_bound_ns)
-        CRN_TRY(crn_raise_bound(&session->task, info->budget_bytes, &info->lower_bound_ns, &method, error));
+    int64_t enough_ns = answer->found ? info->makespan_ns : INT64_MAX;
+    CRN_TRY(crn_raise_bound(&session->task, info->budget_bytes, enough_ns, &info->lower_bound_ns, &method, error));
     if (!answer->found)
         return CAIRN_OK;
     if (info->lower_bound_ns > info->makespan_ns)

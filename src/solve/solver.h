@@ -187,11 +187,11 @@ static inline int64_t crn_work_limit(const crn_task *task, int64_t iterations)
 crn_task crn_task_without_machine(const crn_task *task);
 
 /**
- * Raises a lower bound by the methods; *method: static text, the name of the last that raised it, else left alone. Those
- * that need more than the caller's memory limit say nothing, here and in all that follows.
+ * Raises a lower bound by the methods, until it is enough_ns; *method: static text, the name of the last that raised it,
+ * else left alone. Those that need more than the caller's memory limit say nothing, here and in all that follows.
  */
-cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
-                             cairn_error *error);
+cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t enough_ns, int64_t *bound_ns,
+                             const char **method, cairn_error *error);
 
 /** A proved lower bound on the makespan of every schedule within a budget; method: static text. */
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,

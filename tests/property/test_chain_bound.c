@@ -115,6 +115,26 @@ static void never_passes_the_optimum(void **state)
     assert_true(t.raised * 2 > t.slowed);
 }
 
+/* Up to 12 stages the search over states ends: what chain-weak finds is proved, or nearly always. */
+static void short_chains_are_bounded_by_their_optimum(void **state)
+{
+    test_random random = test_random_seeded(74);
+    int asked = 0, met = 0;
+    (void)state;
+    for (int round = 0; round < TEST_ROUNDS(60); round++) {
+        test_chain_shape shape = {.stages_min = 7, .stages_max = 12, .positive = true, .bytes_max = 100, .ns_max = 100};
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        cairn_info all = solve(problem, "chain-weak", INT64_MAX);
+        for (int i = 0; i < 4; i++, asked++) {
+            int64_t budget = all.least_bytes + (all.store_all_bytes - all.least_bytes) * i / 4;
+            met += solve(problem, "chain-weak", budget).gap == 0;
+        }
+        cairn_problem_free(problem);
+    }
+    print_message("%d of %d answers proved optimal\n", met, asked);
+    assert_true(met * 100 >= asked * 95);
+}
+
 static void falls_with_the_budget_and_ends_at_the_work(void **state)
 {
     test_random random = test_random_seeded(72);
@@ -270,8 +290,11 @@ static void every_thread_looks_at_the_clock(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(never_passes_the_optimum),        cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
-        cmocka_unit_test(large_numbers_do_no_harm),        cmocka_unit_test(failing_allocations_are_reported),
+        cmocka_unit_test(never_passes_the_optimum),
+        cmocka_unit_test(short_chains_are_bounded_by_their_optimum),
+        cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
+        cmocka_unit_test(large_numbers_do_no_harm),
+        cmocka_unit_test(failing_allocations_are_reported),
         cmocka_unit_test(every_thread_looks_at_the_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

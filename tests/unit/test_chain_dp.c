@@ -180,7 +180,7 @@ static void persistent_schedules_of_the_weak_instance_take_3n_and_1(void **state
         cairn_problem *problem = weak_instance(n);
         cairn_info info = solve(problem, "chain-dp", 8, 8);
         assert_int_equal(info.makespan_ns, 3 * n + 1);
-        assert_string_equal(info.optimal_in, "persistent");
+        assert_string_equal(info.optimal_in, n == 3 ? "" : "persistent"); /* of three stages it is the optimum */
         if (n == 4)
             assert_int_equal(solve(problem, "brute-chain", 8, 8).makespan_ns, 2 * n + 4);
         cairn_problem_free(problem);

@@ -147,6 +147,8 @@ static cli_exit ask(cli_call *call, const cairn_solver_info *solver, const budge
         cli_note("left out: %s%s%s", names_itself ? "" : solver->name, names_itself ? "" : ": ", error.message);
         return CLI_FOUND;
     }
+    if (status == CAIRN_CANCELLED && cli_was_interrupted())
+        return CLI_INTERRUPTED; /* ask_all says so, if nobody has answered */
     if (status != CAIRN_OK)
         return cli_fail(call, NULL, &error);
     out->count += at->count;

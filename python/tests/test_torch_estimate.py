@@ -128,9 +128,13 @@ def test_search_for_a_batch_follows_a_bent_line() -> None:
     def needed(batch: int) -> int:
         return 100 + 10 * batch + max(0, 3 * (batch - 50))
 
-    assert batches.largest(needed, 1, 1000) == 80
-    assert batches.largest(needed, 64, 150) == 5
-    assert batches.largest(needed, 4, 90) == 0
+    assert batches.largest(needed, (1, 2), 1000) == 80
+    assert batches.largest(needed, (64, 128), 150) == 5
+    assert batches.largest(needed, (4, 8), 90) == 0
+
+
+def test_search_for_a_batch_goes_on_where_the_optimizer_makes_the_peak() -> None:
+    assert batches.largest(lambda batch: max(500, 10 * batch), (4, 8), 1000) == 100
 
 
 def test_targets_are_resized_and_closures_are_named() -> None:

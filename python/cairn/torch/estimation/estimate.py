@@ -140,7 +140,7 @@ def _task(profile: Profile, gradients: str) -> Task:
 
 
 def _curve(task: Task, budgets: Any) -> list[Plan | InfeasibleBudget]:
-    wanted = task.even_budgets(budgets) if isinstance(budgets, int) else list(budgets)
+    wanted = list(dict.fromkeys(task.even_budgets(budgets))) if isinstance(budgets, int) else list(budgets)
     highest = task.even_budgets(2)[-1]
     return task.plans([*wanted, *([] if isinstance(budgets, int) else [highest])])
 
@@ -158,5 +158,6 @@ def _largest(step: FakeStep, memory_bytes: int, gradients: str) -> tuple[int, in
             needs[batch] = _task(step.profiled(batch), gradients).even_budgets(2)
         return needs[batch][most]
 
-    plainly = batches.largest(lambda batch: needed(batch, True), step.batch, memory_bytes)
-    return batches.largest(lambda batch: needed(batch, False), step.batch, memory_bytes), plainly
+    first = step.batch, 2 * step.batch
+    plainly = batches.largest(lambda batch: needed(batch, True), first, memory_bytes)
+    return batches.largest(lambda batch: needed(batch, False), list(needs), memory_bytes), plainly

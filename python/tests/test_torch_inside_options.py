@@ -11,7 +11,7 @@ import pytest
 import torch
 from cairn.torch.base.stage_measure import OptionMeasure
 from cairn.torch.profiling import option_measure
-from cairn.torch.profiling.option_measure import _pareto
+from cairn.torch.profiling.option_measure import pareto
 from cairn.torch.selective.block_graph import BlockGraph
 from cairn.torch.selective.block_options import (
     DROP,
@@ -271,7 +271,7 @@ def test_what_is_slower_but_peaks_lower_is_kept() -> None:
         option(10**5 + 1, 800, 9),
         option(10**5 + 2, 901, 3),
     )
-    assert _pareto([everything, beaten, slow, small]) == [everything, slow, small]
+    assert pareto([everything, beaten, slow, small]) == [everything, slow, small]
 
 
 def test_the_options_that_peak_lowest_and_save_least_are_never_left_out() -> None:

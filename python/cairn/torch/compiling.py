@@ -21,6 +21,7 @@ from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
+from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
 from .planning.arguments import (
     check_budget,
     check_call,
@@ -35,6 +36,8 @@ from .profiling.profileable import check_gradients, device_of
 from .profiling.sample import Sample
 
 ROUNDS = 3
+
+
 _LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
 
@@ -49,6 +52,7 @@ def compile(
     optimizer: torch.optim.Optimizer | None = None,
     gradients: str = CREATED,
     holds_output: bool = True,
+    regions: Any = "auto",
     prove: bool = True,
     plan: CompiledPlan | None = None,
     solver: str = "auto",
@@ -79,6 +83,10 @@ def compile(
         Whether every step creates its gradients, or steps may add to existing ones, which takes more.
     holds_output : bool
         Whether the training loop has the model's output during the backward.
+    regions : {"auto", True, False} or blocks
+        True compiles every block by itself, in place, and autograd runs the step; blocks are found as by `profile`, or
+        named as for its `blocks`. False captures the model as one graph. "auto" does so where Dynamo can and no block
+        is compiled already.
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
     plan : CompiledPlan, optional
@@ -91,14 +99,16 @@ def compile(
     Returns
     -------
     nn.Module
-        What torch.compile returns. `cairn.torch.report` of it says what was planned and measured.
+        What torch.compile returns; the model itself where its blocks are compiled. `cairn.torch.report` of it says what
+        was planned and measured.
 
     Raises
     ------
     InfeasibleBudget
         No schedule fits; the error names the least budget that works.
     Unsupported
-        Dynamo cannot capture the model as one graph; the message names the operation and the line.
+        With ``regions=False``, Dynamo cannot capture the model as one graph; the message names the operation and the
+        line.
     PlanMismatch
         `plan` was made for another step.
     VerificationFailed
@@ -120,7 +130,17 @@ def compile(
     with telling(progress, "compile") as teller, sample.untouched(device):
         teller.begin("measuring the optimizer and the loss")
         _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        return _compiled(model, sample, device, request, prove, teller)
+        if regions is False or (regions == "auto" and (plan is not None or not has_compiled_parts(model))):
+            try:
+                return _compiled(model, sample, device, request, prove, teller)
+            except Unsupported:
+                if regions is False or plan is not None:
+                    raise
+        blocks = regions if isinstance(regions, str) or regions is not True else "auto"
+        by_block = RegionRequest(budget, kernels, optimizer, gradients, holds_output, prove, solver, blocks)
+        resident_bytes = _resident_bytes(request, sample, device)
+        compile_regions(sample, device, resident_bytes, by_block, teller)
+    return model
 
 
 def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, **others: Any) -> Any:
@@ -332,5 +352,5 @@ def _named_errors() -> Iterator[None]:
     except exc.Unsupported as error:
         raise Unsupported(
             f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "
-            "names, or use cairn.torch.checkpoint, which needs no graph"
+            "names, or let its blocks be compiled one by one (regions=True)"
         ) from error

@@ -160,7 +160,8 @@ def apply(
 def refuse_planned_parts(model: nn.Module) -> None:
     """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
     for name, part in model.named_modules():
-        if isinstance(vars(part).get("forward"), PatchedForward):
+        forward = vars(part).get("forward")
+        if isinstance(forward, PatchedForward) and forward.carries_out_a_plan:
             kind = type(model).__name__
             where = f"{name}, a part of this {kind}" if name else f"a model of which this {kind} is a part"
             raise Unsupported(f"a plan is at work on {where}: remove it first")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from cairn import ProgressCallback
@@ -116,6 +116,48 @@ def profile(
     >>> profile = ct.profile(model, x, loss_fn=loss_fn, optimizer=optimizer)
     >>> print(ct.sweep(profile, 5))
     """
+    how = How(passes, inside, keep)
+    around: Any = {"outside": outside, "holds_output": holds_output, "progress": progress}
+    return profile_by(how, model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, blocks=blocks, **around)
+
+
+class FindsOptions(Protocol):
+    """A pass that adds options to the blocks that were measured."""
+
+    def run(self) -> None:
+        """Adds them."""
+
+
+OptionPasses = Callable[[Sample, list[Block], StepMeasure, Owners, torch.device], FindsOptions]
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How blocks are measured: `passes` and `keep` as for `profile`; by what their options are found, if they are."""
+
+    passes: int = 3
+    inside: bool = True
+    keep: Any = ()
+    options: Callable[[Sample, list[Block], StepMeasure, Owners, torch.device], FindsOptions] = (
+        option_measure.OptionPass
+    )
+
+
+def profile_by(
+    how: How,
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    loss_fn: Callable[[Any], torch.Tensor] | None,
+    optimizer: torch.optim.Optimizer | None,
+    blocks: Any,
+    outside: bool,
+    holds_output: bool,
+    progress: ProgressCallback | Literal[False] | None,
+) -> Profile:
+    """`profile`, with blocks measured as is said."""
+    passes, inside, keep = how.passes, how.inside, how.keep
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     optimizer = unwrapped(optimizer)
@@ -138,7 +180,6 @@ def profile(
         looks_outside = outside and not observed.runs_compiled_outside(found)
         replaced = find_outside(model, sample.output, found) if looks_outside else Outside()
         sample.replaced = Replaced(model, replaced)
-        how = _How(passes, inside, keep)
         looks_at_whole = blocks == "auto" and inside and not keep and not replaced.notes()
         whole = discovery.whole_if_better(model, observed, found, free_bytes(device)) if looks_at_whole else []
         opened = _as_whole(sample, whole, observed, device, how) if whole else None
@@ -180,17 +221,8 @@ def _trace(sample: Sample, parameters: Parameters) -> call_trace.Trace:
     return best
 
 
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """What was asked for."""
-
-    passes: int
-    inside: bool
-    keep: Any
-
-
 def _measure_all(
-    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
+    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: How
 ) -> tuple[StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
     refuse_chosen_kernels(part for block in blocks for part in block.parts())
@@ -207,12 +239,12 @@ def _measure_all(
     if how.inside:
         sample.teller.begin("looking into blocks", len(measured.blocks))
         owners = Owners(observed.call_order(blocks), measured.used_outside)
-        option_measure.OptionPass(sample, blocks, measured, owners, device).run()
+        how.options(sample, blocks, measured, owners, device).run()
     return measured, blocks
 
 
 def _as_whole(
-    sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: _How
+    sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: How
 ) -> tuple[StepMeasure, list[Block]] | None:
     """The same of the whole model as a block, which is of use only if it can be opened; else None."""
     try:

@@ -7,6 +7,7 @@ joint graph is called here rather than written again.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
@@ -39,9 +40,42 @@ def mark_backward(node: fx.Node) -> None:
     node.meta["partitioner_tag"] = "is_backward"
 
 
+def not_captured() -> type[Exception]:
+    """What Dynamo raises for code that it cannot capture as one graph."""
+    from torch._dynamo import exc
+
+    return exc.Unsupported
+
+
+@functools.lru_cache(maxsize=1)
+def trace_nothing_of(package: str) -> None:
+    """Keeps Dynamo from tracing a package's own functions, such as hooks that are called while a frame runs which it
+    could not capture.
+    """
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
+
+
+#: What a size is taken for that is known only when the step runs (how many tokens an expert gets).
+GUESSED_SIZE = 128
+
+
 def size_hint(size: Any) -> int:
-    """A size as a number: of a symbolic one, the value that it was traced with."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    """A size as a number: of a symbolic one, the value that it was traced with, or a guess."""
+    if isinstance(size, int):
+        return size
+    if not is_guessed(size):
+        return int(size.node.hint)
+    environment, expression = size.node.shape_env, size.node.expr
+    name = "backed_var_to_val" if hasattr(environment, "backed_var_to_val") else "var_to_val"
+    known = getattr(environment, name)
+    return int(expression.xreplace({symbol: known.get(symbol, GUESSED_SIZE) for symbol in expression.free_symbols}))
+
+
+def is_guessed(size: Any) -> bool:
+    """Whether a size is known only when the step runs."""
+    return not isinstance(size, int) and size.node.hint is None
 
 
 def written_inputs(graph: fx.Graph) -> list[fx.Node]:
@@ -121,6 +155,15 @@ def compiled_without_plan(module: fx.GraphModule, inputs: Sequence[Any]) -> Call
     from torch._functorch.partitioners import default_partition
 
     return compiled_by_operators(module, inputs, default_partition)
+
+
+def cut_without_recomputation(
+    joint: fx.GraphModule, inputs: Sequence[Any], num_fwd_outputs: int, **others: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cuts a joint graph by torch's function that lets the backward recompute nothing."""
+    from torch._functorch.partitioners import default_partition
+
+    return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
 
 def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:

@@ -34,6 +34,8 @@ class _NoCode(Unsupported, AttributeError):
 class PatchedForward:
     """Stands for a module's `forward` until it is removed."""
 
+    carries_out_a_plan = True  # others do not keep a model from being planned
+
     def __init__(self, module: nn.Module, handler: Handler, owner: object = None, is_of_part: bool = False) -> None:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler

@@ -21,6 +21,7 @@ READS_HISTORY = "saves other tensors when it is recomputed, because it reads wha
 TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
 OWN_HOOKS = "keeps what it saves in saved-tensor hooks of its own"
 GRADIENTS_INSIDE = "takes gradients in its own forward"
+RUNS_ONCE = "is run once: its own backward recomputes what it needs"
 OVERWRITTEN = "reads a tensor that is changed in place, or replaced in its modules, after it ran"
 
 
@@ -116,7 +117,7 @@ class StageMeasure:
     @property
     def may_be_opened(self) -> bool:
         """Whether selective recomputation is possible."""
-        return self.keep_reason in ("", GRADIENTS_INSIDE)
+        return self.keep_reason in ("", GRADIENTS_INSIDE, RUNS_ONCE)
 
     def arriving_bytes(self, created: bool) -> int:
         """Bytes of all gradients that exist when its backward begins."""

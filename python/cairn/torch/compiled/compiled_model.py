@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cairn
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from ..base import clock, memory
 from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed
+from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend
@@ -35,6 +36,25 @@ class StepResult:
     step_ns: int
 
 
+class Regions(Protocol):
+    """The plan of a step whose blocks are compiled one by one."""
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels: "eager" or "inductor"."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the step may take."""
+
+    @property
+    def plan(self) -> Plan:
+        """The chain of blocks, and an option for each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
     """What was planned for a compiled step, and what was measured.
@@ -49,6 +69,8 @@ class CompiledReport:
         Of the model without compilation; None where it was not run.
     differences : tuple of str, or None
         What is not bit for bit as without compilation; None where that was not compared.
+    regions : RegionPlan or None
+        The plan of blocks that are compiled one by one; `plans` is empty then.
     """
 
     plans: tuple[CompiledPlan, ...]
@@ -57,9 +79,10 @@ class CompiledReport:
     plain_peak_bytes: int | None
     plain_ns: int | None
     differences: tuple[str, ...] | None
+    regions: Regions | None = None
 
     def __str__(self) -> str:
-        lines = [str(plan) for plan in self.plans]
+        lines = [str(plan) for plan in (*self.plans, *filter(None, [self.regions]))]
         whole = f"whole step  {format_bytes(self.measured_peak_bytes)}, {format_ns(self.step_ns)} measured"
         if self.plain_peak_bytes is not None and self.plain_ns is not None:
             whole += f"; without compilation {format_bytes(self.plain_peak_bytes)}, {format_ns(self.plain_ns)}"
@@ -71,8 +94,9 @@ class CompiledReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        found = dataclasses.asdict(self)
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         found["plans"] = [plan.to_json() for plan in self.plans]
+        found["regions"] = None if self.regions is None else self.regions.to_json()
         return found
 
 
@@ -132,6 +156,10 @@ class CompiledModel:
 
     def _own_gradients(self) -> _GradientsAside:
         return _GradientsAside(self.model)
+
+    def plain_step(self) -> StepResult:
+        """One step of the model without compilation."""
+        return self.step(self.model)
 
     def compiled_step(self, may_compile: bool = False) -> StepResult:
         """One step of the compiled model."""
@@ -205,7 +233,7 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
     assert made.report is not None
     with made.sample.untouched(made.device):
         other = made.compiled_step()
-        plain = made.step(made.model)
+        plain = made.plain_step()
         found = differences(plain, other)
     report = dataclasses.replace(
         made.report,
@@ -215,8 +243,9 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
         plain_ns=plain.step_ns,
         differences=found,
     )
-    problems = list(found) if all(plan.kernels == "eager" for plan in report.plans) else []
-    budget = min((plan.budget_bytes for plan in report.plans), default=None)
+    planned: list[CompiledPlan | Regions] = [*report.plans, *filter(None, [report.regions])]
+    problems = list(found) if all(plan.kernels == "eager" for plan in planned) else []
+    budget = min((plan.budget_bytes for plan in planned), default=None)
     if budget is not None and report.measured_peak_bytes > budget:
         over = format_bytes(report.measured_peak_bytes - budget)
         problems.append(f"the step took {format_bytes(report.measured_peak_bytes)}, which is {over} over the budget")

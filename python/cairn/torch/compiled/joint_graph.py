@@ -339,6 +339,12 @@ def is_tangent(node: fx.Node) -> bool:
     return "tangents" in str(node.target)
 
 
+def unknown_size(joint: JointGraph) -> str:
+    """The name of a node whose size is known only when the step runs; empty where there is none."""
+    tensors = ((node, value) for node, value in joint.values.items() if isinstance(value, torch.Tensor))
+    return next((node.name for node, value in tensors if any(map(_compat_compile.is_guessed, value.shape))), "")
+
+
 def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
     """What a graph returns; None where that is no node."""
     [output] = graph.find_nodes(op="output")

@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from ..base import _compat_compile
-from ..base.errors import InfeasibleBudget, PlanMismatch
+from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
-from .joint_graph import JointGraph, is_tangent, read
+from .joint_graph import JointGraph, is_tangent, read, unknown_size
 from .liveness import Moment, peak
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
@@ -65,6 +65,11 @@ class Planner:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cuts a joint graph as AOTAutograd asks for."""
         joint = read(module, num_fwd_outputs)
+        if unknown := unknown_size(joint):
+            raise Unsupported(
+                f"how large {unknown} is, is known only when the step runs: compile blocks one by one "
+                "(cairn.torch.compile(regions=True))"
+            )
         primals = [n for n in module.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         self.written = [index for index, node in enumerate(primals) if node in joint.written]
         measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated

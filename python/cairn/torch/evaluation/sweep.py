@@ -17,6 +17,7 @@ from ..base import memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import InfeasibleBudget
 from ..compiled.compiled_model import CompiledModel, curve, known
+from ..compiling_regions import RegionModel
 from ..handle import SuspendablePlan, set_aside
 from ..planning.arguments import (
     allowed,
@@ -137,8 +138,12 @@ def sweep(
 
 
 def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
-    """Points of the graph of a compiled step; the reserve is left free in each."""
+    """Points of the graph of a compiled step, or of its regions; the reserve is left free in each."""
     assert compiled.report is not None
+    if isinstance(compiled, RegionModel):
+        task = compiled.task()
+        plans = task.plans(task.even_budgets(wanted) if isinstance(wanted, int) else wanted)
+        return Sweep(task.profile.model_name, task.profile.device, "step", task.gradients, tuple(map(_point, plans)))
     plan = compiled.report.plans[-1]
     return Sweep(plan.model_name, plan.device, "step", plan.gradients, tuple(
         Point(budget, *found) for budget, found in curve(plan, wanted)

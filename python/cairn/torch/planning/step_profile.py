@@ -9,7 +9,7 @@ from typing import Any
 from cairn import format_bytes, format_ns
 
 from ..base.choices import ACCUMULATED, CREATED
-from ..base.stage_measure import OPTIMIZER_STATE, STATE, OptionMeasure, StageMeasure
+from ..base.stage_measure import OPTIMIZER_STATE, REPLAYED, RUNS_ONCE, STATE, OptionMeasure, StageMeasure
 from ..base.stages import BLOCK, StageRef, shown
 from ..head.replacements import Outside
 from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, passing
@@ -152,6 +152,12 @@ class Profile:
         """The profile of blocks that are kept or recomputed as wholes."""
         stages = tuple(dataclasses.replace(stage, options=[], digest="") for stage in self.stages)
         return dataclasses.replace(self, stages=stages)
+
+    def run_once(self) -> Profile:
+        """The profile of a step in which no block is recomputed as a whole, and nothing has to be replayed for it."""
+        stages = tuple(dataclasses.replace(stage, keep_reason=stage.keep_reason or RUNS_ONCE) for stage in self.stages)
+        resident = {name: size for name, size in self.resident.items() if name != REPLAYED}
+        return dataclasses.replace(self, stages=stages, resident=resident)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; `from_json` reads it back."""

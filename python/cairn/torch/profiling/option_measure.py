@@ -28,7 +28,7 @@ from ..selective.block_options import thinned
 from ..selective.recompute import Recipe
 from . import isolated_block, overhead
 from .block_meter import captured_by, parameters_of
-from .option_meter import Metered
+from .option_meter import Metered, following
 from .option_proofs import LEAST_BYTES, OptionTimes, Proofs
 from .option_runs import BlockRuns
 from .parameter_users import Owners
@@ -70,13 +70,9 @@ class OptionPass:
         arguments = isolated_block.Arguments(args, kwargs, block)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
-        if block.is_compiled:
-            stage.closed = "is compiled"
-        elif block.has_own_hooks:
-            stage.closed = "has saved-tensor hooks of its own (save_on_cpu, a selective checkpoint)"
-        elif stage.may_be_opened:
+        if stage.may_be_opened:
             with collecting_apart():
-                self._open(stage, block, call, function, arguments)
+                self._look_into(stage, block, call, function, arguments)
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.lent(args, kwargs)
@@ -86,7 +82,7 @@ class OptionPass:
         lent.hand_back(block.name, result, output)
         return output
 
-    def _open(
+    def _look_into(
         self,
         stage: StageMeasure,
         block: Block,
@@ -94,6 +90,13 @@ class OptionPass:
         function: Callable[..., Any],
         arguments: isolated_block.Arguments,
     ) -> None:
+        """Finds the options of a stage."""
+        if block.is_compiled:
+            stage.closed = "is compiled"
+            return
+        if block.has_own_hooks:
+            stage.closed = "has saved-tensor hooks of its own (save_on_cpu, a selective checkpoint)"
+            return
         arriving = self._measured.arriving.get((block.name, call), ())
         run = BlockRuns(block, function, arguments, self._device, arriving)
         with run.rewound():
@@ -131,7 +134,7 @@ class _Opening:
         stage.closed = self.reason
         if not self.reason:
             stage.digest, stage.asked, stage.draws = self.digest, list(self.asked), list(self.draws)
-            stage.options = [_moved(option, self._stage, stage) for option in self.options]
+            stage.options = [moved(option, self._stage, stage) for option in self.options]
 
     def _find(self, stage: StageMeasure) -> str:
         graph = self._run.recorded(saving=True, asked=self.asked)
@@ -150,14 +153,14 @@ class _Opening:
         copied = memory.unique_bytes(b for b in self._run.buffers() if b is not None)
         options = [_option(stage, measured[0], proved[i], m, copied if i else 0) for i, m in enumerate(measured)]
         parts = stage.saved_bytes // max(1, self._part_bytes)
-        self.options = _thinned(_pareto(options), MAX_OPTIONS + parts)
+        self.options = _thinned(pareto(options), MAX_OPTIONS + parts)
         return "" if len(self.options) > 1 else "has no option that takes less"
 
     def _metered(self, proved: Sequence[tuple[Recipe, OptionTimes]]) -> list[tuple[StageMeasure, OptionTimes]]:
         self._teller.more(len(proved))
         measured = []
         for recipe, took in proved:
-            measured.append((Metered(self._run, recipe).stage, took))
+            measured.append((Metered(self._run, following(self._run, recipe)).stage, took))
             self._teller.one_done()
         return measured
 
@@ -169,16 +172,22 @@ def _option(
     measured: tuple[StageMeasure, OptionTimes],
     copied_bytes: int,
 ) -> OptionMeasure:
-    """The stage with an option: what was measured of it, and by how much the option differs from keeping everything.
-
-    Buffers, `copied_bytes`, are copied before the block first runs.
-    """
-    base, found = everything[0], measured[0]
+    """The stage with an option of selective recomputation. Buffers, `copied_bytes`, are copied before it first runs."""
     recipe, took = proved
+    found = option_beside(stage, everything[0], measured[0], took, recipe.decisions, _described(recipe))
+    return dataclasses.replace(found, forward_rise_bytes=found.forward_rise_bytes + copied_bytes)
+
+
+def option_beside(
+    stage: StageMeasure, base: StageMeasure, found: StageMeasure, took: OptionTimes, decisions: str, recomputes: str
+) -> OptionMeasure:
+    """The stage with an option: what was measured of it, and by how much the option, `found` alone, differs from
+    keeping everything, `base` alone.
+    """
     return OptionMeasure(
-        decisions=recipe.decisions,
+        decisions=decisions,
         saved_bytes=max(stage.saved_bytes + found.saved_bytes - base.saved_bytes, stage.output_bytes),
-        forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes + copied_bytes,
+        forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes,
         backward_rise_bytes=stage.backward_rise_bytes + found.backward_rise_bytes - base.backward_rise_bytes,
         accumulated_backward_rise_bytes=stage.accumulated_backward_rise_bytes
         + found.accumulated_backward_rise_bytes
@@ -188,11 +197,11 @@ def _option(
         offloadable_bytes=stage.offloadable_bytes + found.offloadable_bytes - base.offloadable_bytes
         if min(stage.offloadable_bytes, found.offloadable_bytes, base.offloadable_bytes) > 0
         else 0,
-        recomputes=_described(recipe),
+        recomputes=recomputes,
     )
 
 
-def _moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
+def moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
     """An option of a stage that was measured, for one of the same signature."""
     offloads = min(option.offloadable_bytes, stage.offloadable_bytes) > 0
     accumulated = stage.accumulated_backward_rise_bytes - measured.accumulated_backward_rise_bytes
@@ -219,7 +228,7 @@ def _described(recipe: Recipe) -> str:
     return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in listed)
 
 
-def _pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
+def pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
     """Without the options that another one beats in bytes and time; the first, which keeps everything, stays."""
     less = [option for option in options[1:] if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes]
     kept = [option for option in less if not any(_beats(other, option) for other in less)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,15 +12,19 @@ from ..base.stage_measure import StageMeasure
 from ..base.tree import Tree
 from ..rerun_state.rng_and_autocast import RandomState
 from ..selective.recompute import Recipe, TensorRecompute
+from . import isolated_block
 from .block_meter import BlockMeter, Created, parameters_of
 from .option_proofs import Where
 from .option_runs import BlockRuns
 
 
 class Metered:
-    """One option's forward and backward, alone, under a meter."""
+    """One option's forward and backward, alone, under a meter.
 
-    def __init__(self, run: BlockRuns, recipe: Recipe) -> None:
+    saved: makes the pack hooks under which it runs.
+    """
+
+    def __init__(self, run: BlockRuns, saved: Callable[[], isolated_block.Saved]) -> None:
         run.rewind()
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
@@ -33,11 +38,16 @@ class Metered:
         alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
-                alone.run_saving(run.function, run.arguments, run.waiting, created, lambda: _Saved(run, recipe))
+                alone.run_saving(run.function, run.arguments, run.waiting, created, saved)
         finally:
             for handle in handles:
                 handle.remove()
         alone.read_saving()
+
+
+def following(run: BlockRuns, recipe: Recipe) -> Callable[[], isolated_block.Saved]:
+    """The pack hooks of an option of selective recomputation."""
+    return lambda: _Saved(run, recipe)
 
 
 class _Saved:

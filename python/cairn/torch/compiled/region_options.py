@@ -1,0 +1,132 @@
+"""Measures the options of compiled blocks: each runs forward and backward alone, once for each kind of block.
+
+Times are those of runs in turns, so that whatever else the machine does meets all options alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..base import clock
+from ..base.blocks import Block
+from ..base.stage_measure import StageMeasure
+from ..profiling import isolated_block
+from ..profiling.block_meter import parameters_of
+from ..profiling.option_measure import OptionPass, moved, option_beside, pareto
+from ..profiling.option_meter import Metered
+from ..profiling.option_proofs import OptionTimes
+from ..profiling.option_runs import BlockRuns
+from ..profiling.side_outputs import SideOutputs
+from .region_code import EVERYTHING, Level, useful_levels
+from .regions import Region, Regions
+
+#: Options are timed in turns until one kind of block has taken so long, or so often; at least three times.
+ENOUGH_NS, MOST_ROUNDS, LEAST_ROUNDS = 1_000_000_000, 12, 3
+
+
+def written(level: Level) -> str:
+    """A level as a plan has it."""
+    return f"{level.kept:g} {level.peak:g}"
+
+
+def level_of(text: str) -> Level:
+    """The level that was written so."""
+    kept, peak = map(float, text.split())
+    return Level(kept, peak)
+
+
+class RegionPass(OptionPass):
+    """One forward of the model in which one block of each kind runs by all of its options."""
+
+    def __init__(self, regions: Regions, *step: Any) -> None:
+        super().__init__(*step)
+        self._regions = regions
+        self._curves: dict[Any, _Curve] = {}
+
+    def _look_into(
+        self,
+        stage: StageMeasure,
+        block: Block,
+        call: int,
+        function: Callable[..., Any],
+        arguments: isolated_block.Arguments,
+    ) -> None:
+        region = self._regions.of(block.name)
+        if region is None:
+            stage.closed = "is not compiled"
+            return
+        arriving = self._measured.arriving.get((block.name, call), ())
+        run = BlockRuns(block, function, arguments, self._device, arriving)
+        kind = stage.signature(), id(region.code)
+        if kind not in self._curves:
+            run.waiting = self._owners.waiting(block, call)
+            run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
+            with run.rewound():
+                self._curves[kind] = _Curve(run, stage, region)
+        self._curves[kind].describe(stage)
+
+
+class _Curve:
+    """The options of one kind of block, measured."""
+
+    def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region) -> None:
+        self._stage, code = stage, region.code
+        curves = code.backends[0].curves
+        levels = useful_levels(curves) if curves else [EVERYTHING]
+        numbers = [code.option_at(level) for level in levels]
+        times = _times(run, region, numbers)
+        metered = []
+        for number in numbers:
+            region.option = number
+            metered.append(Metered(run, lambda: isolated_block.SavedTensors(run.device)).stage)
+        region.option = 0
+        found = []
+        for level, number, alone, took in zip(levels, numbers, metered, times, strict=True):
+            repeats = f"{code.backends[number].recomputed} operators"
+            found.append(option_beside(stage, metered[0], alone, took, written(level), repeats))
+        self.options = pareto(found)
+
+    def describe(self, stage: StageMeasure) -> None:
+        """Tells a stage what was found."""
+        if len(self.options) < 2:
+            stage.closed = "has no option that takes less"
+            return
+        stage.digest = "compiled"
+        stage.options = [moved(option, self._stage, stage) for option in self.options]
+
+
+def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTimes]:
+    """By how much longer forward and backward take by each option than by the first; the least of several times, since
+    what other programs do can only add to one. None does less than the first.
+    """
+    rounds: list[list[tuple[int, int]]] = []
+    began = clock.read()
+    while len(rounds) < MOST_ROUNDS and (len(rounds) <= LEAST_ROUNDS or clock.read() - began < ENOUGH_NS):
+        rounds.append([])
+        for number in numbers:
+            region.option = number
+            rounds[-1].append(_timed(run))
+        if len(rounds) == 1:  # which compiled them
+            began = clock.read()
+    least = [tuple(min(now[index][part] for now in rounds[1:]) for part in (0, 1)) for index in range(len(numbers))]
+    return [OptionTimes(max(0, forward - least[0][0]), max(0, backward - least[0][1])) for forward, backward in least]
+
+
+def _timed(run: BlockRuns) -> tuple[int, int]:
+    """Forward and backward of one run."""
+    run.rewind()
+    beside = SideOutputs(run.block.parts())
+    args, kwargs = run.arguments.source(isolated_block.Hooks())
+    clock.wait_for(run.device)
+    began = clock.read()
+    result = run.arguments.run(run.function, args, kwargs)
+    clock.wait_for(run.device)
+    forward_ns = clock.read() - began
+    del args, kwargs
+    made, grads = beside.root(result, run.arriving)
+    del result
+    began = clock.read()
+    run.backward(made, grads)
+    clock.wait_for(run.device)
+    return forward_ns, clock.read() - began

@@ -1,0 +1,167 @@
+"""Regions: the blocks of a model that are compiled one by one, in the place of their forwards.
+
+A `Region` stands for the forward of one block and calls the compiled code of its option. Nothing else of the model
+changes: no names, no wrappers, and autograd carries out the step. Blocks that were compiled before (`block.compile()`,
+`torch.compile(block)`) are compiled anew by their option, and are as they were once the region is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import _compat, _compat_compile
+from ..base.blocks import Block
+from ..base.patched_forward import PatchedForward
+from .region_code import EVERYTHING, BlockCode, Level, called
+
+_IN_PLACE = "_compiled_call_impl"  # what Module.compile sets
+
+
+class Region(PatchedForward):
+    """Stands for the forward of a block; `option` is one of its code's."""
+
+    carries_out_a_plan = False
+    _torchdynamo_orig_callable = None  # torch's mark for compiled functions: nobody puts hooks inside of them
+
+    def __init__(self, module: nn.Module, code: BlockCode, owner: object) -> None:
+        self.code, self.option, self.is_on = code, 0, True
+        compiled = _compat.compiled_inside(module)
+        self._called = weakref.ref(module if compiled is None else compiled)
+        super().__init__(module, _passed_on, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs in place of the block's forward."""
+        called = self._called()
+        if args and args[0] is self._module():
+            args = args[1:]
+        if not self.is_on or self._handler is None:
+            return self.plain()(*args, **kwargs)
+        try:
+            return self.code.callables[self.option](called, *args, **kwargs)
+        except _compat_compile.not_captured():
+            if self.code.breaks:
+                raise
+        self.code.allow_breaks()
+        return self.code.callables[self.option](called, *args, **kwargs)
+
+    def plain(self) -> Callable[..., Any]:
+        """What runs without this, not compiled."""
+        called = self._called()
+        return self.original() if called is None or called is self._module() else called
+
+
+def _passed_on(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return forward(*args, **kwargs)
+
+
+class Regions:
+    """The regions of a model, by the names of blocks."""
+
+    def __init__(self, model: nn.Module, kernels: str, device: torch.device) -> None:
+        self._model, self._kernels, self._device = weakref.ref(model), kernels, device
+        self._codes: dict[Callable[..., Any], BlockCode] = {}
+        self._of: dict[str, weakref.ref[Region]] = {}
+        _compat_compile.trace_nothing_of("cairn")
+        self._in_place: list[tuple[weakref.ref[nn.Module], Any]] = []
+
+    def set_compiled_aside(self) -> None:
+        """Lets parts that were compiled in place run as they are, until regions are removed."""
+        model = self._model()
+        for part in model.modules() if model is not None else ():
+            if vars(part).get(_IN_PLACE) is not None:
+                self._in_place.append((weakref.ref(part), vars(part)[_IN_PLACE]))
+                vars(part)[_IN_PLACE] = None
+
+    def install(self, blocks: Sequence[Block]) -> None:
+        """Puts regions in the place of blocks that are one module each."""
+        for block in blocks:
+            if block.container is None:
+                [module] = block.modules
+                self._of[block.name] = weakref.ref(Region(module, self._code(module), self))
+
+    def _code(self, module: nn.Module) -> BlockCode:
+        """The code of a block's class; of the module alone where its forward was replaced on the instance."""
+        compiled, key = _compat.compiled_inside(module), type(module).forward
+        function: Callable[..., Any] = key
+        if compiled is not None:
+            function, key = called, type(compiled).forward
+        elif "forward" in vars(module):
+            function = key = _bound(vars(module)["forward"])
+        if key not in self._codes:
+            self._codes[key] = BlockCode(function, self._kernels, self._device)
+        return self._codes[key]
+
+    @property
+    def names(self) -> list[str]:
+        """The blocks that are regions."""
+        return list(self._of)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that are regions."""
+        return [module for _, region in self.all() if (module := region.module) is not None]
+
+    @property
+    def codes(self) -> list[BlockCode]:
+        """The code of all regions."""
+        return list(self._codes.values())
+
+    @property
+    def compilations(self) -> int:
+        """How many graphs were compiled so far."""
+        return sum(backend.compilations for code in self.codes for backend in code.backends)
+
+    def of(self, name: str) -> Region | None:
+        """The region of a block; None if it has none."""
+        found = self._of.get(name)
+        return None if found is None else found()
+
+    def all(self) -> Iterator[tuple[str, Region]]:
+        """The regions that are there, by name."""
+        for name in self._of:
+            region = self.of(name)
+            if region is not None:
+                yield name, region
+
+    def follow(self, levels: dict[str, Level]) -> None:
+        """Sets the option of each region; those that are not named keep everything."""
+        for name, region in self.all():
+            region.option = region.code.option_at(levels.get(name, EVERYTHING))
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Without compiled code, for the body of a with statement."""
+        regions = [region for _, region in self.all()]
+        for region in regions:
+            region.is_on = False
+        try:
+            yield
+        finally:
+            for region in regions:
+                region.is_on = True
+
+    def remove(self) -> None:
+        """Puts the model back as it was."""
+        for _, region in list(self.all()):
+            region.remove()
+        self._of.clear()
+        for reference, impl in self._in_place:
+            part = reference()
+            if part is not None:
+                vars(part)[_IN_PLACE] = impl
+        self._in_place.clear()
+
+
+def _bound(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward of an instance as a function of the module and its arguments."""
+
+    def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return run

@@ -204,7 +204,7 @@ def test_a_step_under_a_cap_of_the_operating_system(tier: str) -> None:
         with ct.apply(model, plan) as handle:
             step()  # opens the offload tier
             model.zero_grad()
-            slab = handle.executor.depot.transfers
+            slab = handle.executor.plan_tier.transfers
             used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
             there = sum(p.numel() * 4 for p in model.parameters()) + x.numel() * 4
             cap = used + plan.created_peak_bytes - there + (4 << 20)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import cairn.torch as ct
 import torch
 from cairn.torch.compiled.compiled_model import known
-from cairn.torch.compiling_regions import RegionModel, levels_of
+from cairn.torch.compiling_regions import RegionModel, RegionPlan, levels_of
 from support import arguments
 from support.training import MIB, allocated_peak, machine, quiet, write
 from torch import nn
@@ -120,8 +120,9 @@ def planned(model: Gpt, ids: torch.Tensor, budget: int | str, name: str) -> Way:
         model, ids, budget=budget, kernels="eager", regions=True, holds_output=False, prove=False, progress=False
     )
     made = known(model)
-    assert isinstance(made, RegionModel) and made.report is not None and made.report.regions is not None
+    assert isinstance(made, RegionModel) and made.report is not None
     plan = made.report.regions
+    assert isinstance(plan, RegionPlan)
     off = 100 * (plan.peak_bytes / (plan.measured_peak_bytes or 1) - 1)
     enter = functools.partial(made.regions.follow, levels_of(plan.plan))
     return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %")

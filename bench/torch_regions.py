@@ -146,7 +146,7 @@ def ways(model: Gpt, ids: torch.Tensor, options: Any) -> Iterator[tuple[Way, int
         peak = peak_bytes(whole, ids)
         yield whole, peak
         try:
-            own = planned(model, ids, int(peak * (1 + options.reserve)), f"cairn, {peak / MIB:.1f} MiB")
+            own = planned(model, ids, int(peak * (1 + options.reserve)), f"cairn in place of {count}")
         except ct.InfeasibleBudget as error:
             print(f"{peak / MIB:.1f} MiB: the least is {(error.least_bytes or 0) / MIB:.1f} MiB")
             continue

@@ -1,16 +1,18 @@
 /*
  * A lower bound on the makespan of every schedule of a short chain within a budget, transfers excluded: by A* over the
- * states of the simulator's model. Where the search ends, the bound is the optimum; where its work is used up, it is the
- * least estimate of the states that are left.
+ * states of the simulator's model. Where the search ends, the bound is the optimum; where its work is used up, it is
+ * the least estimate of the states that are left.
  *
- * A state is the next backward c, the outputs and the saved sets that are resident. Left out is what helps no schedule:
- * a value is dropped only where something does not fit, or where its stage may be saved with another option; an output is not computed where its saved set is there, unless
- * the next stage's saved set is to be left without that.
+ * A state is the next backward c, and the outputs and saved sets that are resident. Steps that help no schedule are
+ * left out. A value is dropped only where another operation does not fit, or where its stage can be saved with another
+ * option. An output is computed beside its own saved set only where the next stage's saved set needs it once that is
+ * dropped.
  *
- * The estimate of a state. Every stage l <= c still takes at least the least of uF_k[l] + uB_k[l], or uB_k[l] if that
- * is less and A_k[l] is there. Besides, if neither a[c-1] nor A[c-1] is there, the stages behind the last resident value p run
- * forward before backward c. Those of them that are not saved when backward c runs take a forward once more. Which are
- * saved is limited by the room beside that backward: a knapsack, of which the fractional optimum is an upper bound.
+ * The estimate of a state is a lower bound on the time that is left. Every stage l <= c takes at least the least of
+ * uF_k[l] + uB_k[l], or uB_k[l] if that is less and A_k[l] is resident. If neither a[c-1] nor A[c-1] is resident, the
+ * stages behind the last resident value run forward before backward c. Those of them whose saved set is not resident
+ * when backward c runs take a second forward. The memory beside that backward limits how many saved sets can be
+ * resident: a knapsack, whose fractional optimum bounds the forwards that are avoided.
  */
 #include <string.h>
 
@@ -232,7 +234,7 @@ static void forwards(leaving *from, int32_t l)
     take_step(from, &to, stage->forward_only_ns, stage->output_bytes - stage_at(from->s, l - 1)->output_bytes, during);
 }
 
-/* Whether the saved set behind a value has another one to be made from. */
+/* Whether a value of stage l can be dropped: the saved set of stage l + 1 needs a[l] or A[l]. */
 static bool may_go(const place *at, int32_t l, bool other_is_there)
 {
     return other_is_there || !saved_of(at, l + 1);
@@ -355,7 +357,7 @@ static bool takes(const cairn_chain *chain)
     return fits;
 }
 
-/* What was found last, for who asks again. */
+/* The latest budget and its bound, kept for the next call. */
 typedef struct found {
     int64_t budget_bytes, bound_ns;
 } found;

@@ -73,9 +73,8 @@ class StageMeasure:
     passing_bytes: int = 0  # outputs that are freed before the backward, unless the next stage is recomputed from them
     left_bytes: int = 0  # outputs that count with the code behind it, outside blocks, or nowhere
     left_saved_bytes: int = 0  # of these, the ones that it saves itself
-    output_is_held: bool = (
-        False  # by the code behind it, outside blocks; then `offloadable_bytes` leaves the output out
-    )
+    #: By the code behind it, outside blocks; then `offloadable_bytes` does not count the output.
+    output_is_held: bool = False
     forward_rise_bytes: int = 0
     forward_only_rise_bytes: int = 0
     backward_rise_bytes: int = 0

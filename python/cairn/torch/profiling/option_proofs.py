@@ -19,7 +19,7 @@ from ..selective.recompute import Recipe, TensorRecompute, compile_recipe
 from . import isolated_block
 from .option_runs import BlockRuns
 
-PROOFS = 3  # recomputes of each choice: as many times, of which the median counts
+PROOFS = 3  # recomputations of each choice; the median of their times counts
 LONG_NS = 500_000_000  # what takes longer is done and timed once
 LEAST_BYTES = 4096  # an option that saves less is not worth having
 ATTEMPTS = 8  # at choices without the operations that turned out not to give the same again

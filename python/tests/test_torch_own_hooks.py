@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 from cairn.torch.selective.saved_tensors import OwnHolder
+from executor_support import backward, blocks, drop, is_valid, keep, save
+from executor_support import planned as planned_by
 from inside_support import mean_square
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -123,6 +126,28 @@ def test_blocks_with_saved_tensor_hooks_are_recomputed_as_wholes(way: str, share
     plain = copy.deepcopy(model)
     with ct.apply(model, plan):
         assert all(map(torch.equal, two_steps(model, x), two_steps(plain, x)))
+
+
+def test_what_hooks_refer_to_is_dropped_with_what_they_keep() -> None:
+    """The autograd graph of the first run stays, and refers to the pack hook."""
+    kept: list[weakref.ref[nn.Module]] = []
+
+    def hooked(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        alive.append([reference() is not None for reference in kept])
+        owner = nn.Identity()
+        kept.append(weakref.ref(owner))
+        with saved_tensors_hooks(lambda tensor: owner(tensor), lambda tensor: owner(tensor)):
+            return function(x)
+
+    alive: list[list[bool]] = []
+    net, stages = Net(hooked), blocks(*(f"layers.{number}" for number in range(3)))
+    del net.layers[3:]
+    again = [backward(3), save(1), save(2), backward(2), backward(1)]
+    ops = [save(1), keep(2), drop("saved", 1), save(3), *again]
+    assert is_valid(stages, ops)
+    with planned_by(net, stages, ops):
+        mean_square(net(torch.randn(64, 16))).backward()
+    assert alive[:3] == [[], [True], [False, False]]
 
 
 def test_profiles_say_why_such_blocks_have_no_options() -> None:

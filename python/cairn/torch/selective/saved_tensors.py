@@ -282,6 +282,7 @@ class FirstRunPack(Packed):
         self.lease, self._keep = lease, keep
         self.recompute_state, self.saving = recompute_state, saving  # None without selective recomputation
         self.takes_own = recompute_state is None
+        self._own: list[list[Any]] = []  # hooks of the block's own while it runs; they can hold tensors
         self._leaves = list(arguments)
         self.versions = _compat.versions(arguments)
         self._arguments: dict[int, int] | None = None  # index of an argument, by storage; filled at the first use
@@ -300,11 +301,12 @@ class FirstRunPack(Packed):
 
     def within(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks for a part of the block that has these of its own."""
-        own = (pack, unpack) if self._keep else None  # else they, and what they hold, end with that part
+        own = [pack, unpack] if self._keep else []  # the graph refers to `packed`, so `close` empties this list
+        self._own.append(own)
 
         def packed(tensor: torch.Tensor) -> Holder:
             holder = OwnHolder(self.lease)
-            if own is not None:
+            if own:
                 holder.keep(tensor, *own)
             return self._note(holder, tensor)
 
@@ -323,6 +325,8 @@ class FirstRunPack(Packed):
         """Called after the run: drops all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self.versions = [], {}, []
         self.recompute_state = self.saving = self._marks = None
+        for own in self._own:
+            own.clear()
         del self.lease
         return all(reference() is None for reference in reversed(self.holders))
 

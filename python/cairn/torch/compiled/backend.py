@@ -1,8 +1,8 @@
-"""The backend of torch.compile: plans the graph that Dynamo captures, compiles it, and measures the step that came out.
+"""The backend of torch.compile: plans the graph that Dynamo captures, compiles it and measures the compiled step.
 
-A plan is kept to because it was measured. The compiled graph runs once, forward and backward, on the inputs that it was
-captured with. Where its peak passes the budget, or stays far below its prediction while something is recomputed, the
-prediction is corrected by the difference and the graph is planned again. Then the budget is kept, or it is an error.
+The measurement makes sure of the budget. The compiled graph runs once, forward and backward, on the inputs that it was
+captured with. If its peak exceeds the budget, or is far below the prediction although the plan recomputes, the
+difference corrects the prediction and the graph is planned again. A step that still exceeds the budget is an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .planner import Planner
 from .request import Request
 
 ROUNDS = 3
-#: Plans for larger sizes than a graph was captured with that are kept.
+#: How many plans are kept for sizes larger than those that a graph was captured with.
 MOST_SIZES = 8
-#: A prediction that is too high by this share of what is not resident all along is corrected.
+#: A prediction is corrected if it is too high by this share of the memory that is not resident all along.
 UNUSED = 0.03
 
 
 class Backend:
-    """A backend with one request; what it planned, by graph, is in `plans`."""
+    """A backend for one request; `plans` holds the plan of each graph."""
 
     def __init__(self, request: Request) -> None:
         lacking = _compat_compile.missing()
@@ -42,9 +42,9 @@ class Backend:
         self.compilations = 0
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compiles one graph.
+        """Compile one graph.
 
-        Where that is refused, the first call says so: torch would wrap an error that is raised here.
+        A refusal is raised by the first call instead of here, where torch would wrap the error.
         """
         self.compilations += 1
         try:
@@ -58,7 +58,7 @@ class Backend:
     def planned(
         self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
-        """A plan, and the code that keeps to it."""
+        """A plan, and its compiled code."""
         resident = self._resident(inputs, device)
         request = dataclasses.replace(
             self.request,
@@ -82,7 +82,7 @@ class Backend:
         return {name: size for name, size in resident.items() if size}
 
     def _optimizer_peak(self, inputs: Sequence[Any], resident: Mapping[str, int]) -> int:
-        """Of the optimizer's step, which follows when all gradients are there and the graph's results are not."""
+        """The peak of the optimizer's step, when all gradients exist and the graph's results are freed."""
         if self.request.optimizer_step_bytes is None:
             return 0
         own = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
@@ -100,16 +100,16 @@ def _refusing(error: Exception) -> Callable[..., Any]:
 
 
 def _symbolic_sizes(inputs: Sequence[Any]) -> dict[int, int]:
-    """The sizes among a graph's inputs: by place, with what it was captured with."""
+    """The symbolic sizes among a graph's inputs: by index, the value at capture."""
     return {place: _compat_compile.size_hint(value) for place, value in enumerate(inputs)
             if isinstance(value, torch.SymInt)}  # fmt: skip
 
 
 class _First:
-    """A compiled graph whose first call measures it, and plans it again where it takes more than was predicted.
+    """A compiled graph whose first call measures it, and plans again if it needs more memory than predicted.
 
-    Code may not run while Dynamo compiles; the first call comes right behind. A plan of a graph with symbolic sizes
-    serves these and smaller ones. Larger ones get plans of their own.
+    Code cannot run while Dynamo compiles, so the first call, which follows at once, measures. The plan of a graph with
+    symbolic sizes serves the sizes at capture and smaller ones. Larger sizes get plans of their own.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class _First:
         return self._compiled(*args)
 
     def _for_larger(self, args: Sequence[Any]) -> _First:
-        """The same graph for larger inputs; the latest few are kept."""
+        """The same graph planned for larger inputs; only the latest few plans are kept."""
         wanted = tuple(args[place] for place in self._sizes)
         if wanted not in self._larger:
             planner, compiled = self._backend.planned(self._module, args, self._planner.device, 0)
@@ -143,7 +143,7 @@ class _First:
         return self._larger[wanted]
 
     def _settle(self, inputs: Sequence[Any]) -> None:
-        """Measures the step, and plans again until it keeps to its budget and makes use of it."""
+        """Measure the step, and plan again until it keeps to its budget and leaves little of it unused."""
         planner, compiled, correction = self._planner, self._compiled, 0
         kept: tuple[CompiledPlan, Callable[..., Any]] | None = None
         for number in range(ROUNDS):
@@ -172,7 +172,7 @@ class _First:
 
 
 def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
-    """Whether a step recomputes for want of memory that its prediction counts and the step does not take."""
+    """Whether a step recomputes although its measured peak leaves memory that its prediction counted as used."""
     if not plan.recomputed or planner.request.plan is not None:
         return False
     counted = planner.predicted_bytes - sum(planner.resident.values())
@@ -180,8 +180,9 @@ def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
 
 
 def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner, budget_bytes: int) -> int:
-    """The peak of the step, everything resident included; of a second one where the first passes the budget, for a
-    first call may allocate what stays.
+    """The peak of the step, everything resident included.
+
+    If the first step exceeds the budget, a second one counts: a first call may allocate memory that stays.
     """
     fixed_bytes = sum(planner.resident.values())
     with _contents_as_they_were(inputs, planner.written):
@@ -208,7 +209,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], planner: Planner) ->
 
 
 class _Loss(torch.autograd.Function):
-    """A number whose backward makes the gradients of tensors, and is not their owner; it saves nothing."""
+    """A scalar whose backward makes gradients for tensors; it neither owns the tensors nor saves any."""
 
     @staticmethod
     def forward(ctx: Any, *roots: torch.Tensor) -> torch.Tensor:
@@ -221,7 +222,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _step(compiled: Callable[..., Any], inputs: Sequence[Any], holds_output: bool) -> None:
-    """Forward and backward: from the losses among the outputs, else from gradients of ones of all."""
+    """Run forward and backward: from the scalar losses among the outputs, else from gradients of ones of all outputs."""
     with torch.enable_grad():
         outputs = compiled(*inputs)
         loss = _loss_of(outputs)
@@ -244,7 +245,7 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _contents_as_they_were(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
-    """Leaves what the step writes as it was."""
+    """Restore the tensors that the step writes."""
     contents = {index: inputs[index].detach().clone() for index in written if index < len(inputs)}
     try:
         yield
@@ -259,7 +260,7 @@ def _random_as_it_was(device: torch.device) -> Any:
 
 
 def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Warns once where a step adds to gradients, which its plan does not count."""
+    """Warn once if a step adds to existing gradients, which its plan does not count."""
     places = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
     if plan.gradients == ACCUMULATED or not places:
         return compiled

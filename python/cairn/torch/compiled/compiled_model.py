@@ -1,4 +1,4 @@
-"""What is known of a model that `compile` returned: its plan, and how its step was measured and proved."""
+"""The report of a compiled model: its plan, its measured step, and a comparison with the plain step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Regions(Protocol):
 
     @property
     def budget_bytes(self) -> int:
-        """What the step may take."""
+        """The budget of the step."""
 
     @property
     def plan(self) -> Plan:
@@ -68,7 +68,7 @@ class CompiledReport:
     plain_peak_bytes, plain_ns : int or None
         Of the model without compilation; None where it was not run.
     differences : tuple of str, or None
-        What is not bit for bit as without compilation; None where that was not compared.
+        Results that differ in any bit from the model without compilation; None if they were not compared.
     regions : RegionPlan or None
         The plan of blocks that are compiled one by one; `plans` is empty then.
     """
@@ -101,7 +101,7 @@ class CompiledReport:
 
 
 class CompiledModel:
-    """A compiled model with its sample: runs its step, and the step of the model that it was made of."""
+    """A compiled model with its sample: runs the compiled step, and the step of the original model."""
 
     def __init__(self, model: nn.Module, compiled: nn.Module, sample: Sample, device: torch.device) -> None:
         self.model, self._compiled = model, weakref.ref(compiled)
@@ -111,9 +111,10 @@ class CompiledModel:
         self.report: CompiledReport | None = None
 
     def prepared_step(self, backend: Backend) -> StepResult:
-        """Runs the compiled step, in which it is captured, planned and compiled, until nothing more is compiled.
+        """Run the compiled step until a run compiles nothing; the first run captures, plans and compiles it.
 
-        A model may set attributes in its first step by which Dynamo's guards fail in the second.
+        More than one may be needed: attributes that a model sets in its first step can fail Dynamo's guards in the
+        second.
         """
         for _ in range(MOST_COMPILATIONS):
             before = backend.compilations
@@ -123,9 +124,9 @@ class CompiledModel:
         raise Unsupported(f"torch.compile compiles this model anew in each of {MOST_COMPILATIONS} steps")
 
     def step(self, function: Callable[..., Any], may_compile: bool = False) -> StepResult:
-        """Runs one step that creates its gradients, and measures it. The model's gradients are set aside.
+        """Run and measure one step that creates its gradients; the model's own gradients are kept apart meanwhile.
 
-        may_compile: whether the step may measure something itself; it is not measured then.
+        may_compile: whether the step may compile, and measure while it does; its own peak is not measured then.
         """
         model, meter, buffers = self.model, memory.meter_for(self.device, may_compile), Buffers(self.model)
         with self._own_gradients(), memory.not_collecting():
@@ -169,7 +170,7 @@ class CompiledModel:
 
 
 class _GradientsAside:
-    """Takes the gradients of a model away for a while."""
+    """Remove a model's gradients for the body, and restore them after it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._grads = [(p, p.grad) for p in model.parameters()]
@@ -188,7 +189,7 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def differences(plain: StepResult, other: StepResult) -> tuple[str, ...]:
-    """What is not bit for bit the same, by name, with the largest difference."""
+    """The results that differ in any bit: each by name, with its largest difference."""
     found = []
     if plain.loss is not None and other.loss is not None and not torch.equal(plain.loss, other.loss):
         found.append(f"the loss ({plain.loss.item()!r} and {other.loss.item()!r})")
@@ -216,19 +217,19 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, CompiledModel] = weakref.WeakKeyDic
 
 
 def remember(compiled: nn.Module, made: CompiledModel) -> None:
-    """Notes what is known of a compiled model."""
+    """Store the report of a compiled model."""
     _KNOWN[compiled] = made
 
 
 def known(model: Any) -> CompiledModel | None:
-    """What is known of a model, if `compile` returned it."""
+    """The report of a model that `compile` returned."""
     return _KNOWN.get(model) if isinstance(model, nn.Module) else None
 
 
 def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
-    """Runs the compiled step and the step without compilation from one state, and compares.
+    """Run the compiled step and the step without compilation from one state, and compare their results.
 
-    With inductor's kernels a difference is named and not an error.
+    With inductor's kernels, differences are reported and are no error.
     """
     assert made.report is not None
     with made.sample.untouched(made.device):
@@ -259,9 +260,9 @@ Found = tuple[int | None, int | None, float | None]
 
 
 def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2s") -> Iterator[tuple[int, Found]]:
-    """The trade-off of a compiled step, as the simulator judges its schedules: budgets in bytes, each with its point.
+    """The curve of memory against time of a compiled step, by the simulator: budgets in bytes, each with its point.
 
-    budgets: sizes, or how many from the least that works to nothing recomputed.
+    budgets: sizes, or a number of budgets between the least that works and that of a step without recomputation.
     """
     graph = plan.graph
     device = torch.device(plan.device)

@@ -1,4 +1,4 @@
-"""`CompiledPlan`: what was decided for one compiled training step. It is data: it saves, loads and prints."""
+"""`CompiledPlan`: the plan of one compiled training step, as data that saves, loads and prints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CompiledPlan:
     kernels : str
         "eager" (operators run one by one) or "inductor".
     budget_bytes, reserve_bytes : int
-        What the step may take, and what of it stays free for what no measurement knows.
+        The budget, and the part of it that the plan leaves free for memory that was not measured.
     gradients : str
         "created" if every step creates its gradients, "accumulated" if steps may add to existing ones.
     peak_bytes : int
@@ -37,7 +37,7 @@ class CompiledPlan:
     plain_peak_bytes, plain_ns : int
         Predicted for the same graph with nothing recomputed.
     least_budget_bytes : int or None
-        The least budget that is known to work, where it was looked for.
+        The least budget that is known to work; None if it was not searched.
     step_ns, lower_bound_ns, gap :
         Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
     recomputed : int
@@ -45,11 +45,11 @@ class CompiledPlan:
     problem, schedule : dict
         The joint graph as a `cairn-graph`, and its `cairn-schedule`.
     resident, at_peak : dict
-        What is resident during the whole step, and what makes up the peak, bytes by name.
+        Memory that is resident during the whole step, and the parts of the peak, bytes by name.
     peak_at : str
         The operator during which the peak is.
     correction_bytes : int
-        Part of the predicted peak: by how much an earlier compilation of this step passed its prediction.
+        Part of the predicted peak: the excess of an earlier compilation of this step over its prediction.
     """
 
     model_name: str
@@ -102,7 +102,7 @@ class CompiledPlan:
         Raises
         ------
         PlanMismatch
-            The file is something else, or of another version.
+            The file is no plan of a compiled step, or of another version.
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))

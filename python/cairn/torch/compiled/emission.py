@@ -1,9 +1,9 @@
 """From a schedule to the two graphs that AOTAutograd runs.
 
-The schedule lists computations in the order in which they run; what it computes again is a node of its own. So the
-joint graph is written anew in that order, with a copy of a node for each further computation, and cut at the end of the
-forward. Generated code frees a value after its last reader: the order of the nodes is the use of memory, and the
-schedule's drops need no code. Views are taken from the current copy of their base.
+The schedule lists computations in the order in which they run, recomputations included. The joint graph is written anew
+in that order, with a copy of a node for each recomputation, and cut at the end of the forward. Generated code frees a
+value after its last reader, so the order of the nodes determines memory, and the schedule's drops need no code. A view
+is taken from the current copy of its base.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Emitted:
     sizes
         Symbolic sizes that it reads.
     recomputed
-        How many calls the backward repeats.
+        The number of calls that the backward recomputes.
     """
 
     module: fx.GraphModule
@@ -44,9 +44,9 @@ class Emitted:
 
 
 def emit(joint: JointGraph, ops: Iterable[Sequence[Any]]) -> Emitted:
-    """Writes a schedule's computations as a joint graph.
+    """Write a schedule's computations as a joint graph.
 
-    ops: of a verified schedule of the problem that was made from `joint`; those other than "compute" need no code.
+    ops: operations of a verified schedule of the problem of `joint`; only "compute" needs code.
     """
     order = [int(op[1]) for op in ops if op[0] == "compute"]
     writer = _Writer(joint)
@@ -56,9 +56,9 @@ def emit(joint: JointGraph, ops: Iterable[Sequence[Any]]) -> Emitted:
 
 
 def _with_early_cut(joint: JointGraph, order: Sequence[int]) -> list[int]:
-    """The order, with the end of the forward directly behind the forward's last first computation.
+    """The order, with the end of the forward moved to directly after the forward's last first computation.
 
-    What a schedule recomputes between the two serves the backward alone.
+    Anything that a schedule recomputes between the two serves the backward alone.
     """
     end = joint.end_of_forward
     others = [index for index in order if index != end]
@@ -114,7 +114,7 @@ class _Writer:
         return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed)
 
     def _member(self, index: int, result: Result) -> fx.Node:
-        """A result of a call, which serves neighbours in the order that are members of the same tuple."""
+        """The node of a result; one call serves results of the same tuple that are neighbours in the order."""
         assert result.call is not None and result.node is not None
         if self._call is None or self._call[0] is not result.call or index in self._call[2]:
             self._call = (result.call, self._copy(result.call), set())
@@ -148,7 +148,7 @@ class _Writer:
         return table[node]
 
     def _note_saved(self, node: fx.Node, index: int | None) -> None:
-        """Notes what the backward reads of the forward: storages, placeholders and sizes, not views."""
+        """Record what the backward reads of the forward: storages, placeholders and sizes, not views."""
         if not self._in_backward:
             return
         if index is not None:

@@ -1,8 +1,8 @@
-"""Costs of calls as a compiler runs them that fuses: the bytes that they move, over the memory's bandwidth.
+"""Costs of calls in the kernels of a fusing compiler: the bytes that they move, divided by the memory's bandwidth.
 
-Pointwise operators and reductions become one kernel with what they read and what reads them. Values between them are in
-registers. Such a call costs the storages that it reads from memory, and its own result where something outside of the
-kernel reads it. Products, convolutions, attention and the rest are kernels of their own and are measured.
+Pointwise operators and reductions share a kernel with their producers and readers, and values between them stay in
+registers. Such a call moves the storages that it reads from memory, and its own result if another kernel reads it.
+Matrix products, convolutions, attention and all others are kernels of their own, whose time is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROBE_BYTES = 64 << 20
 _POINTWISE, _REDUCTION = (getattr(torch.Tag, name, None) for name in ("pointwise", "reduction"))
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "var_mean", "prod", "any", "all", "argmax", "argmin")
 _CREATIONS = ("full", "iota", "scalar_tensor", "empty", "zeros", "ones", "arange", "inductor_seeds", "clone")
-#: Read some elements of what they are given, for each element of their result.
+#: Operators that read only some elements of their arguments, one for each element of their result.
 _GATHERS = (
     *("embedding", "index", "_unsafe_index", "index_select", "gather", "slice_scatter", "select_scatter", "repeat"),
     *("constant_pad_nd", "avg_pool2d", "avg_pool2d_backward", "upsample_nearest2d", "_to_copy"),
@@ -41,14 +41,14 @@ def estimated(joint: JointGraph, device: torch.device) -> Costs:
 
 
 def _channels_last(call: fx.Node, value: Any) -> Any:
-    """Images and filters as inductor hands them to convolutions."""
+    """The layout of images and filters that inductor passes to convolutions."""
     if not _name(call).startswith("convolution") or not isinstance(value, torch.Tensor) or value.dim() != 4:
         return value
     return value.contiguous(memory_format=torch.channels_last)
 
 
 def _copies_bytes(joint: JointGraph, calls: Sequence[fx.Node]) -> int:
-    """Of inputs of the graph that convolutions read in another layout; the backward gets the copies as well."""
+    """Copies of the graph's inputs that convolutions read in another layout; the backward holds the copies as well."""
     read = [(call, source, joint.values[source]) for call in calls for source in call.all_input_nodes
             if source.op == "placeholder" and isinstance(joint.values[source], torch.Tensor)]  # fmt: skip
     copied = {source: _bytes(value) for call, source, value in read
@@ -57,7 +57,7 @@ def _copies_bytes(joint: JointGraph, calls: Sequence[fx.Node]) -> int:
 
 
 def fuses(call: fx.Node) -> bool:
-    """Whether a compiler makes one kernel of a call and its neighbours."""
+    """Whether the compiler fuses a call with its neighbours."""
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -89,7 +89,7 @@ def _moved_bytes(joint: JointGraph, call: fx.Node) -> int:
 
 
 def _leaves_kernel(joint: JointGraph, index: int) -> bool:
-    """Whether something outside of a fused kernel reads a result."""
+    """Whether a call outside of the fused kernel reads a result."""
     readers = joint.readers(index)
     return not readers or not all(fuses(reader) for reader in readers)
 

@@ -1,10 +1,10 @@
-"""The joint graph of AOTAutograd: which operator makes which storage, who reads it, and what may be recomputed.
+"""The joint graph of AOTAutograd: which call makes which storage, which calls read it, and what may be recomputed.
 
-AOTAutograd traces the forward and the backward of a step into one functional graph. Memory is decided by its storages:
-a view (transpose, expand, slice) shows the storage of another node and costs nothing, and an operator that returns a
-tuple makes several storages at once. `read` finds them by running the graph on fake tensors, which have shapes and
-storages but no memory. One storage that one call makes is a `Result`; results are what a schedule computes, keeps and
-drops. Views belong to whoever reads them and are taken again from their base wherever they are needed.
+AOTAutograd traces the forward and the backward of a step into one functional graph. Its storages determine its memory:
+a view (transpose, expand, slice) shares the storage of another node and costs nothing, and a call that returns a tuple
+makes several storages at once. `read` runs the graph on fake tensors, which have shapes and storages but no memory. One
+storage made by one call is a `Result`. A schedule computes, keeps and drops results. Views are no results; they are
+taken again from their base wherever they are read.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Result:
     alias_of
         Index of the result whose storage an operator with effects returns again; None for a new storage.
     is_backward
-        Computed behind the forward.
+        Computed after the forward.
     once
-        Computed exactly once: random numbers, collectives, effects, and what depends on a buffer that the step
-        writes.
+        Must not be recomputed: random numbers, collectives, side effects, and results that depend on a buffer that the
+        step writes.
     """
 
     node: fx.Node | None
@@ -57,7 +57,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class JointGraph:
-    """A training step: what its results are, in the order in which they are first computed.
+    """A training step: its results, in the order in which they are first computed.
 
     Attributes
     ----------
@@ -117,10 +117,10 @@ class JointGraph:
 
 
 def read(module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
-    """Finds the results of a joint graph.
+    """Read the results of a joint graph.
 
-    module: as AOTAutograd hands it to a partition function; inputs that the step writes are read through copies then.
-    num_fwd_outputs: how many of its outputs are the forward's.
+    module: the graph that AOTAutograd passes to a partition function. Copies are added for inputs that the step writes.
+    num_fwd_outputs: the number of its outputs that belong to the forward.
     """
     written = _written(module.graph)
     _read_through_copies(module, written)
@@ -134,7 +134,7 @@ def _written(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _read_through_copies(module: fx.GraphModule, written: set[fx.Node]) -> None:
-    """Lets a step read copies of the inputs that it writes, so that the backward finds what the forward found."""
+    """Make a step read copies of the inputs that it writes, so that forward and backward read the same values."""
     placeholders = module.graph.find_nodes(op="placeholder")
     for node in [placeholder for placeholder in placeholders if placeholder in written]:
         readers = [user for user in node.users if user.op == "call_function" and not _writes(user, node)]
@@ -183,7 +183,7 @@ class _Reader:
         return JointGraph(self._module, results, end, self._base, *ends, self._values, self._written)
 
     def _nodes_of_backward(self) -> set[fx.Node]:
-        """What depends on a tangent, and what autograd computed in the backward."""
+        """Nodes that depend on a tangent, and nodes that autograd traced in the backward."""
         found: set[fx.Node] = set(self._tangents)
         for node in self._module.graph.nodes:
             if node.op == "call_function" and (
@@ -199,7 +199,7 @@ class _Reader:
             raise Unsupported(f"the forward returns {late[0].name}, which the backward computes")
 
     def _end_forward(self) -> int:
-        """Adds the handing over of the outputs, and the tangents that come back."""
+        """Add the end of the forward, which returns the outputs, and the tangents that the backward receives."""
         handed = [node for node in self._outputs if node is not None]
         end = self._append(Result(None, None, 0, self._deps(handed), once=True))
         for node in self._tangents:
@@ -221,7 +221,7 @@ class _Reader:
         return tuple(sorted({self._base[node] for node in nodes if node in self._base}))
 
     def _add(self, node: fx.Node) -> None:
-        """Adds what a call makes; a view and a member of a tuple only learn whose storage they show."""
+        """Add a call's results; a view and a member of a tuple are only mapped to the result that they share."""
         value = self._values[node]
         if _is_member(node):
             if isinstance(value, torch.Tensor):
@@ -236,7 +236,7 @@ class _Reader:
             self._see_views(node, value)
 
     def _see(self, node: fx.Node) -> bool:
-        """Whether a value shows a storage that is there; notes whose."""
+        """Whether a value shares a storage that exists; records whose."""
         storage = _storage(self._values[node])
         if storage in self._of_storage:
             self._base[node] = self._of_storage[storage]
@@ -244,7 +244,7 @@ class _Reader:
         return storage in self._static
 
     def _see_views(self, call: fx.Node, value: Sequence[Any]) -> None:
-        """Notes whose storage a tuple of views shows (the parts of a split)."""
+        """Record whose storage a tuple of views shares (the pieces of a split)."""
         bases = {self._of_storage.get(_storage(part)) for part in value if isinstance(part, torch.Tensor)}
         base = bases.pop() if len(bases) == 1 else None
         if base is not None and not any(user in self._made_by(call) for user in call.users):
@@ -273,7 +273,7 @@ class _Reader:
             self._claim(node, self._append(result))
 
     def _add_effect(self, node: fx.Node, value: Any) -> None:
-        """An operator that writes, communicates or is opaque: computed once, whatever it returns."""
+        """Add an operator that writes, communicates or is opaque: one result that must not be recomputed."""
         deps, is_backward = self._deps(node.all_input_nodes), node in self._backward
         nodes = self._new_members(node) if isinstance(value, (tuple, list)) else [node]
         for made in nodes or [node]:
@@ -335,7 +335,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Whether a placeholder is a gradient that comes back from the loss."""
+    """Whether a placeholder is a tangent: a gradient that the backward receives."""
     return "tangents" in str(node.target)
 
 
@@ -346,7 +346,7 @@ def unknown_size(joint: JointGraph) -> str:
 
 
 def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
-    """What a graph returns; None where that is no node."""
+    """The nodes that a graph returns; None for a value that is no node."""
     [output] = graph.find_nodes(op="output")
     returned: Any = output.args[0]
     return tuple(item if isinstance(item, fx.Node) else None for item in returned)
@@ -372,7 +372,7 @@ def _roots(call: fx.Node) -> Iterator[fx.Node]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether an operator is declared to return a view of what it is given."""
+    """Whether an operator's schema says that it returns a view of an argument."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
@@ -398,7 +398,7 @@ def _once(node: fx.Node) -> bool:
 
 
 def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
-    """Equal for calls that take alike time: the operator, and shapes, strides and types in the place of tensors."""
+    """A key that is equal for calls of equal cost: the operator, its arguments, and shape, stride and type of tensors."""
 
     def text(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):

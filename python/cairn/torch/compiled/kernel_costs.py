@@ -1,10 +1,10 @@
-"""Costs of calls as kernels run them one by one: measured once for each operator, shapes, strides and types.
+"""Costs of calls in unfused kernels: measured once for each operator with its shapes, strides and types.
 
-The inputs are made up for each kind of call, used and released, so that measuring takes little more memory than the
-largest call: also of a step that would not fit. Indices are zero and numbers lie between 0.1 and 1, for which no kernel
-takes another way than in training. A call is timed a few times; the first is left out, and the least counts, since what
-other programs do can only add to it. Before each time the caches are filled with something else: in a step, what a call
-reads was mostly written long before.
+Made-up inputs are allocated for one kind of call at a time, so measuring needs little more memory than the largest
+call, even for a step that would not fit. Indices are zero and numbers lie between 0.1 and 1, so kernels take the same
+path as in training. A call is timed a few times. The first time is left out, and the least of the others counts, since
+other programs can only add to it. The caches are overwritten before each time, because the inputs of a call in a step
+were mostly written long before.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .problem import Costs
 
 #: A call is repeated until it has taken so long in all, or so often.
 ENOUGH_NS, MOST_REPETITIONS = 20_000_000, 6
-#: So much is written between two calls, by device: what caches near a processor hold.
+#: Bytes that are written between two calls to overwrite the caches, by device.
 CACHES_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 
-#: What is known: time and workspace of a kind of call, by device and number of threads. One process measures once.
+#: Measured time and workspace of a kind of call, by device and number of threads, for the life of the process.
 _KNOWN: dict[tuple[torch.device, int], dict[str, tuple[int, int]]] = {}
 
 
 def as_in_graph(_: fx.Node, value: Any) -> Any:
-    """What a call is given, as the joint graph says."""
+    """An argument of a call as the joint graph gives it."""
     return value
 
 
@@ -43,7 +43,7 @@ def measured(
 ) -> Costs:
     """Times and workspaces of calls; of all that make results if none are named.
 
-    given: says for a call and a value that it reads what it is given in its place, another layout.
+    given: returns the argument that a call gets for a value that it reads, perhaps in another layout.
     """
     of_kind = _KNOWN.setdefault((device, torch.get_num_threads()), {})
     wanted = [call for call in (joint.calls() if calls is None else calls) if call.op == "call_function"]
@@ -60,14 +60,14 @@ def measured(
 
 @contextlib.contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Operators run on real tensors, and leave the random state as it was."""
+    """Run operators on real tensors, and restore the random state afterwards."""
     devices = [device] if device.type == "cuda" else []
     with _compat.without_dispatch_modes(), memory.not_collecting(), torch.random.fork_rng(devices=devices):
         yield
 
 
 def _can_be_called(call: fx.Node) -> bool:
-    """Not so collectives, which wait for others, and operators of functions."""
+    """Whether a call can be measured alone; collectives, which wait for others, and higher-order operators cannot."""
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -91,7 +91,7 @@ def _measured(
 
 
 def workspace(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device) -> int:
-    """What a call takes beyond its results."""
+    """Bytes that a call allocates while it runs, its results not counted."""
     meter = memory.meter_for(device)
     with meter:
         first = meter.mark()

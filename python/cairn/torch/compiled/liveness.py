@@ -1,7 +1,8 @@
-"""The memory of the two graphs as generated code runs them: every value is freed behind its last reader.
+"""The peak memory of the two generated graphs, in which every value is freed after its last reader.
 
-The simulator judges the schedule; this judges what was made of it. It knows what the problem rounds up (a call makes
-all members of a tuple at once) and what torch adds (a saved tensor is held by the backward's list of inputs).
+The simulator computes the peak of a schedule; this file computes that of the graphs made from it. It is exact where the
+problem rounds up (a call makes all members of a tuple at once), and counts what torch adds (the backward's list of
+inputs holds every saved tensor).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .problem import Costs, Surroundings
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A peak of memory: how many bytes, in which graph, during which node, and what is resident then by node."""
+    """A peak of memory: its bytes, its graph, the node that runs, and the memory in use then, by node."""
 
     peak_bytes: int
     phase: str
@@ -33,7 +34,7 @@ class Moment:
 
 
 def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
-    """The peak of a step, what is fixed included."""
+    """The peak of a step, fixed memory included."""
     returned = returned_by(forward)
     first = _Phase(joint, costs, forward, "forward", returned)
     saved = {node.name for node in backward.nodes if node.op == "placeholder"}
@@ -54,11 +55,11 @@ def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Grap
 
 
 class _Phase:
-    """One graph: which storage each node shows, which of them are in memory, and when they are freed.
+    """One graph: the storage of each node, whether it is in memory, and when it is freed.
 
-    A compiler that fuses computes pointwise operators in the kernels that read them. Where only such kernels read a
-    value, it is never in memory, and what it is made of is needed until the last of them. A kernel writes its result
-    over an input of the same size and type that nothing else reads.
+    A fusing compiler computes pointwise operators inside the kernels that read them. A value that only such kernels
+    read is never in memory, and its own inputs stay until the last of those kernels. A kernel writes its result over an
+    input of the same size and type that nothing else reads.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class _Phase:
         return {root for root in self._size if self._is_pointwise(root) and root not in elsewhere}
 
     def _sources_in_memory(self) -> dict[fx.Node, set[fx.Node]]:
-        """For each storage, itself where it is in memory, else those that its kernels read in its place."""
+        """For each storage: itself if it is in memory, else the storages that fused kernels read instead of it."""
         found: dict[fx.Node, set[fx.Node]] = {}
         for root in self._size:
             if root in self._inside:
@@ -123,7 +124,7 @@ class _Phase:
         return found
 
     def _ends(self) -> dict[fx.Node, fx.Node]:
-        """The node behind which each storage is freed; absent for those that are returned, or never read."""
+        """The node after which each storage is freed; storages that are returned or never read are absent."""
         ends: dict[fx.Node, fx.Node] = {}
         inside = {self._call(root) for root in self._inside}
         for node in self._nodes:
@@ -141,7 +142,7 @@ class _Phase:
     def _written_over(
         self, root: fx.Node, call: fx.Node, dying: Iterable[fx.Node], here: Mapping[fx.Node, int]
     ) -> fx.Node | None:
-        """The storage whose place a kernel's result takes."""
+        """The storage that a kernel's result overwrites."""
         if not self._is_fused(call):
             return None
         alike = (old for old in dying if old in here and here[old] == self._size[root] and old is not root)
@@ -193,7 +194,7 @@ class _Phase:
 
     @functools.cached_property
     def _made(self) -> dict[fx.Node, list[fx.Node]]:
-        """By call, the storages that appear when it runs: of a tuple, all members that are read."""
+        """By call, the storages that it allocates: of a tuple, all members that are read."""
         made: dict[fx.Node, list[fx.Node]] = {}
         for root in self._size:
             if root.op == "placeholder":

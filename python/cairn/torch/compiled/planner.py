@@ -1,7 +1,7 @@
 """Plans a joint graph: costs, problem, solver, and the two graphs in the schedule's order.
 
-One planner serves one graph. The solver's peak is the simulator's; the peak of the code that is made of the schedule is
-computed apart (`liveness`), and the solver's budget is moved until that one uses what the step may take.
+One planner serves one graph. The solver plans against the simulator's peak. `liveness` computes the peak of the code
+that is made of the schedule, and the planner moves the solver's budget until that peak uses the step's budget.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .problem import Costs, graph_of, repeated_ns
 from .request import Request
 
 ROUNDS = 3
-#: Slack of the code's peak below the budget, as a share of what is not resident, for which no further round is made.
+#: Slack of the code's peak below the budget, as a share of what is not resident, below which planning ends.
 ENOUGH = 0.01
-#: A schedule that is certified to be so near to the fastest is not searched on for.
+#: The gap to the fastest schedule below which the search for a better one ends.
 CLOSE = 0.005
-#: Finds the least memory in seconds on any graph.
+#: The solver for the least memory: seconds on any graph.
 LEAST_SOLVER = "graph-search"
 
 
@@ -63,7 +63,7 @@ class Planner:
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Cuts a joint graph as AOTAutograd asks for."""
+        """Cut a joint graph into forward and backward, the signature that AOTAutograd calls."""
         joint = read(module, num_fwd_outputs)
         if unknown := unknown_size(joint):
             raise Unsupported(
@@ -88,7 +88,7 @@ class Planner:
     def _replayed(
         self, joint: JointGraph, costs: Costs, graph: cairn.Graph, plan: CompiledPlan
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Follows a plan that was made before, for the same graph."""
+        """Apply a plan that was made before for the same graph."""
         problem = plan.graph
         for number, (node, other) in enumerate(zip_longest(graph.nodes, problem.nodes)):
             if node is None or other is None or _rules(node) != _rules(other):
@@ -142,7 +142,7 @@ class Planner:
     def _searched(
         self, joint: JointGraph, costs: Costs, graph: cairn.Graph, found: Fitted, target: int, left_ns: int
     ) -> Fitted:
-        """A schedule that makes use of the time that is left, where a faster one may exist."""
+        """A faster schedule, searched in the time that is left, if one may exist."""
         gap = found.solution.gap
         if left_ns <= 0 or gap is None or gap <= CLOSE:
             return found
@@ -152,7 +152,7 @@ class Planner:
         return self._made(joint, costs, solution)
 
     def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
-        """The schedule of least memory that is found; limited by work, so the same whenever it is asked for."""
+        """The schedule of least memory; the search is limited by work and not by time, so it is reproducible."""
         least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
         return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
 
@@ -218,7 +218,7 @@ class Planner:
         )
 
     def _infeasible(self, least: Fitted, total: int, reserve: int) -> InfeasibleBudget:
-        """Names the least budget whose code fits, what its peak is made of, and when that is."""
+        """The error that names the least budget whose code fits, the parts of its peak, and the moment of the peak."""
         needed = least.moment.peak_bytes + reserve
         if self.request.optimizer_peak_bytes + reserve > needed:
             return self._optimizer_needs_more(total, reserve)
@@ -232,7 +232,7 @@ class Planner:
 
 
 def _rules(node: cairn.Node) -> tuple[Any, ...]:
-    """What a schedule depends on; times are measured anew each time."""
+    """The parts of a problem that a schedule depends on, without times, which are measured anew each time."""
     return node.bytes, node.deps, node.alias_of, node.keep, node.no_recompute
 
 
@@ -249,7 +249,7 @@ def _time(solution: cairn.Solution) -> int:
 
 
 def _composition(moment: Moment) -> dict[str, int]:
-    """What a peak is made of, by operator: copies and members of layers that are alike belong together."""
+    """The parts of a peak by operator; copies of one operator in equal layers count as one part."""
     parts: dict[str, int] = {}
     for name, size in moment.resident.items():
         kind = name.rstrip("0123456789").rstrip("_") or name

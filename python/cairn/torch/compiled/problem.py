@@ -14,15 +14,15 @@ from .joint_graph import JointGraph, Result
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What calls take.
+    """Costs of calls.
 
     Attributes
     ----------
     ns, workspace_bytes
-        Time, and memory beyond their results while they run.
+        Time, and the memory that a call allocates while it runs, its results not counted.
     fused
-        Calls that become part of a kernel with their neighbours, and whether each of their readers computes them in
-        its own kernel (pointwise operators) or they are computed where they stand (reductions).
+        Calls that are fused with their neighbours: True if every reader computes the call in its own kernel (pointwise
+        operators), False if it is computed once (reductions).
     copies_bytes
         Copies that compiled code makes of the graph's inputs and holds for the whole step.
     """
@@ -35,18 +35,18 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What a step has around its graph. Sizes in bytes.
+    """Memory and time of a step outside of its graph. Sizes in bytes.
 
     Attributes
     ----------
     fixed_bytes
-        Resident all along: parameters, buffers, gradients that are there, optimizer state, inputs.
+        Resident all along: parameters, buffers, existing gradients, optimizer state, inputs.
     holds_output
         The training loop holds the forward's outputs during the backward.
     loss_ns, loss_workspace_bytes
-        Of a loss outside the graph, forward and backward.
+        Time and memory of a loss outside of the graph, forward and backward.
     correction_bytes
-        By how much a measured step passed its prediction.
+        The excess of a measured step over its prediction.
     """
 
     fixed_bytes: int = 0
@@ -71,7 +71,7 @@ def graph_of(joint: JointGraph, costs: Costs, around: Surroundings, name: str, p
 
 
 def repeated_ns(joint: JointGraph, costs: Costs) -> int:
-    """Time that the problem counts too often: it has a call for each member of a tuple, and the step makes one."""
+    """Time that the problem counts twice: it has one node for each member of a tuple, and the step makes one call."""
     return sum((len(joint.members(call)) - 1) * costs.ns.get(call, 0) for call in joint.calls())
 
 
@@ -104,10 +104,10 @@ def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, kee
 
 
 def _other_members_bytes(joint: JointGraph, index: int, result: Result) -> int:
-    """What a call makes beside one of its results.
+    """Bytes that a call allocates besides one of its results: other members of its tuple.
 
-    Members are in the order of their sizes. The first finds none of the others there. A later one is mostly computed
-    right behind it, when they are; where it is recomputed alone, the smaller ones count.
+    Members are ordered by size. All others count for the first, which is computed when none of them exists. Only the
+    smaller ones count for a later one, which is mostly computed right after them.
     """
     assert result.call is not None
     members = joint.members(result.call)

@@ -1,13 +1,13 @@
-"""The compiled code of a block: one callable for each option, and an option is a partition of the block's joint graph.
+"""The compiled code of a block: one callable for each option. An option is a partition of the block's joint graph.
 
-Where a model is no single graph, every block is compiled by itself. Dynamo captures it, as one graph or several, and
-AOTAutograd extends each by its backward. An option then says how much the backward may have saved, and how high its own
-peak may be (`Level`); the graph solver finds the fastest schedule for that, and the schedule is the partition. All
-options of a block compute the same numbers by the same kernels, so options may be mixed freely.
+Where a model is not one graph, every block is compiled by itself. Dynamo captures it as one or several graphs, and
+AOTAutograd adds the backward to each. An option limits the bytes that the backward may save and its peak (`Level`). The
+graph solver searches the fastest schedule within these limits, and the schedule is the partition. All options of a
+block compute the same numbers by the same kernels, so options may be mixed freely.
 
-Code is shared. Blocks of one class have one callable for each option, and Dynamo's guards decide which of them, and
-which shapes, are alike. Each callable has a code object of its own, so that compilations of one option do not count
-towards Dynamo's limit for another.
+Blocks of one class share one callable for each option; Dynamo's guards decide for which blocks and shapes its code
+holds. Each callable has a code object of its own, so that compilations of one option do not count towards Dynamo's
+limit for another.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Level:
     Attributes
     ----------
     kept
-        What is saved for the backward: 0 is the least that is possible, 1 what a step without recomputation saves.
+        Bytes saved for the backward: 0 is the least possible, 1 what a step without recomputation saves.
     peak
-        The highest of forward and backward, between the same two.
+        The higher peak of forward and backward, on the same scale.
     """
 
     kept: float
@@ -61,7 +61,7 @@ CANDIDATES = (
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A schedule of one graph at a level, and what it takes by the graph's problem: bytes and nanoseconds."""
+    """A schedule of one graph at a level, with its bytes and nanoseconds by the graph's problem."""
 
     ops: tuple[Any, ...]
     kept_bytes: int
@@ -88,7 +88,7 @@ class GraphCurve:
         return graph_of(self.joint, self._costs, Surroundings(0, False, 0, between_bytes), "block")
 
     def at(self, level: Level) -> Partition:
-        """The fastest schedule that is found at a level."""
+        """The fastest schedule at a level that the solver can find in its limits."""
         kept = self._least_kept + int(level.kept * (self._most_kept - self._least_kept))
         peak = max(kept, self._least_peak + int(level.peak * (self._most_peak - self._least_peak)))
         graph = self._graph(peak - kept)
@@ -125,7 +125,7 @@ class OptionBackend:
     def partition(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Cuts a joint graph at this option's level; as torch does without recomputation where it cannot be read."""
+        """Cut a joint graph at this option's level; a graph that cannot be read gets torch's default partition."""
         try:
             joint = read(module, num_fwd_outputs)
             measured = kernel_costs.measured if self._kernels == "eager" else fused_costs.estimated
@@ -154,7 +154,7 @@ class BlockCode:
         self.add(EVERYTHING)
 
     def add(self, level: Level) -> int:
-        """Makes another option; its number. It is compiled when it is first called."""
+        """Add an option and return its number; it is compiled when it is first called."""
         backend = OptionBackend(level, self._kernels, self._device)
         self.backends.append(backend)
         self.callables.append(self._compiled(backend))
@@ -172,7 +172,7 @@ class BlockCode:
         self.callables[:] = map(self._compiled, self.backends)
 
     def option_at(self, level: Level) -> int:
-        """The option of a level, made if there is none."""
+        """The option of a level, added if there is none."""
         found = (number for number, backend in enumerate(self.backends) if backend.level == level)
         number = next(found, None)
         return self.add(level) if number is None else number
@@ -197,7 +197,7 @@ def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Point:
-    """What all graphs of a block take at a level."""
+    """Bytes and time of all graphs of a block at a level."""
 
     level: Level
     kept_bytes: int
@@ -205,15 +205,13 @@ class _Point:
     step_ns: int
 
     def beats(self, other: _Point) -> bool:
-        """Whether this takes no more of anything, and less of something."""
+        """Whether this dominates another point: no worse in bytes and time, and better in one."""
         ours, theirs = ((p.kept_bytes, p.peak_bytes, p.step_ns) for p in (self, other))
         return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 
 def useful_levels(curves: Sequence[GraphCurve]) -> list[Level]:
-    """The levels at which the graphs of a block have other schedules that are worth their time; keeping everything is
-    the first.
-    """
+    """The levels with distinct, undominated schedules of a block's graphs; the first one keeps everything."""
     found: dict[tuple[Any, ...], _Point] = {}
     for level in CANDIDATES:
         parts = [curve.at(level) for curve in curves]

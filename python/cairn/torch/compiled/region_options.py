@@ -1,6 +1,6 @@
 """Measures the options of compiled blocks: each runs forward and backward alone, once for each kind of block.
 
-Times are those of runs in turns, so that whatever else the machine does meets all options alike.
+The options of a block are timed in turns, so that other load of the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..profiling.side_outputs import SideOutputs
 from .region_code import EVERYTHING, Level, useful_levels
 from .regions import Region, Regions
 
-#: Options are timed in turns until one kind of block has taken so long, or so often; at least three times.
+#: Limits of the timing of one kind of block: seconds in all, and rounds; there are at least three rounds.
 ENOUGH_NS, MOST_ROUNDS, LEAST_ROUNDS = 1_000_000_000, 12, 3
 
 
 def written(level: Level) -> str:
-    """A level as a plan has it."""
+    """A level as plain data of a plan."""
     return f"{level.kept:g} {level.peak:g}"
 
 
 def level_of(text: str) -> Level:
-    """The level that was written so."""
+    """The level of a plan's plain data."""
     kept, peak = map(float, text.split())
     return Level(kept, peak)
 
@@ -88,7 +88,7 @@ class _Curve:
         self.options = pareto(found)
 
     def describe(self, stage: StageMeasure) -> None:
-        """Tells a stage what was found."""
+        """Store the measured options in a stage."""
         if len(self.options) < 2:
             stage.closed = "has no option that takes less"
             return
@@ -97,8 +97,9 @@ class _Curve:
 
 
 def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTimes]:
-    """By how much longer forward and backward take by each option than by the first; the least of several times, since
-    what other programs do can only add to one. None does less than the first.
+    """The extra time of forward and backward by each option over the first, at least 0.
+
+    The least of several times counts, since other programs can only add to a time.
     """
     rounds: list[list[tuple[int, int]]] = []
     began = clock.read()

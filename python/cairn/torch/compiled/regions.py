@@ -1,8 +1,8 @@
-"""Regions: the blocks of a model that are compiled one by one, in the place of their forwards.
+"""Regions: compiled code in place of the forwards of a model's blocks, each compiled by itself.
 
-A `Region` stands for the forward of one block and calls the compiled code of its option. Nothing else of the model
-changes: no names, no wrappers, and autograd carries out the step. Blocks that were compiled before (`block.compile()`,
-`torch.compile(block)`) are compiled anew by their option, and are as they were once the region is removed.
+A `Region` replaces the forward of one block and calls the compiled code of its option. Nothing else of the model
+changes: there are no new names or wrappers, and autograd runs the step. A block that was compiled before
+(`block.compile()`, `torch.compile(block)`) is compiled anew by its option, and restored when the region is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IN_PLACE = "_compiled_call_impl"  # what Module.compile sets
 
 
 class Region(PatchedForward):
-    """Stands for the forward of a block; `option` is one of its code's."""
+    """Replaces the forward of a block; `option` is the number of one of its code's options."""
 
     carries_out_a_plan = False
     _torchdynamo_orig_callable = None  # torch's mark for compiled functions: nobody puts hooks inside of them
@@ -51,7 +51,7 @@ class Region(PatchedForward):
         return self.code.callables[self.option](called, *args, **kwargs)
 
     def plain(self) -> Callable[..., Any]:
-        """What runs without this, not compiled."""
+        """The block's own forward, not compiled."""
         called = self._called()
         return self.original() if called is None or called is self._module() else called
 
@@ -71,7 +71,7 @@ class Regions:
         self._in_place: list[tuple[weakref.ref[nn.Module], Any]] = []
 
     def set_compiled_aside(self) -> None:
-        """Lets parts that were compiled in place run as they are, until regions are removed."""
+        """Disable in-place compilation of submodules until regions are removed."""
         model = self._model()
         for part in model.modules() if model is not None else ():
             if vars(part).get(_IN_PLACE) is not None:
@@ -79,7 +79,7 @@ class Regions:
                 vars(part)[_IN_PLACE] = None
 
     def install(self, blocks: Sequence[Block]) -> None:
-        """Puts regions in the place of blocks that are one module each."""
+        """Add regions to blocks that are one module each."""
         for block in blocks:
             if block.container is None:
                 [module] = block.modules
@@ -123,7 +123,7 @@ class Regions:
         return None if found is None else found()
 
     def all(self) -> Iterator[tuple[str, Region]]:
-        """The regions that are there, by name."""
+        """The regions that still exist, by name."""
         for name in self._of:
             region = self.of(name)
             if region is not None:
@@ -147,7 +147,7 @@ class Regions:
                 region.is_on = True
 
     def remove(self) -> None:
-        """Puts the model back as it was."""
+        """Restore the model."""
         for _, region in list(self.all()):
             region.remove()
         self._of.clear()

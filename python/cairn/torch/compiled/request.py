@@ -1,4 +1,4 @@
-"""What is asked of a compiled step: its budget, its kernels, and what the step has beside its graph."""
+"""The request for a compiled step: its budget, its kernels, and the memory of the step outside of its graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .problem import Surroundings
 
 KERNELS = ("inductor", "eager")
 GRADIENTS = (CREATED, ACCUMULATED)
-#: What options= of torch.compile(backend="cairn") may name.
+#: Keys of options= of torch.compile(backend="cairn").
 OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_limit", "solver")
 
 
@@ -29,19 +29,19 @@ class Request:
     budget
         Bytes, a size, or a cairn.Budget.
     solver, time_limit
-        The solver, which is called up to three times, and how long it may take in all.
+        The solver, which is called up to three times, and the seconds that it may take in all.
     optimizer_peak_bytes
-        Of the optimizer's step, everything resident included, where that is known.
+        The peak of the optimizer's step, everything resident included, if it is known.
     optimizer_step_bytes
-        What that step takes beside parameters, gradients and state; None without an optimizer.
+        Memory that the optimizer's step allocates, without parameters, gradients and state; None without an optimizer.
     resident
-        What is on the device all along beside the graph's inputs, bytes by name.
+        Memory that is on the device all along, without the graph's inputs; bytes by name.
     plan
-        One that was made before, instead of a budget; nothing is solved then.
+        A plan to apply instead of a budget; nothing is solved then.
     correction_bytes
-        By how much the measured step of a graph passed its prediction; negative where it stayed below.
+        The excess of a graph's measured step over its prediction; negative if it was below.
     step_correction_bytes
-        By how much the whole step passed its prediction then.
+        The excess of the whole step over its prediction in that measurement.
     """
 
     budget: Any = "auto"
@@ -61,7 +61,7 @@ class Request:
     plan: CompiledPlan | None = None
 
     def around(self, fixed_bytes: int) -> Surroundings:
-        """What the problem has around its graph."""
+        """Memory and time of the step outside of the graph, for the problem."""
         loss = self.loss_ns, self.loss_workspace_bytes
         return Surroundings(fixed_bytes, self.holds_output, *loss, self.correction_bytes + self.step_correction_bytes)
 
@@ -70,7 +70,7 @@ class Request:
         return budgets.resolve(self.budget, device, present_bytes)
 
     def reserve_bytes(self, device: torch.device, activations: int) -> int:
-        """What of the budget a plan leaves free."""
+        """The part of the budget that a plan leaves free."""
         if isinstance(self.budget, Budget) and self.budget.reserve is not None:
             return budgets.size_bytes(self.budget.reserve, "reserve") if self.budget.reserve else 0
         share, least = UNCERTAINTY["cuda" if device.type == "cuda" else "cpu"]

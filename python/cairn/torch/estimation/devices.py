@@ -1,9 +1,8 @@
-"""Devices as their data sheets state them, and what an operator takes on one.
+"""Devices by their data sheets, and the time of an operator on a device (a roofline model).
 
-The model is simple, and stated. A product takes its floating-point operations over the device's rate for its type, or
-the bytes that it reads and writes over the memory's bandwidth, whichever is longer; every other operator takes its
-bytes. Real kernels reach less of both. So times are lower bounds; shares of one another (the extra time of a plan) are
-closer.
+A matrix product takes the longer of two times: its floating-point operations divided by the device's rate for its type,
+and the bytes that it reads and writes divided by the memory's bandwidth. Every other operator takes the second time.
+Real kernels reach neither rate, so times are lower bounds. Ratios of times, such as a plan's extra time, are closer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from ..base import _compat
 from ..base.budgets import size_bytes
 
-#: Without rates, work is counted in FLOPs, and a byte as so many.
+#: Without rates, time is counted in FLOPs, and each byte moved counts as this many.
 FLOPS_A_BYTE = 100
 
 
@@ -31,9 +30,9 @@ class DeviceModel:
     Attributes
     ----------
     name : str
-        As it is printed.
+        The name that reports print.
     type : str
-        "cuda" or "cpu": whose kernels the step takes.
+        "cuda" or "cpu": which kernels the step uses.
     memory : int or str, optional
         Its memory, "80GB".
     flops : float or mapping, optional
@@ -75,7 +74,7 @@ class DeviceModel:
         return self.flops is not None
 
     def flops_of(self, dtype: torch.dtype) -> float:
-        """Floating-point operations a second in products of a type; of the nearest that is given."""
+        """Floating-point operations a second in products of a type, or of the nearest type that has a rate."""
         if not isinstance(self.flops, Mapping):
             return float(self.flops or 0)
         name = str(dtype).removeprefix("torch.")
@@ -84,7 +83,7 @@ class DeviceModel:
 
     @property
     def rates(self) -> str:
-        """Its rates, for people; empty without any."""
+        """Its rates as text for a report; empty if it has none."""
         if self.flops is None or self.bytes_per_s is None:
             return ""
         if not isinstance(self.flops, Mapping):
@@ -92,8 +91,8 @@ class DeviceModel:
         by_rate: dict[float, list[str]] = {}
         for name, rate in self.flops.items():
             by_rate.setdefault(rate, []).append(name)
-        told = [f"{rate / 1e12:g} TFLOP/s in {' and '.join(names)}" for rate, names in by_rate.items()]
-        return f"{', '.join(told)}, {self.bytes_per_s / 1e12:g} TB/s"
+        flops = [f"{rate / 1e12:g} TFLOP/s in {' and '.join(names)}" for rate, names in by_rate.items()]
+        return f"{', '.join(flops)}, {self.bytes_per_s / 1e12:g} TB/s"
 
 
 def _published(name: str, memory: str, fp32: float, half: float, bandwidth: str) -> DeviceModel:
@@ -120,7 +119,7 @@ DEVICES = {
 
 
 def device_model(device: Any) -> DeviceModel:
-    """The model of what is named: "cuda", "cpu", a name of the table, or a model itself."""
+    """The model of a device given as "cuda", "cpu", a name of `DEVICES`, or a `DeviceModel`."""
     if isinstance(device, DeviceModel):
         return device
     name = str(device)
@@ -135,7 +134,7 @@ def device_model(device: Any) -> DeviceModel:
 
 
 class Takes:
-    """What calls of operators take on a device, in nanoseconds; without rates, in units of a billion FLOPs."""
+    """The time of an operator call on a device, in nanoseconds; without rates, in units of a billion FLOPs."""
 
     def __init__(self, device: DeviceModel) -> None:
         self._has_times, self._bytes_per_s = device.has_times, device.bytes_per_s or 1.0
@@ -174,13 +173,13 @@ def _is_view(function: Any) -> bool:
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    """Two products of each pair of positions."""
+    """FLOPs of attention: two matrix products over each pair of positions."""
     batch, heads, rows, width = query.shape
     return int(2 * batch * heads * rows * key.shape[-2] * (width + value.shape[-1]))
 
 
 def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Five products where the forward has two."""
+    """FLOPs of attention's backward: five matrix products for the forward's two."""
     return _attention(query, key, value) * 5 // 2
 
 

@@ -1,4 +1,4 @@
-"""`estimate`: what a training step will take, before there is a machine for it."""
+"""`estimate`: memory and time of a training step, without its device."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def estimate(
     holds_output: bool = True,
     progress: ProgressCallback | Literal[False] | None = None,
 ) -> Estimate:
-    """What a training step will take under `checkpoint`, without running it.
+    """Estimate a training step's memory and time, plain and under `checkpoint`, without running it.
 
-    The step runs on fake tensors, which have shapes and no numbers. So the model may lie on `meta`, its size does not
-    matter, and no device is needed. What is estimated is the plain step, and the plans that `checkpoint` would make.
+    The step runs on fake tensors, which have shapes and no numbers. So the model may lie on `meta`, may be of any size,
+    and needs no device. The estimate covers the plain step and the plans that `checkpoint` would make.
 
     Parameters
     ----------
@@ -55,20 +55,20 @@ def estimate(
         The model and a sample of what the training loop calls it with, on `meta` or anywhere; of the sample, shapes and
         types count. A single tensor may stand for a tuple of one.
     device : str or DeviceModel
-        "cuda" or "cpu": whose kernels the step takes. A device by name ("H100", "A100", "L4", ...), or a model of one,
-        has memory and rates, too, from which times follow.
+        "cuda" or "cpu" chooses the kernels. A device's name ("H100", "A100", "L4", ...) or a `DeviceModel` also gives
+        its memory and its rates, from which times are computed.
     memory : int or str, optional
-        What the step may take: "80GiB". The named device's memory if None.
+        The memory that the step may use, such as "80GiB". The named device's memory if None.
     shard : int
-        Over how many devices FSDP2 shards the model. Sizes are those of one device, the sample is of one device.
+        The number of devices over which FSDP2 shards the model. Sizes and the sample are those of one device.
     loss_fn, targets
-        Makes the loss of the model's output, where the model does not; with `targets`, of the output and them.
+        `loss_fn(output)` computes the loss where the model does not; `loss_fn(output, targets)` if `targets` is given.
     optimizer : torch.optim.Optimizer, optional
         Its state and its step are counted; it is not stepped.
     budgets : int or list
-        How many points the curve has, from the least budget to that of the plain step; or the budgets.
+        The number of points of the curve, from the least budget to that of the plain step; or the budgets.
     largest_batch : bool
-        Also find the largest batch within the memory. Takes a few more profiles.
+        Also search for the largest batch within the memory, which takes a few more profiles.
     dim : int
         The dimension of the sample that is the batch.
     gradients, blocks, inside, holds_output, progress
@@ -82,7 +82,7 @@ def estimate(
     Raises
     ------
     Unsupported
-        The step needs numbers, for a branch or a shape; the message names the operator and the line.
+        A branch or a shape depends on a tensor's numbers; the message names the operator and the line.
 
     Examples
     --------
@@ -101,20 +101,20 @@ def estimate(
     sample = (arguments.positional(args), dict(kwargs or {}), targets)
     options = {"blocks": blocks, "inside": inside, "holds_output": holds_output, "progress": progress}
     step = FakeStep(model, sample, loss_fn, optimizer, described, shard, dim, options)
-    found = step.profiled(step.batch)
-    task = _task(found, gradients)
+    profile = step.profiled(step.batch)
+    task = _task(profile, gradients)
     points = _curve(task, budgets)
     plain = next(point for point in reversed(points) if isinstance(point, Plan))
     within = task.plans([memory_bytes])[0] if memory_bytes is not None else None
     largest = plain_largest = None
-    notes = list(found.notes)
+    notes = list(profile.notes)
     if largest_batch and memory_bytes is not None:
         try:
             largest, plain_largest = _largest(step, memory_bytes, gradients)
         except CannotResize as error:
-            notes.append(f"the largest batch was not looked for: {error}")
+            notes.append(f"the largest batch was not searched: {error}")
     return Estimate(
-        model_name=found.model_name,
+        model_name=profile.model_name,
         parameter_count=sum({id(p): p.numel() for p in model.parameters()}.values()),
         device=described.name,
         rates=described.rates,
@@ -131,7 +131,7 @@ def estimate(
         largest_plain_batch=plain_largest,
         resident=plain.resident,
         notes=tuple(notes),
-        profile=found,
+        profile=profile,
     )
 
 
@@ -150,7 +150,7 @@ def _point(plan: Plan, has_times: bool) -> EstimatePoint:
 
 
 def _largest(step: FakeStep, memory_bytes: int, gradients: str) -> tuple[int, int]:
-    """With a plan, and with nothing recomputed."""
+    """The largest batch with a plan, and the largest with nothing recomputed."""
     needs: dict[int, list[int]] = {}
 
     def needed(batch: int, most: bool) -> int:

@@ -1,8 +1,8 @@
-"""A model and its sample as fake tensors: what lies on `meta`, and what has numbers, alike.
+"""A model and its sample as fake tensors, whether they lie on `meta` or hold numbers.
 
-Parameters and buffers stay where they are in their modules, under their names; their places hold fakes for a while.
-Tensors that share a storage, or are one and the same, do so as fakes. All seem to lie on the CPU: builds without CUDA
-have no autograd for tensors there, fake ones included.
+Modules keep their parameters and buffers under the same names; fakes replace the tensors for the duration of a profile.
+Tensors that share a storage share it as fakes, and one tensor has one fake. All fakes claim to lie on the CPU, because
+builds of torch without CUDA have no autograd for CUDA tensors, not even for fake ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ..base.errors import Unsupported
 from . import known_numbers
 
-#: Where fake tensors seem to lie.
+#: The device that fake tensors claim.
 SEEMING = torch.device("cpu")
 
 
@@ -30,7 +30,7 @@ class Fakes:
         self._storages: dict[int, torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake that stands for a tensor."""
+        """The fake of a tensor."""
         if id(tensor) not in self._made:
             self._made[id(tensor)] = tensor, self._new(tensor)
         return self._made[id(tensor)][1]

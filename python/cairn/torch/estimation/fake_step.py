@@ -49,7 +49,7 @@ class FakeStep:
 
     @property
     def batch(self) -> int:
-        """Of the sample: the size of its first tensor at `dim`; 1 where there is none."""
+        """The sample's batch: the size of its first tensor at `dim`, or 1 without a tensor."""
         try:
             return Resizing(*self.sample, self.dim).batch
         except ValueError:
@@ -67,13 +67,13 @@ class FakeStep:
         return self._known[batch]
 
     def _given_twice_bytes(self) -> int:
-        """Of the sample's tensors that the loss has at hand, too: there they stay, beside their fakes."""
+        """Bytes of the sample's tensors that the loss function also holds, which the profile counts a second time."""
         given = memory.storages(tensors_in(self.sample))
         brought = memory.storages(tensors_in(list(brought_by(self.loss_fn))))
         return sum(size for key, size in brought.items() if key in given)
 
     def _whole(self, batch: int) -> Profile:
-        """Attention masks that only their numbers make needless are made where these are asked for."""
+        """The profile of the step; where the model reads numbers of a mask, the mask is made as in tracing."""
         try:
             return self._profile(batch, _without_tracing_branches())
         except _compat.NEEDS_NUMBERS:
@@ -105,7 +105,7 @@ class FakeStep:
 
 
 def _autocast_of(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """The caller's autocast region of a GPU, for fakes that seem to lie on the CPU."""
+    """The caller's autocast region for a GPU, applied to fakes, which claim to lie on the CPU."""
     if device_type == SEEMING.type or not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()
     return torch.autocast(SEEMING.type, torch.get_autocast_dtype(device_type))
@@ -120,7 +120,7 @@ class _WithTargets:
 
 
 def _on_fakes(optimizer: torch.optim.Optimizer, fakes: Fakes, is_gpu: bool) -> torch.optim.Optimizer:
-    """The optimizer of the fakes; on a GPU, one that chooses by itself works on all parameters at once."""
+    """A copy of the optimizer for the fakes; on a GPU with torch's default `foreach`, which is True there."""
     made = copy.copy(optimizer)
     made.param_groups = [{**group, "params": fakes.in_place_of(group["params"])} for group in optimizer.param_groups]
     for group in made.param_groups:
@@ -133,7 +133,7 @@ def _on_fakes(optimizer: torch.optim.Optimizer, fakes: Fakes, is_gpu: bool) -> t
 
 @contextlib.contextmanager
 def _without_tracing_branches() -> Iterator[None]:
-    """Models of transformers take fake tensors for tracing, and make attention masks that a step has no use for."""
+    """Stop transformers from taking fake tensors for tracing, in which it makes masks that a real step does not."""
     utils: Any = sys.modules.get("transformers.utils.import_utils")
     before = getattr(utils, "is_fake_tensor", None)
     if before is None:
@@ -152,7 +152,7 @@ class CannotResize(ValueError):
 
 @contextlib.contextmanager
 def _resized(first: int, batch: int, dim: int) -> Iterator[None]:
-    """Says of errors in the body that they are of a resized sample."""
+    """Turn errors of the body into `CannotResize`, which names the resized sample."""
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
@@ -167,7 +167,7 @@ def _resized(first: int, batch: int, dim: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(model: nn.Module) -> Iterator[None]:
-    """Says which operator, in which line, wants numbers."""
+    """Turn an error about missing numbers into `Unsupported`, which names the operator and the line."""
     try:
         yield
     except _compat.NEEDS_NUMBERS as error:

@@ -1,8 +1,8 @@
-"""Kernels that a GPU takes where the CPU takes others that save something else.
+"""The GPU's kernels for the two functions that save other tensors on a GPU than on the CPU.
 
-Fake tensors seem to lie on the CPU, so torch's functions choose the CPU's kernels. Two of them save something else than
-those on a GPU: dropout saves numbers there and truth values on a GPU, and attention with dropout is computed piece by
-piece there, with all probabilities, and in one kernel on a GPU.
+Fake tensors claim to lie on the CPU, so torch's functions choose the CPU's kernels. Dropout saves a mask of floats on
+the CPU and of booleans on a GPU. Attention with dropout saves all probabilities on the CPU; on a GPU it is one fused
+kernel, which does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class GpuKernels(TorchFunctionMode):
-    """Calls these kernels in the place of the CPU's."""
+    """Calls the GPU's kernels instead of the CPU's."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

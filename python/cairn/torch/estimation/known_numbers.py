@@ -1,8 +1,8 @@
-"""Integers and truth values of a step on fake tensors that do not depend on what it trains: they are computed for real.
+"""Known numbers of fake tensors: small tensors of integers and booleans that do not depend on trained parameters.
 
-Positions, masks and counts steer what a model does next: transformers make no attention mask where all positions count.
-They come from the caller's sample, or are made by `arange` and the like. So a small tensor of integers has its numbers
-beside it, as long as all operators on the way to it had those of their arguments.
+Positions, masks and counts decide branches: transformers, for example, make no attention mask where every position
+counts. Such tensors come from the caller's sample, or from `arange` and similar operators. A fake tensor of integers
+therefore carries its numbers, as long as the numbers of all arguments of the operators that made it are known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Unknown(Exception):
 
 
 def give(fake: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Lets a fake have the numbers of a tensor, if it may."""
+    """Attach a tensor's numbers to its fake, if it is a small tensor of integers or booleans."""
     if _may_have(fake) and not tensor.is_meta and not _compat.is_fake(tensor):
         with _compat.without_dispatch_modes():
             setattr(fake, _NAME, tensor.detach().to("cpu", copy=True))
@@ -35,7 +35,7 @@ def _may_have(tensor: torch.Tensor) -> bool:
 
 
 def computed(function: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator returns for the numbers of its arguments; None if these are not known."""
+    """An operator's result for the known numbers of its arguments; None if some are not known."""
     if torch.Tag.nondeterministic_seeded in function.tags:
         return None
     try:
@@ -54,6 +54,6 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def follow(function: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Lets what an operator has returned have its numbers, if they are known."""
+    """Attach an operator's numbers to the fake that it returned, if they are known."""
     if isinstance(result, torch.Tensor) and _compat.is_fake(result) and _may_have(result):
         setattr(result, _NAME, computed(function, args, kwargs))

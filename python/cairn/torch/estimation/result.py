@@ -1,4 +1,4 @@
-"""`Estimate`: what was found, as data and as a table."""
+"""`Estimate`: the result of `estimate`, as data and as a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EstimatePoint:
     budget_bytes, peak_bytes : int
         The budget, and the peak of the step within it.
     extra_time : float
-        As a share of the plain step, by the model of the device.
+        Extra time as a share of the plain step's time, by the model of the device.
     step_ns : int or None
         Nanoseconds, where the device has rates.
     """
@@ -33,18 +33,18 @@ class EstimatePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a training step is estimated to take. Sizes in bytes, of one device.
+    """Estimated memory and time of a training step. Sizes are bytes on one device.
 
     Attributes
     ----------
     parameter_count : int
-        Of the whole model.
+        Parameters of the whole model.
     device, rates : str
-        The device, and what times follow from.
+        The device, and its rates, from which times are computed.
     memory_bytes : int or None
-        What the step may take.
+        The memory that the step may use.
     batch : int
-        Of the sample.
+        The batch of the sample.
     plain_peak_bytes : int
         Peak of the step with nothing recomputed.
     least_budget_bytes : int
@@ -58,7 +58,7 @@ class Estimate:
     largest_batch, largest_plain_batch : int or None
         The largest batch within the memory, with a plan and with nothing recomputed; 0 where not even 1 fits.
     resident : dict
-        What is there during the whole step, by name.
+        Memory that is held during the whole step, bytes by name.
     profile : Profile
         For `plan`, `sweep` and `explain`.
     """
@@ -88,13 +88,13 @@ class Estimate:
         return None if self.memory_bytes is None else self.within is not None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, the profile left out."""
+        """Plain data for JSON, without the profile."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "profile")
-        found = {name: getattr(self, name) for name in fields}
-        found["points"] = [dataclasses.asdict(point) for point in self.points]
-        found["within"] = None if self.within is None else dataclasses.asdict(self.within)
-        found["resident"], found["notes"] = dict(self.resident), list(self.notes)
-        return {"format": "cairn-torch-estimate", "version": 1, **found}
+        data = {name: getattr(self, name) for name in fields}
+        data["points"] = [dataclasses.asdict(point) for point in self.points]
+        data["within"] = None if self.within is None else dataclasses.asdict(self.within)
+        data["resident"], data["notes"] = dict(self.resident), list(self.notes)
+        return {"format": "cairn-torch-estimate", "version": 1, **data}
 
     def __str__(self) -> str:
         over = f", sharded over {self.shard} devices, each" if self.shard > 1 else ""

@@ -1,10 +1,10 @@
 """A profiled step as FSDP2 runs it on one of N devices: `fully_shard` of every block, and of the model around them.
 
-Each device holds one part in N of every parameter, of its gradient, and of the optimizer's state: rows of the first
-dimension, padded. A block runs with all of its parameters gathered. While it runs, those of the next are gathered, and
-in the backward those of the one before. A backward makes whole gradients. Those of the block behind it are being
-reduced meanwhile, in a buffer of their size. Parameters of no block are gathered from the beginning of the step to its
-end, and so are their gradients once they are there.
+Each device holds one N-th of every parameter, of its gradient and of its optimizer state, split along the first
+dimension and padded. A block runs with all of its parameters gathered. Meanwhile FSDP2 prefetches the parameters of the
+next block, and in the backward those of the previous one. A block's backward makes whole gradients; those of the block
+after it are being reduced at the same time, in a buffer of their size. Parameters outside blocks stay gathered for the
+whole step, and their gradients stay whole once they exist.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ GATHERED = "gathered parameters outside blocks"
 
 @dataclasses.dataclass(frozen=True)
 class _Unit:
-    """The parameters of one block: gathered, its trained ones gathered, and their part on a device. Bytes."""
+    """Bytes of one block's parameters."""
 
-    whole_bytes: int
-    trained_bytes: int
-    part_bytes: int  # of the trained ones
+    whole_bytes: int  # all of them, gathered
+    trained_bytes: int  # the trained ones, gathered
+    part_bytes: int  # the trained ones, one device's shard
 
 
 _NONE = _Unit(0, 0, 0)
 
 
 def sharded(profile: Profile, model: nn.Module, count: int) -> Profile:
-    """The profile of the same step on one of `count` devices, each of which has such a sample."""
+    """The profile of the same step on one of `count` devices, each with a sample of this size."""
     if count == 1:
         return profile
     parameters = _unique(model.parameters())
@@ -72,7 +72,7 @@ def _unit(parameters: Sequence[torch.Tensor], count: int) -> _Unit:
 
 
 def _part_bytes(parameters: Iterable[torch.Tensor], count: int) -> int:
-    """What one device holds of parameters: rows of the first dimension, as many as on the device that has most."""
+    """Bytes of the parameters' shards on the device that holds most rows."""
     total = 0
     for parameter in parameters:
         rows = parameter.shape[0] if parameter.dim() else 1
@@ -82,7 +82,7 @@ def _part_bytes(parameters: Iterable[torch.Tensor], count: int) -> int:
 
 
 def _stages(stages: Sequence[StageMeasure], along: Sequence[_Unit]) -> Iterable[StageMeasure]:
-    """The stages with what is gathered while they run; `along` has a unit for each."""
+    """The stages, each with the memory of parameters gathered while it runs; `along` has a unit for each stage."""
     for index, (stage, own) in enumerate(zip(stages, along, strict=True)):
         before = next((unit for unit in reversed(along[:index]) if unit is not _NONE), _NONE)
         behind = next((unit for unit in along[index + 1 :] if unit is not _NONE), _NONE)
@@ -108,7 +108,11 @@ def _risen(option: OptionMeasure, forward: int, backward: int) -> OptionMeasure:
 
 
 def _rises(measured: StageMeasure | OptionMeasure, forward: int, backward: int) -> dict[str, Any]:
-    """Gradients are whole in either case: to those that exist they are added once all of a block's are made."""
+    """The rises of a stage or option.
+
+    The backward's rise is the same with accumulation: a block's gradients are made whole before they are added to those
+    that exist.
+    """
     return {
         "forward_rise_bytes": measured.forward_rise_bytes + forward,
         "backward_rise_bytes": measured.backward_rise_bytes + backward,

@@ -1,9 +1,9 @@
-"""A device that does not exist: it counts what operators on fake tensors would allocate, and how long they would take.
+"""A virtual device: it counts the memory that operators on fake tensors would allocate, and the time they would take.
 
-A step on fake tensors calls the operators that it calls on real ones. Each result has a storage, which lives as long as
-that of a real one; so its size counts from the operator that makes it until the storage is freed. A clock advances by
-what the model of a device (`Rates`) says that each operator takes. Comparisons of fake tensors find them equal: what a
-step computes twice, it computes alike, or a profile on real tensors finds out.
+A step on fake tensors calls the same operators as on real ones. Each result has a storage that lives as long as a real
+one, so its size counts from the operator that makes it until the storage is freed. A clock advances by each operator's
+time in the model of the device. Fake tensors of one shape and type compare equal: the estimate assumes that a
+recomputation gives the same numbers, which only a profile on real tensors can check.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _DEVICE_OF, _EQUAL = torch.ops.prim.device.default, torch.ops.aten.equal.default
 class VirtualDevice(_compat.DispatchMode):
     """Counts the operators that run within it.
 
-    takes_ns: says of a call (operator, arguments, result) how long it takes.
-    workspace: says how much memory it takes beside its result, while it runs.
+    takes_ns: returns the time of a call, given its operator, arguments and result.
+    workspace: returns the bytes that a call allocates while it runs, its result not counted.
     """
 
     def __init__(self, takes_ns: Callable[..., float], workspace: Callable[..., int]) -> None:
@@ -56,7 +56,7 @@ class VirtualDevice(_compat.DispatchMode):
         return result
 
     def _faked(self, known: Any) -> Any:
-        """A fake of what only its numbers could tell the shape of; a number stays itself."""
+        """A fake of a result whose shape depends on known numbers; a number stays itself."""
         if not isinstance(known, torch.Tensor):
             return known
         fake = self.mode.from_tensor(known)
@@ -75,7 +75,7 @@ class VirtualDevice(_compat.DispatchMode):
                 continue
             if given is None:
                 given = {_compat.storage_id(t) for t in _stored((*args, *kwargs.values()))}
-            if key in given:  # of a tensor that was there before, or is real
+            if key in given:  # the storage of an argument: allocated before, or real
                 continue
             self._allocate(storage, key, function, args)
         self.peak = max(self.peak, self.level + workspace)
@@ -84,7 +84,7 @@ class VirtualDevice(_compat.DispatchMode):
         size = storage.nbytes()
         self._sizes[key] = size
         weakref.finalize(storage, self._free, key).atexit = False
-        if _compat.accumulates(function):  # which writes into the first, where nobody else has it
+        if _compat.accumulates(function):  # it writes into its first argument, if nobody else holds that
             self._hand_over(args[0], size)
         self.level += size
 
@@ -98,12 +98,12 @@ class VirtualDevice(_compat.DispatchMode):
         self.level -= self._sizes.pop(key, 0)
 
     def now_ns(self) -> int:
-        """What the operators so far have taken."""
+        """The time of the operators so far."""
         return int(self.elapsed_ns)
 
     @contextlib.contextmanager
     def runs(self) -> Iterator[None]:
-        """What the body does runs on this device: meters read its memory, and the clock its time."""
+        """Run the body on this device: meters read its memory, and the clock reads its time."""
         read, token = clock.read, memory.fake_meter.set(lambda: VirtualMeter(self))
         clock.read = self.now_ns
         try:
@@ -155,6 +155,6 @@ def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _draw() -> None:
-    """Lets the generator's state change, by which a profile sees that random numbers were drawn."""
+    """Advance the generator's state, by which a profile sees that random numbers were drawn."""
     with _compat.without_dispatch_modes():
         torch.rand(())

@@ -1,7 +1,7 @@
-"""Memory that an operator takes beside its result while it runs.
+"""Workspaces of operators: memory that a kernel allocates while it runs, its result not counted.
 
-Fake tensors do not show it. Where the kernels are at hand, those of the CPU, each kind of call is run once, by itself,
-with made-up numbers, and measured; not calls of more than `MOST_BYTES`. Of a GPU's kernels nothing is known here.
+Fake tensors do not show workspaces. For the CPU, each kind of call is run once on made-up numbers and measured, unless
+it is larger than `MOST_BYTES`. A GPU's kernels cannot be run here, so their workspaces are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..compiled import kernel_costs
 
 MOST_BYTES = 1 << 30
 _CPU = torch.device("cpu")
-#: Operators of aten that take nothing beside their result, apart from those with a tag that says so.
+#: Operators of aten without a workspace, besides those that torch tags as pointwise.
 _PLAIN = frozenset(
     (
         "copy",
@@ -41,7 +41,7 @@ _KNOWN: dict[Any, int] = {}
 
 
 class Workspaces:
-    """What kernels take. `measured`: those of this machine's CPU; otherwise nothing is counted."""
+    """Workspaces of calls: measured on this machine's CPU if `measured`, otherwise 0."""
 
     def __init__(self, measured: bool) -> None:
         self._measured = measured
@@ -70,7 +70,7 @@ def _takes_some(function: Any, name: str) -> bool:
 
 
 def _is_simple(function: Any, args: Any, result: Any) -> bool:
-    """Whether an operator writes one number for each that it reads; losses are tagged so, and reduce what they make."""
+    """Whether an operator writes one number for each that it reads; losses carry the pointwise tag, but reduce."""
     if torch.Tag.pointwise not in function.tags or not isinstance(result, torch.Tensor):
         return False
     read = list(_tensors(args))
@@ -94,7 +94,7 @@ def _measured(function: Any, args: Any, kwargs: Any, result: Any) -> int:
         with _compat.without_dispatch_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             args, kwargs = pytree.tree_map_only(torch.Tensor, kernel_costs.made_up, (args, kwargs))
             return kernel_costs.workspace(function, args, kwargs, _CPU)
-    except RuntimeError:  # a kernel that does not take made-up numbers
+    except RuntimeError:  # a kernel that refuses made-up numbers
         return 0
     finally:
         memory.fake_meter.reset(token)

@@ -222,7 +222,7 @@ class _Loss(torch.autograd.Function):
 
 
 def _step(compiled: Callable[..., Any], inputs: Sequence[Any], holds_output: bool) -> None:
-    """Run forward and backward: from the scalar losses among the outputs, else from gradients of ones of all outputs."""
+    """Run forward and backward: from the losses among the outputs, else from gradients of ones of all outputs."""
     with torch.enable_grad():
         outputs = compiled(*inputs)
         loss = _loss_of(outputs)

@@ -398,7 +398,7 @@ def _once(node: fx.Node) -> bool:
 
 
 def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
-    """A key that is equal for calls of equal cost: the operator, its arguments, and shape, stride and type of tensors."""
+    """A key that is equal for calls of equal cost: operator, arguments, and shape, stride and type of tensors."""
 
     def text(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):

@@ -19,7 +19,7 @@ from .api import checkpoint
 from .base.blocks import StepModule
 from .base.errors import Unsupported
 from .handle import Handle, handle
-from .rerun_state.attributes import left_as_found
+from .rerun_state.attributes import restored_attributes
 
 _OF_TRANSFORMERS = "transformers.trainer"
 
@@ -65,7 +65,7 @@ class TrainerStep(StepModule):
                 return self._compute(self._passed[0], inputs, *args, **kwargs)
             trainer = nn.Module()
             vars(trainer)["trainer"] = self._compute.__self__ if hasattr(self._compute, "__self__") else None
-            with left_as_found(trainer):
+            with restored_attributes(trainer):
                 return self._compute(self.model, inputs, *args, **kwargs)
         finally:
             self.is_running = before

@@ -32,7 +32,7 @@ from ..planning.plan import Plan
 from ..planning.step_profile import Profile
 from ..planning.task import Task, check_request
 from ..profiling.sample import Sample
-from ..rerun_state.attributes import left_as_found
+from ..rerun_state.attributes import restored_attributes
 from . import sweep_plot
 from .alternatives import ALTERNATIVES, Alternative, alternatives, predicted
 from .comparison import Comparison, Steps, Turn
@@ -229,7 +229,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
     as_found = sample.untouched(memory.device_of(model))
-    with set_aside(model, *sample.others), as_found as parameters, left_as_found(model):
+    with set_aside(model, *sample.others), as_found as parameters, restored_attributes(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)

@@ -24,7 +24,7 @@ from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import Beginning
 from ..rerun_state.module_state import same_bits
 from ..rerun_state.preserve import Parameters, Randomness
-from ..rerun_state.side_effects import said_by
+from ..rerun_state.side_effects import attribute_descriptions
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
 UNSTEADY = 8
@@ -225,7 +225,7 @@ class _Runs:
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
-            said_by(model) if keeps else {},
+            attribute_descriptions(model) if keeps else {},
             Randomness(self._device),
             resident_of(self._plan, gradient_bytes) + beside,
             first,

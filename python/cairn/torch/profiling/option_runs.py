@@ -14,7 +14,7 @@ from ..base.layouts import Layouts
 from ..base.tree import Tree
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.constant_guards import Constants
-from ..rerun_state.guards import is_noted
+from ..rerun_state.guards import is_guarded
 from ..rerun_state.rng_and_autocast import with_generator
 from ..selective.block_graph import BlockGraph
 from ..selective.graph_recorder import BlockRecorder
@@ -91,7 +91,7 @@ class BlockRuns:
         if not constants.hold(parts, list(map(vars, parts))):
             graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
         for (module, name), value in self._attributes.filled():
-            if is_noted(value):  # and so would have to be as it was
+            if is_guarded(value):  # and so would have to be as it was
                 kind = type(module).__name__
                 graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):

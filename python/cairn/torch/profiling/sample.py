@@ -17,7 +17,7 @@ from ..base.layouts import saving_nothing
 from ..base.progress import ProgressTeller
 from ..base.tree import Tree, tensors_in
 from ..head.replacements import Outside, Replaced
-from ..rerun_state.attributes import left_as_found
+from ..rerun_state.attributes import restored_attributes
 from ..rerun_state.external_modules import Leaves, outsiders
 from ..rerun_state.hook_closures import brought_by
 from ..rerun_state.kv_caches import own_caches
@@ -125,7 +125,7 @@ class Sample:
 
     def watch(self, parameters: Parameters) -> None:
         """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
-        with left_as_found(self.model), saving_nothing(), parameters.watching():
+        with restored_attributes(self.model), saving_nothing(), parameters.watching():
             self.output()
 
     @property

@@ -1,11 +1,11 @@
-"""What runs of a block leave in attributes, taken away again.
+"""Restores attributes that a run of a block has changed.
 
-Blocks leave losses of their own, counts and statistics in attributes of their modules, in lists, dicts and the like
-there, and in small tensors that are no buffers. A run that the model did not ask for (one that measures a block, or has
-its saved tensors once more) must not leave any: the model would count it twice, or run a backward into a graph that is
-gone. What sample steps leave is taken away by what was seen of it in several of them (`step_attributes.py`).
+Blocks store losses of their own, counts and statistics in attributes of their modules, in lists, dicts and other
+containers there, and in small tensors that are no buffers. An extra run (a measurement or a recomputation) must not
+leave such changes: the model would count it twice, or run a backward into a graph that is freed. Changes by sample
+steps are undone by comparing several of them (`step_attributes.py`).
 
-What a run changes past what is put back here keeps a block from being recomputed (`side_effects.py`).
+A block whose runs change state that this file does not restore is not recomputed (`side_effects.py`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ ATOMS = NUMBERS | {type(None), nn.Parameter, torch.dtype, torch.device, types.Fu
 Place = tuple[nn.Module, str]  # a module, and the name of its attribute
 
 
-class Found(NamedTuple):
-    """A container, and how it was found."""
+class Contents(NamedTuple):
+    """A container, and its contents before the run."""
 
     container: Any
     before: Any  # what is put back of it
@@ -55,28 +55,28 @@ class Found(NamedTuple):
     are_names: bool  # the attributes of a module or of an object
 
     def items(self) -> Iterable[Any]:
-        """What was in it, of names what is put back."""
+        """Its items before the run; of a namespace those that are restored."""
         return self.before.values() if isinstance(self.before, dict) else self.before
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Names in it that are left as they are."""
+        """Names in it that are not restored."""
         return _NO_NAMES if self.place[1] else OF_EVERY_MODULE
 
 
 class Attributes:
-    """The attributes of modules and of objects among them, what is in containers there, and what hooks may fill.
+    """A record of the attributes of modules, of objects and containers in them, and of objects that hooks may change.
 
-    Large tensors that have a name are left as they are, unless someone waits for their gradients, or they are wanted
-    (`with_large`, and then hooks of the modules, too): to hold those that a run replaces takes memory.
+    Large tensors directly in attributes are not recorded, because holding those that a run replaces takes memory. They
+    are recorded if they have retained gradients, or on demand (`with_large`, which includes hooks of the modules).
     """
 
-    __slots__ = ("_copies", "_found", "_generators", "_hooks", "_room", "_since", "_weights", "_with_large")
+    __slots__ = ("_copies", "_contents", "_generators", "_hooks", "_room", "_since", "_weights", "_with_large")
 
     def __init__(self, modules: Iterable[nn.Module], with_large: bool = False) -> None:
         self._with_large, self._room = with_large, MANY
         self._since = _compat.history_mark()
-        self._found: dict[int, Found] = {}  # by the identity of the container
+        self._contents: dict[int, Contents] = {}  # by the identity of the container
         self._copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []  # of tensors that may be written
         self._generators: list[Callable[[], None]] = []  # what puts them back, and small arrays
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
@@ -92,21 +92,21 @@ class Attributes:
             self._reach(value, (module, name))
 
     def _reach(self, value: Any, place: Place) -> None:
-        """Notes what hooks may fill: a container, or the attributes of something, with the containers among them."""
+        """Record an object that hooks may change: a container, or an object's attributes and the containers in them."""
         if type(value) in CONTAINERS:
             self._look_into(value, place, NESTED - 1)
             return
         is_module = isinstance(value, nn.Module)
-        if (is_module or has_attributes(value)) and (names := self._unnoted(value)) is not None:
+        if (is_module or has_attributes(value)) and (names := self._unrecorded(value)) is not None:
             noted = self._note(names, (value, "") if is_module else place, are_names=True)
             for name, item in noted.items():
                 if type(item) in CONTAINERS:
                     self._look_into(item, (value, name) if is_module else place, NESTED - 1)
 
-    def _unnoted(self, value: Any) -> dict[str, Any] | None:
-        """The attributes of something, unless they were noted."""
+    def _unrecorded(self, value: Any) -> dict[str, Any] | None:
+        """The attributes of an object, unless they are recorded already."""
         names = object.__getattribute__(value, "__dict__")
-        return names if type(names) is dict and id(names) not in self._found else None
+        return names if type(names) is dict and id(names) not in self._contents else None
 
     def _note(self, container: Any, place: Place, are_names: bool) -> Any:
         if isinstance(container, dict):
@@ -115,24 +115,24 @@ class Attributes:
         else:
             before = container.copy()
         names = frozenset(container) if isinstance(container, dict) else _NO_NAMES
-        self._found[id(container)] = Found(container, before, len(container), names, place, are_names)
+        self._contents[id(container)] = Contents(container, before, len(container), names, place, are_names)
         return before
 
     def _look_into(self, value: Any, place: Place, depth: int) -> None:
-        """Notes what of a value can change while its name stands for it; objects are opened in attributes alone."""
+        """Record the parts of a value that can change in place; of objects only those directly in attributes."""
         kind = type(value)
         if kind is torch.Tensor:
             if is_small(value):
                 self._copies.append((value, value.detach().clone(), place))
         elif kind in CONTAINERS or kind is tuple:
-            if id(value) not in self._found and (depth == NESTED or len(value) <= self._room):
+            if id(value) not in self._contents and (depth == NESTED or len(value) <= self._room):
                 items = value if kind is tuple else self._note(value, place, are_names=False)
                 self._look_into_all(items.values() if kind in DICTS else items, place, depth)
         elif _is_small_array(value):
             self._generators.append(functools.partial(operator.setitem, value, ..., value.copy()))
         elif (put_back := generators.putting_back(value)) is not None:
             self._generators.append(put_back)
-        elif depth == NESTED and has_attributes(value) and (names := self._unnoted(value)) is not None:
+        elif depth == NESTED and has_attributes(value) and (names := self._unrecorded(value)) is not None:
             items = self._note(names, place, are_names=True)
             if not is_of_torch(kind):
                 self._look_into_all(items.values(), place, depth)
@@ -146,27 +146,28 @@ class Attributes:
 
     def are_filled(self) -> bool:
         """Whether a run since has changed what is in containers, objects or small tensors of the CPU."""
-        containers = (found for found in self._found.values() if found.place[1] or not found.are_names)
+        containers = (contents for contents in self._contents.values() if contents.place[1] or not contents.are_names)
         return any(map(_is_changed, containers)) or not all(
             same_numbers(tensor, copy) for tensor, copy, _ in self._copies if tensor.is_cpu
         )
 
     def restore(self) -> None:
-        """Makes all be as it was, but for large tensors with a name: those that a run has left in the place of others
-        lose its graph, which would keep what the run saved.
+        """Restore everything but large tensors in attributes.
+
+        A large tensor that a run assigned stays, without its autograd graph, which would keep the run's saved tensors.
         """
-        for found in self._found.values():
-            if isinstance(found.container, dict):
-                others = found.size - len(found.before)  # hidden names, and large tensors
-                is_whole = others <= len(found.hidden) and len(found.container) == found.size
-                if not is_whole or not _holds(found.container, found.before):
-                    self._restore_names(found)
-            elif isinstance(found.container, set):
-                if found.container != found.before:
-                    found.container.clear()
-                    found.container.update(found.before)
+        for contents in self._contents.values():
+            if isinstance(contents.container, dict):
+                others = contents.size - len(contents.before)  # hidden names, and large tensors
+                is_whole = others <= len(contents.hidden) and len(contents.container) == contents.size
+                if not is_whole or not _holds(contents.container, contents.before):
+                    self._restore_names(contents)
+            elif isinstance(contents.container, set):
+                if contents.container != contents.before:
+                    contents.container.clear()
+                    contents.container.update(contents.before)
             else:
-                refill(found.container, found.before)
+                refill(contents.container, contents.before)
         for registry, before in self._hooks:
             if registry.keys() != before.keys():
                 registry.clear()
@@ -174,15 +175,15 @@ class Attributes:
         self._restore_inside()
         self._weights.restore()
 
-    def _restore_names(self, found: Found) -> None:
-        names, before = found.container, found.before
-        for name, value in [(name, value) for name, value in list(names.items()) if name not in found.hidden]:
+    def _restore_names(self, contents: Contents) -> None:
+        names, before = contents.container, contents.before
+        for name, value in [(name, value) for name, value in list(names.items()) if name not in contents.hidden]:
             has_history = self._has_history(value)
-            stays = _is_large(value) and not self._with_large and found.are_names and not has_history
+            stays = _is_large(value) and not self._with_large and contents.are_names and not has_history
             if name in before:
                 if not stays:
                     names[name] = before[name]  # one by one: counters add what they are updated with
-            elif name not in found.names:
+            elif name not in contents.names:
                 if not stays:
                     del names[name]
             elif has_history:
@@ -191,7 +192,7 @@ class Attributes:
             names.setdefault(name, value)
 
     def _restore_inside(self, but_of: Container[int] = ()) -> None:
-        """What is there under the same names: states of generators, and values of tensors but those of some modules."""
+        """Restore objects in place: states of generators, and values of tensors, except those of some modules."""
         for put_back in self._generators:
             put_back()
         for tensor, copy, place in self._copies:
@@ -200,37 +201,42 @@ class Attributes:
                 tensor.data.copy_(copy)  # not counted: a graph whose backward is to come may have saved it
 
     def filled(self) -> Iterator[tuple[Place, Any]]:
-        """What was empty and no longer is, with its place."""
-        for found in self._found.values():
-            if found.size == 0 and found.container and not found.are_names:
-                yield found.place, found.container
+        """The containers that were empty and no longer are, with their places."""
+        for contents in self._contents.values():
+            if contents.size == 0 and contents.container and not contents.are_names:
+                yield contents.place, contents.container
 
     def lack(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether a run since has taken one of these out of where it was."""
+        """Whether a run since has removed one of these objects from its place."""
         wanted = set(map(id, tensors))
 
         def there(items: Iterable[Any]) -> set[int]:
             return wanted.intersection(map(id, items))
 
-        return any(there(found.items()) - there(_items_in(found.container)) for found in self._found.values())
+        return any(
+            there(contents.items()) - there(_items_in(contents.container)) for contents in self._contents.values()
+        )
 
     def have_history(self) -> bool:
-        """Whether a run since left a tensor under some name that gradients could go through."""
-        names = (found for found in self._found.values() if isinstance(found.container, dict))
-        values = (value for found in names for name, value in found.container.items() if name not in found.hidden)
+        """Whether a run since has stored a tensor with an autograd graph in some attribute."""
+        names = (contents for contents in self._contents.values() if isinstance(contents.container, dict))
+        values = (
+            value for contents in names for name, value in contents.container.items() if name not in contents.hidden
+        )
         return any(map(self._has_history, values))
 
     def detach(self) -> None:
-        """Takes the history from tensors that were made since: that of a run whose backward is over; and out of
-        sequences what was added of them, which the next run adds again.
+        """Detach tensors that a run whose backward is over has stored since, and remove those that it appended.
+
+        The next run appends its own.
         """
-        for found in self._found.values():
-            container = found.container
+        for contents in self._contents.values():
+            container = contents.container
             if isinstance(container, dict):
-                for name in [name for name in container if name not in found.hidden]:
+                for name in [name for name in container if name not in contents.hidden]:
                     container[name] = self._detached(container[name])
             elif not isinstance(container, set):
-                there = len(found.before)
+                there = len(contents.before)
                 items = (item for i, item in enumerate(container) if i < there or not self._has_history(item))
                 refill(container, list(map(self._detached, items)))
         self._weights.restore()
@@ -241,7 +247,7 @@ class Attributes:
     def _detached(self, value: Any, depth: int = NESTED) -> Any:
         if isinstance(value, torch.Tensor):
             return value.detach() if self._has_history(value) else value
-        if depth == 0 or type(value) not in (list, dict) or id(value) in self._found:
+        if depth == 0 or type(value) not in (list, dict) or id(value) in self._contents:
             return value
         items = value.items() if type(value) is dict else enumerate(value)
         without = {key: self._detached(item, depth - 1) for key, item in items}
@@ -255,16 +261,17 @@ def _items_in(container: Any) -> Iterable[Any]:
 
 
 def plain_tensors(model: nn.Module) -> list[tuple[torch.Tensor, nn.Module]]:
-    """The tensors in attributes of a model's modules, and in containers there, that nobody registered; and where."""
-    found = Attributes(model.modules(), with_large=True)._found.values()
-    tensors = ((value, each.place[0]) for each in found for value in each.items() if type(value) is torch.Tensor)
+    """The unregistered tensors in attributes of a model's modules and in containers there, with their places."""
+    contents = Attributes(model.modules(), with_large=True)._contents.values()
+    tensors = ((value, each.place[0]) for each in contents for value in each.items() if type(value) is torch.Tensor)
     return list({id(tensor): (tensor, module) for tensor, module in tensors}.values())
 
 
 @contextlib.contextmanager
-def left_as_found(model: nn.Module) -> Iterator[None]:
-    """The body leaves what a model's modules have in attributes as it was, large tensors included. Comparing them is
-    no operation of the body: it may lie in a block whose operations are recorded.
+def restored_attributes(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of a model's modules after the body, large tensors included.
+
+    The comparison is not recorded as an operation, although it may run inside a block that is being recorded.
     """
     with _compat.without_dispatch_modes():
         attributes = Attributes(model.modules(), with_large=True)
@@ -276,7 +283,7 @@ def left_as_found(model: nn.Module) -> Iterator[None]:
 
 
 def without_history(value: torch.Tensor) -> torch.Tensor:
-    """What a later run has left in the place of a tensor, which no gradient can go through without being lost."""
+    """The tensor that a later run has assigned, detached from its graph; a gradient that reaches it is an error."""
     value = value.detach().requires_grad_()
     _compat.hook_gradient(value, _refuse_gradient)
     return value
@@ -284,9 +291,9 @@ def without_history(value: torch.Tensor) -> torch.Tensor:
 
 def _refuse_gradient(gradient: torch.Tensor) -> None:
     raise RecomputationError(
-        "a gradient has come to a tensor that a block left in an attribute, or a hook in a dict: it was recomputed "
-        "since, and the tensor is what that run left, without the way to the parameters. Use it in one backward with "
-        "the rest of the step, or give a budget that keeps the block"
+        "a gradient reached a tensor that a block stored in an attribute, or a hook in a dict. The block was "
+        "recomputed since, so the tensor has no autograd graph to the parameters. Use it in one backward with the "
+        "rest of the step, or give a budget that keeps the block"
     )
 
 
@@ -300,22 +307,22 @@ def refill(sequence: Any, items: list[Any]) -> None:
 
 
 def _holds(names: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    """Whether all that was there is there, and the same."""
+    """Whether all recorded items are in the container, and are the same objects."""
     return before.keys() <= names.keys() and all(map(operator.is_, map(names.__getitem__, before), before.values()))
 
 
-def _is_changed(found: Found) -> bool:
-    """Whether something else is in a container, large tensors that have names aside."""
-    container, before = found.container, found.before
+def _is_changed(contents: Contents) -> bool:
+    """Whether the items of a container have changed, apart from large tensors in attributes."""
+    container, before = contents.container, contents.before
     if isinstance(container, dict):
-        return len(container) != found.size or not _holds(container, before)
+        return len(container) != contents.size or not _holds(container, before)
     if isinstance(container, set):
         return bool(container != before)
     return len(container) != len(before) or not all(map(operator.is_, container, before))
 
 
 def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dict[Any, Any]:
-    """What is put back of something with names."""
+    """The names and values of a namespace that are restored."""
     return {
         name: value
         for name, value in list(names.items())
@@ -324,14 +331,14 @@ def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dic
 
 
 def _is_large(value: Any) -> bool:
-    """Whether what a tensor is seen in takes much: a loss may be a single number in the storage of all its terms."""
+    """Whether a tensor's storage is large: a loss may be one number in the storage of all its terms."""
     if not isinstance(value, torch.Tensor) or memory.storage_bytes(value) <= LARGE_BYTES:
         return False
     return not value.retains_grad
 
 
 def _is_small_array(value: Any) -> bool:
-    """Whether it is one of NumPy's that can be noted and put back."""
+    """Whether it is a NumPy array that can be copied and restored."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.ndarray):
         return False
@@ -339,7 +346,7 @@ def _is_small_array(value: Any) -> bool:
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's value can be noted and put back: one that is written in place, and no result of a step."""
+    """Whether a tensor's value can be copied and restored: it is written in place, and no result of a step."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_inference() or 0 in tensor.stride():
         return False
     return tensor.nbytes <= LARGE_BYTES and not tensor.requires_grad and not tensor.is_meta

@@ -1,7 +1,7 @@
-"""Attributes of modules, and hooks on them, as a block's first run left them, for its recomputation.
+"""Attributes of modules and hooks on them, recorded after a block's forward and restored for its recomputation.
 
-A model may set an attribute of its blocks, or register hooks on their parts, for the time of its forward. Of blocks
-that turn out to need it while they are profiled, this is noted in every step.
+A model may set an attribute of its blocks, or register hooks on their submodules, only for the time of its forward. If
+the profile shows that a block needs it, these attributes and hooks are recorded in every step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ABSENT = object()  # in place of what an attribute stands for that is not there
 
 
 class HooksAndNames:
-    """What takes next to no memory of the attributes of modules, and all hooks around their forwards."""
+    """The attributes of modules that take almost no memory, and all hooks around their forwards."""
 
     __slots__ = ("_hooks", "_names")
 
@@ -30,18 +30,18 @@ class HooksAndNames:
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
         for module in modules:
             own = vars(module)
-            found = {name: value for name, value in own.items() if name not in _HIDDEN and is_light(value)}
-            self._names.append((own, found, frozenset(own)))
+            values = {name: value for name, value in own.items() if name not in _HIDDEN and is_light(value)}
+            self._names.append((own, values, frozenset(own)))
             self._hooks += [(own[name], dict(own[name])) for name in _HOOKS]
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """The body finds these attributes and hooks; what it finds otherwise comes back after it."""
+        """Set these attributes and hooks for the body, and restore the present ones after it."""
         with contextlib.ExitStack() as undo:
-            for own, found, names in self._names:
+            for own, values, names in self._names:
                 for name in [name for name in own if name not in names and name not in _HIDDEN]:
                     _put(own, name, _ABSENT, undo)
-                for name, value in found.items():
+                for name, value in values.items():
                     if own.get(name, _ABSENT) is not value:
                         _put(own, name, value, undo)
             for registry, there in self._hooks:

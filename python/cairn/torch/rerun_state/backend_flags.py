@@ -1,7 +1,7 @@
-"""Switches of torch's that say which kernels run: as they are in a model's call, and again in later runs of its blocks.
+"""Torch's switches that choose kernels: recorded in a model's call, restored when its blocks are recomputed.
 
-A backward usually runs outside the contexts in which the forward ran (`sdpa_kernel`, deterministic algorithms, default
-device and type, precision of float32 and of sums), and another kernel means other bits.
+A backward usually runs outside the contexts of the forward (`sdpa_kernel`, deterministic algorithms, default device and
+dtype, precision of float32 and of sums), and another kernel gives other bits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..base.errors import Unsupported
 
 
 def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
-    """Raises Unsupported if cuDNN is to choose the kernels of convolutions of these modules, on CUDA, by trying.
+    """Raise Unsupported if cuDNN chooses the kernels of these modules' convolutions by benchmarking, on CUDA.
 
-    Each thread chooses for itself, and autograd's backward for a device is a thread of its own: what is recomputed
-    there could be another kernel than the forward's, with other bits, in more scratch than was measured.
+    Each thread benchmarks by itself, and autograd runs the backward in a thread of its own. A recomputation there could
+    get another kernel than the forward, with other bits and a larger workspace than measured.
     """
     if not (_cudnn.enabled and _cudnn.benchmark):
         return
@@ -33,13 +33,13 @@ def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def _convolves(module: torch.nn.Module) -> bool:
-    """Whether it has, itself, a weight on CUDA that convolutions have."""
+    """Whether a module is a convolution with a weight on CUDA."""
     is_known = isinstance(module, torch.nn.modules.conv._ConvNd)
     return any(p.is_cuda and (is_known or p.dim() > 3) for p in module._parameters.values() if p is not None)
 
 
 class Switch(NamedTuple):
-    """What a switch is called, how to read it, and how to set it."""
+    """A switch: its name, how to read it, and how to set it."""
 
     name: str
     read: Callable[[], Any]
@@ -91,7 +91,7 @@ _READERS = [switch.read for switch in _SWITCHES]
 
 
 def _known_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An equal one that there was before, if there was: comparing it with itself takes no time."""
+    """An equal earlier value if there is one: comparing an object with itself takes no time."""
     global _latest
     latest = _latest  # another thread may replace it
     if key != latest:
@@ -113,12 +113,12 @@ class Switches:
         self.key = _known_key((*self._values, self._device))  # the same object while the same switches are set
 
     def are_in_force(self) -> bool:
-        """Whether nothing has to be switched."""
+        """Whether the switches have these values now."""
         return self._values == tuple([read() for read in _READERS]) and self._device == _compat.default_device()
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """The body runs with these switches, and leaves them as they were."""
+        """Run the body with these switches, and restore them after it."""
         changed = []
         for (_, read, write), wanted in zip(_SWITCHES, self._values, strict=True):
             current = read()
@@ -145,7 +145,7 @@ def named_values() -> dict[str, str]:
 
 
 def changes_since(then: Mapping[str, str]) -> str:
-    """Which switches are set otherwise than they were, by name, for people; empty where none is."""
+    """The switches that have changed, as text for a message; empty if none has."""
     now = named_values()
     changed = [name for name, value in then.items() if now.get(name, value) != value]
     listed = [f"{name} is {now[name]} and was {then[name]}" for name in changed[:MOST_NAMED]]

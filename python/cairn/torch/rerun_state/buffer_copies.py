@@ -1,8 +1,7 @@
-"""Copies of buffers that lie as the buffers do.
+"""Copies of buffers that share storages as the buffers do.
 
-Buffers may share a storage: rows of one tensor, halves of a table. What was recorded of a block finds one behind the
-other, and what is written through one is read through another. So a storage is copied as a whole, once, and each copy
-lies in it where its buffer lies in the buffer's own.
+Several buffers may share a storage, such as rows of one tensor or halves of a table. A write through one is then read
+through another. So each storage is copied once, as a whole, and each copied buffer has the same offset in the copy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..base.layouts import Look
 
 
 def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies without history, in storages of the same sizes; those of one storage are in one storage again."""
+    """Detached copies in storages of the same sizes; tensors that share a storage share its copy."""
     keys = list(map(_compat.storage_key, tensors))
     are_apart = len(set(keys)) == len(keys)
     storages: dict[int, torch.Tensor] = {}
@@ -33,13 +32,13 @@ def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def with_neighbours(indices: Iterable[int], tensors: Sequence[torch.Tensor | None]) -> set[int]:
-    """These, and all that share a storage with one of them."""
-    found = set(indices)
-    keys = [0 if tensor is None else _compat.storage_key(tensor) for tensor in tensors] if found else []
-    wanted = {keys[index] for index in found} - {0}
-    return found | {index for index, key in enumerate(keys) if key in wanted}
+    """The given indices, and those of all tensors that share a storage with one of them."""
+    result = set(indices)
+    keys = [0 if tensor is None else _compat.storage_key(tensor) for tensor in tensors] if result else []
+    wanted = {keys[index] for index in result} - {0}
+    return result | {index for index, key in enumerate(keys) if key in wanted}
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
-    """So that a clone has the same storage, too."""
+    """The whole storage as a tensor, so that its clone has the same size."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()

@@ -19,7 +19,7 @@ from ..base import _compat
 from ..base.dict_versions import DictVersions
 from ..base.patched_forward import names_but_handlers
 from .globals_and_closures import GlobalsAndClosures, names_of
-from .guards import Noted, call, is_comparable, is_noted, is_referred_to, items_of
+from .guards import ValueGuards, call, is_comparable, is_guarded, is_referred_to, items_of
 from .hook_closures import has_attributes, is_of_library
 from .module_state import OF_EVERY_MODULE, attributes_of, children_of
 from .snapshot import OBJECT_DEPTH
@@ -29,7 +29,7 @@ class Constants:
     """Guards on everything besides tensors that a block's forward may read.
 
     These are the attributes of its modules, and of plain objects in them; their classes, submodules and hooks; and the
-    constants and functions that it finds in globals and closures. References to modules and objects are weak.
+    constants and functions that it reads from globals and closures. References to modules and objects are weak.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Constants:
         Change counters of the modules' dicts at the last full comparison. None before, and if PyTorch has none.
     """
 
-    __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_noted", "_objects",
+    __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_guards", "_objects",
                  "_parts", "_witness", "_witness_of_all", "flags", "numbers")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -58,15 +58,17 @@ class Constants:
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # copies: another thread may add handlers to modules
         names = list(map(names_but_handlers, owned))
         self._counts = list(map(len, names))
-        noted = [[name for name in each if _is_noted(name, own[name])] for own, each in zip(owned, names, strict=True)]
-        self._noted = Noted(owned, noted, self._is_exact)
-        self._deep = [[*self._parts, *self._objects][index] for index in self._noted.deep_in]
+        guarded = [
+            [name for name in each if _is_guarded(name, own[name])] for own, each in zip(owned, names, strict=True)
+        ]
+        self._guards = ValueGuards(owned, guarded, self._is_exact)
+        self._deep = [[*self._parts, *self._objects][index] for index in self._guards.deep_in]
 
     def _is_exact(self, index: int, name: Any) -> bool:
         """Whether a guard compares a number's type and sign, too.
 
-        It does if the block's code has the name, or if the class is a library's, whose code is not looked at. Other
-        attributes are read by `getattr` at most, where types hardly matter.
+        It does if the block's code contains the name, or if the class is a library's, whose code is not searched. Other
+        attributes can only be read by `getattr`, where types hardly matter.
         """
         is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
         return is_opaque or name in self._elsewhere.read
@@ -85,7 +87,7 @@ class Constants:
                 if not self._names_hold(owned, attributes, children):
                     return False
                 self.numbers = numbers
-            return self._noted.fillings_hold(owned) and self._elsewhere.hold()
+            return self._guards.fillings_hold(owned) and self._elsewhere.hold()
         except _CHANGED:
             return False
 
@@ -94,7 +96,7 @@ class Constants:
         if self._witness is None or not self._witness.holds():
             objects = list(map(call, self._objects))
             dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
-            dicts += self._noted.flat_dicts([*attributes, *names_of(objects)])
+            dicts += self._guards.flat_dicts([*attributes, *names_of(objects)])
             self._witness = DictVersions.of([*modules, *objects], dicts)
             others = self._elsewhere.dicts_of_constants()
             self._witness_of_all = None if others is None else DictVersions.of([*modules, *objects], [*dicts, *others])
@@ -109,12 +111,12 @@ class Constants:
                 is_same = self._elsewhere.definitions_hold()
             else:
                 is_same = self._witness.holds() and self._elsewhere.hold()
-            return is_same and (not self._deep or self._noted.deep_ones_hold(self._deep_namespaces()))
+            return is_same and (not self._deep or self._guards.deep_ones_hold(self._deep_namespaces()))
         except _CHANGED:
             return False
 
     def _deep_namespaces(self) -> dict[int, dict[str, Any]]:
-        return dict(zip(self._noted.deep_in, names_of(map(call, self._deep)), strict=True))
+        return dict(zip(self._guards.deep_in, names_of(map(call, self._deep)), strict=True))
 
     def _owned(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The dicts of modules and plain objects. Raises LookupError if one is gone or has another class."""
@@ -132,7 +134,7 @@ class Constants:
             list(map(_count, owned)) == self._counts
             and _hooks_of(attributes) == self._hooks
             and (children_of(attributes) if children is None else children) == self._children
-            and self._noted.names_hold(owned)
+            and self._guards.names_hold(owned)
         )
 
     def difference(self, modules: Sequence[nn.Module]) -> str:
@@ -151,7 +153,7 @@ class Constants:
         if len(modules) != len(self.flags) or children_of(attributes) != self._children:
             return "a part"
         owned = [*attributes, *names_of(objects)]
-        place = self._noted.difference(owned)
+        place = self._guards.difference(owned)
         if place is not None:
             return f"the attribute '{place[1]}' of {kinds[place[0]]}"
         if _hooks_of(attributes) != self._hooks:
@@ -166,20 +168,21 @@ def _count(names: dict[str, Any]) -> int:
 
 
 def _hooks_of(modules: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """The numbers of the hooks that run in the modules' calls, where there are any; torch gives none of them twice."""
+    """The identifiers of the hooks of the modules, if there are any; torch never uses an identifier twice."""
     registries = itertools.chain(map(_pre_hooks, modules), map(_forward_hooks, modules), _HOOKS_OF_ALL)
     return list(map(tuple, filter(None, registries)))
 
 
 def _numbers_of(owned: Sequence[dict[str, Any]], modules: Sequence[dict[str, Any]]) -> list[int] | None:
-    """By which torch tells whether something was put into these dicts, or into those of the modules' members and hooks;
-    None where it does not. Most of these are empty, and have no number: no two dicts have the same.
+    """Torch's change counters of these dicts, and of those of the modules' members and hooks; None if it has none.
+
+    Most of these dicts are empty and have no counter. No two dicts have the same counter.
     """
     registries = itertools.chain(_HOOKS_OF_ALL, *map(_registries_of, modules))
     return _compat.contents([*owned, *filter(None, registries)])
 
 
-#: One is gone, or has become a tensor or an array.
+#: Errors of comparing a value that no longer exists, or has become a tensor or an array.
 _CHANGED = AttributeError, LookupError, RuntimeError, TypeError, ValueError
 _pre_hooks, _forward_hooks = operator.itemgetter("_forward_pre_hooks"), operator.itemgetter("_forward_hooks")
 _registries_of = operator.itemgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks", "_forward_hooks")
@@ -187,17 +190,18 @@ _HOOKS_OF_ALL = all_modules._global_forward_pre_hooks, all_modules._global_forwa
 
 
 def _plain_objects(modules: Sequence[nn.Module]) -> list[Any]:
-    """The plain objects that modules refer to, also by containers, and those that these refer to; and modules that are
-    no parts.
+    """The plain objects that modules refer to, also through containers and other such objects.
+
+    Includes modules that are not registered as submodules.
     """
-    known, found = set(map(id, modules)), []
+    known, objects = set(map(id, modules)), []
     owners: Sequence[Any] = modules
     for _ in range(OBJECT_DEPTH):
         owners = list({id(item): item for owner in owners for item in _objects_of(owner)}.values())
         owners = [item for item in owners if id(item) not in known]
         known.update(map(id, owners))
-        found += owners
-    return found
+        objects += owners
+    return objects
 
 
 def _objects_of(owner: Any) -> Iterator[Any]:
@@ -208,5 +212,5 @@ def _objects_of(owner: Any) -> Iterator[Any]:
                     yield item
 
 
-def _is_noted(name: str, value: Any) -> bool:
-    return is_comparable(value) if name in OF_EVERY_MODULE else is_noted(value)
+def _is_guarded(name: str, value: Any) -> bool:
+    return is_comparable(value) if name in OF_EVERY_MODULE else is_guarded(value)

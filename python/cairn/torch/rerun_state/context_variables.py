@@ -1,10 +1,10 @@
-"""Context variables as a block's first run found them, for its recomputation.
+"""Context variables as they were before a block's forward, restored for its recomputation.
 
-A model may set a `contextvars.ContextVar` for the time of its forward. The backward runs after that, on an accelerator
-in a thread of autograd's whose context is empty. A block that needs them is recomputed in a copy of the context of its
-first run. The copy keeps alive what the variables hold, such as lists that collect tensors. So other blocks are
-recomputed in a copy of the context that is there then, with the numbers, flags and texts of the first run. In either,
-what a block sets is gone afterwards.
+A model may set a `contextvars.ContextVar` for the time of its forward. The backward runs later, on an accelerator in a
+thread of autograd whose context is empty. A block that needs such variables is recomputed in a copy of its forward's
+context. The copy keeps alive the values of all variables, such as lists that collect tensors. So other blocks are
+recomputed in a copy of the backward's context, with the numbers, flags and strings of the forward. In both cases,
+variables that a block sets are lost afterwards.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Variables:
     __slots__ = ("_context", "_plain", "_tensors")
 
     def __init__(self, brought_back: bool) -> None:
-        """brought_back: the block needs them as they are."""
+        """brought_back: the block needs all values, not only numbers, flags and strings."""
         context = contextvars.copy_context()
         self._tensors = _tensors_of(context) if context else ()
         self._context = context if brought_back else None
         self._plain = [] if brought_back else [each for each in context.items() if type(each[1]) in ATOMS]
 
     def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Calls a function with these variables; what it sets is gone afterwards."""
+        """Call a function with these variables; variables that it sets are lost afterwards."""
         if self._context is not None:
             return self._context.copy().run(function, *args)
 
@@ -56,11 +56,11 @@ class Variables:
 
 
 def _tensors_of(context: contextvars.Context) -> tuple[tuple[str, weakref.ref[torch.Tensor], int], ...]:
-    found = []
+    tensors = []
     for variable, value in context.items():
         if type(value) not in ATOMS:
             what = f"the context variable '{variable.name}'"
             for path, tensor in tensors_inside(value):
                 inside = "" if tensor is value else f" ({path})"
-                found.append((f"a tensor in {what}{inside}", weakref.ref(tensor), _compat.version(tensor)))
-    return tuple(found)
+                tensors.append((f"a tensor in {what}{inside}", weakref.ref(tensor), _compat.version(tensor)))
+    return tuple(tensors)

@@ -1,7 +1,7 @@
-"""What a step uses and its model does not have: modules of its loss, a teacher in a list, what is passed along.
+"""Modules that a step uses and its model does not register: modules of the loss, a teacher in a list, arguments.
 
-Steps that measure write to these as they do to the model: statistics of a BatchNorm, the centre of a loss, gradients of
-a learned temperature. So they are looked for, and put back with the model.
+Measured steps write to these as they do to the model: statistics of a BatchNorm, the centre of a loss, gradients of a
+learned temperature. So they are searched for, and restored with the model.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _MOST = 100_000  # and of all that there is
 
 
 def outsiders(model: nn.Module, loss_fn: Callable[..., Any] | None, passed: Iterable[Any]) -> list[nn.Module]:
-    """The modules that are no part of a model, and that it, its loss or what is passed to it has at hand."""
+    """The modules outside of a model that it, its loss or its arguments refer to."""
     search = _Search(model)
     for module in list(model.modules()):
         search.look_behind(module)
     for value in (loss_fn, *passed):
         search.look_into(value, _DEPTH)
-    return search.found
+    return search.modules
 
 
 class _Search:
-    """Modules by the way they are found."""
+    """The search for modules outside of the model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.found: list[nn.Module] = []
+        self.modules: list[nn.Module] = []
         self._seen = set(map(id, model.modules()))
         self._room = _MOST
 
     def look_behind(self, module: nn.Module) -> None:
-        """What a module has at hand that is not registered: in attributes, and as globals that its methods name."""
+        """The unregistered objects that a module refers to: in attributes, and as globals that its methods name."""
         for name, value in list(vars(module).items()):
             if name not in OF_EVERY_MODULE and name != "forward":
                 self.look_into(value, _DEPTH)
@@ -60,7 +60,7 @@ class _Search:
                     self._look_at_globals(method)
 
     def look_into(self, value: Any, depth: int) -> None:
-        """Finds modules in what may be a container, a function or an object."""
+        """Finds modules in values: containers, functions or objects."""
         self._room -= 1
         is_atom = isinstance(value, (torch.Tensor, str, bytes, int, float))
         if depth == 0 or is_atom or id(value) in self._seen or self._room < 0:
@@ -85,13 +85,13 @@ class _Search:
     def _add(self, module: nn.Module) -> None:
         new = [part for part in module.modules() if id(part) not in self._seen]
         self._seen.update(map(id, new))
-        self.found += new
+        self.modules += new
         for part in new:
             self.look_behind(part)
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """What lies in a container, behind a function or in an object of the user's own."""
+    """The values in a container, in a function's closure, or in an object of the user's own class."""
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, (*CONTAINERS, tuple)):
@@ -103,26 +103,26 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 class Leaves:
-    """The leaves of graphs that are no parameters of a model, and the gradients that they had."""
+    """The leaves of autograd graphs that are no parameters of the model, with their gradients before the run."""
 
     def __init__(self, model: nn.Module, own: Iterable[torch.Tensor]) -> None:
         self._known = set(map(id, (*model.parameters(), *own)))
-        self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._leaves: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def note(self, roots: Iterable[torch.Tensor]) -> None:
-        """Finds those of a graph whose backward is still to come, and takes their gradients away until `restore`."""
+        """Record the leaves of a graph whose backward is still to come, and remove their gradients until `restore`."""
         for leaf in _leaves_of(roots):
             if id(leaf) not in self._known:
                 self._known.add(id(leaf))
-                self._found.append((leaf, leaf.grad))
+                self._leaves.append((leaf, leaf.grad))
                 leaf.grad = None
 
     def restore(self) -> None:
-        """Gives all of them the gradients that they had."""
-        for leaf, grad in self._found:
+        """Restore the gradients of all of them."""
+        for leaf, grad in self._leaves:
             leaf.grad = grad
             self._known.discard(id(leaf))
-        self._found.clear()
+        self._leaves.clear()
 
 
 def _leaves_of(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Generators of random numbers that a model has of its own, in attributes: torch's, Python's and NumPy's."""
+"""Random generators in a model's attributes: torch's, Python's and NumPy's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def putting_back(value: Any) -> Callable[[], Any] | None:
-    """A call that gives a generator the state which it has now; None: the value is no generator."""
+    """A call that restores a generator's present state; None if the value is no generator."""
     kind = type(value)
     if kind is torch.Generator:
         return functools.partial(value.set_state, value.get_state())

@@ -1,16 +1,17 @@
-"""What a block's forward reads past its modules: globals, attributes of classes, variables of closures.
+"""Guards on the globals, class attributes and closure variables that a block's forward reads.
 
-A recorded run holds only for the constants that it found and the functions that it called, and a change to one need not
-show in the few bytes that are compared. What code reads beside its arguments is in its names: `LOAD_GLOBAL` and
-attribute access take theirs from `co_names`, closures from cells; `getattr` takes a text. So the search begins at the
-functions that a block runs for sure (the forwards of its modules, functions among their attributes, hooks) and follows
-what their names stand for: functions and classes of the same global namespace, methods of the block's own classes and
-objects, functions in cells. Of an object that it comes by, in these or in defaults, the attributes count that any of
-the code names, and so of objects among these. What it finds is noted, with the place to look it up again. Constants are
-compared in every run, functions, classes and objects once in a step.
+A recording is valid only while these constants and functions are unchanged, and the few bytes that are compared after
+a recomputation may not show a change. The names in a function's code show which it reads: `LOAD_GLOBAL` and attribute
+access use `co_names`, closures use cells, and `getattr` uses a string.
 
-A name may stand for something else than what is found, so too much can be noted, which costs a recording where it
-changes. What is called through a table, or by libraries of Python, PyTorch and NumPy, is not followed.
+The search begins at the functions that a block surely runs: the forwards of its modules, functions among their
+attributes, hooks. It follows the values of their names: functions and classes of the same global namespace, methods of
+the block's own classes and objects, functions in cells. Of an object in these or in defaults, it follows the attributes
+that any of the code names. Each value is recorded with the place to look it up again. Constants are compared in every
+run; functions, classes and objects once in a step.
+
+A name in the code may mean another object than the search assumes. So there can be guards too many, and their failure
+costs a new recording. Calls through a table, and calls by libraries of Python, PyTorch and NumPy, are not followed.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from .guards import Noted, Place, call, is_constant, is_noted, value_at
+from .guards import Place, ValueGuards, call, is_constant, is_guarded, value_at
 from .hook_closures import CALLABLES, at_hand, is_of_library, is_own_object, names_in, texts_in
 
-#: Finds a class, a module of Python or an object; None: it is gone.
+#: Returns a class, a Python module or an object; None if it no longer exists.
 Owner = Callable[[], Any]
 
 _FUNCTIONS_FOLLOWED = _OBJECTS_FOLLOWED = 500
@@ -40,15 +41,15 @@ _get_contents = operator.attrgetter("cell_contents")
 
 
 def names_of(owners: Iterable[Any]) -> Iterator[Any]:
-    """What `vars` gives of each, past functions of their classes that run where attributes are read.
+    """`vars` of each, without calling attribute functions of their classes.
 
-    AttributeError: there is none.
+    Raises AttributeError for an object without a dict.
     """
     return map(object.__getattribute__, owners, itertools.repeat("__dict__"))
 
 
 def begin_step() -> None:
-    """Definitions are compared anew from now on."""
+    """Start a step: definitions are compared anew."""
     global _step
     _step += 1
 
@@ -57,45 +58,45 @@ _step = 0
 
 
 class Definitions:
-    """The functions, classes and objects that names in the code of blocks stand for; compared once in a step.
+    """Guards on the functions, classes and objects that the code of blocks names; compared once in a step.
 
     Blocks that run the same code share them.
     """
 
-    __slots__ = ("__weakref__", "_compared_in", "_counts", "_forwards", "_hold", "_noted", "_owners", "_places")
+    __slots__ = ("__weakref__", "_compared_in", "_counts", "_forwards", "_hold", "_guards", "_owners", "_places")
 
     def __init__(self, places: _Places, kinds: Sequence[type], owners: Iterable[Any]) -> None:
         self._places, self._forwards = places, kinds
         self._owners = list(map(_reference_to, owners))
         self._counts = self._counted()
-        self._noted = Noted(self._namespaces(), [*places.names, range(len(kinds))])
+        self._guards = ValueGuards(self._namespaces(), [*places.names, range(len(kinds))])
         self._compared_in, self._hold = _step, True
 
     @classmethod
     def shared(cls, places: _Places, kinds: Sequence[type], owners: Sequence[Any]) -> Definitions:
-        """New ones, or those of other blocks; `owners` are classes and objects to which no attribute may be added."""
+        """New guards, or those of a block with the same code; no attribute may be added to `owners`."""
         key = places.key(), tuple(kinds), tuple(map(id, owners))
-        found = _shared.get(key)
-        if found is None or not found.are_as_they_were():
-            found = _shared[key] = cls(places, kinds, owners)
-        return found
+        definitions = _shared.get(key)
+        if definitions is None or not definitions.are_as_they_were():
+            definitions = _shared[key] = cls(places, kinds, owners)
+        return definitions
 
     def hold(self) -> bool:
-        """Whether they were as they had been when they were first compared in this step."""
+        """Whether they were unchanged at their first comparison in this step."""
         if self._compared_in != _step:
             self._hold, self._compared_in = self.are_as_they_were(), _step
         return self._hold
 
     def are_as_they_were(self) -> bool:
-        """Whether the names stand for the same, and no attribute was added."""
+        """Whether the names still have the same values, and no attribute was added."""
         try:
-            return self._counted() == self._counts and self._noted.hold(self._namespaces())
+            return self._counted() == self._counts and self._guards.hold(self._namespaces())
         except (AttributeError, KeyError, TypeError, ValueError):
             return False  # one is gone
 
     def difference(self) -> str | None:
         """What is another than it was, for people."""
-        place = self._noted.difference(self._namespaces())
+        place = self._guards.difference(self._namespaces())
         if place is None:
             return None if self._counted() == self._counts else "the number of attributes of a class or an object"
         if place[0] == len(self._places.names):
@@ -114,7 +115,7 @@ _forward_of = operator.attrgetter("forward")
 
 
 class GlobalsAndClosures:
-    """What the forward of modules finds elsewhere; `objects` are the plain objects that they refer to.
+    """Guards on values outside of modules that their forwards read; `objects`: plain objects that modules refer to.
 
     Attributes
     ----------
@@ -122,7 +123,7 @@ class GlobalsAndClosures:
         All names of attributes and globals in the code.
     """
 
-    __slots__ = ("_constants", "_definitions", "_noted", "read")
+    __slots__ = ("_constants", "_definitions", "_guards", "read")
 
     def __init__(self, modules: Sequence[nn.Module], objects: Sequence[Any]) -> None:
         search = _Search()
@@ -133,38 +134,40 @@ class GlobalsAndClosures:
         owners = [*bases, *search.objects()]
         self.read = frozenset(search.names)
         self._constants = _Places(search, is_constant)
-        self._noted = Noted(self._constants.namespaces(), self._constants.names)
+        self._guards = ValueGuards(self._constants.namespaces(), self._constants.names)
         others = _Places(search, lambda value: not is_constant(value))
         self._definitions = Definitions.shared(others, list(dict.fromkeys(map(type, modules))), owners)
 
     def hold(self) -> bool:
-        """Whether all is as it was; functions, classes and objects, when it was looked at first in this step.
+        """Whether all is unchanged; for functions, classes and objects at the first comparison in this step.
 
-        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError: one is gone, or has become a tensor.
+        May raise AttributeError, IndexError, KeyError, RuntimeError, TypeError or ValueError for a value that no longer
+        exists, or has become a tensor.
         """
-        return self._noted.hold(self._constants.namespaces()) and self._definitions.hold()
+        return self._guards.hold(self._constants.namespaces()) and self._definitions.hold()
 
     def dicts_of_constants(self) -> list[dict[Any, Any]] | None:
-        """The constants are as they are while nothing is put into these dicts, of which the first keep the others; None
-        where it cannot be told by that.
+        """The dicts whose change counters show that no constant has changed; None if counters cannot show it.
+
+        The first of them keep the others alive.
         """
-        if not self._constants.are_lasting or self._noted.deep_in:
+        if not self._constants.are_lasting or self._guards.deep_in:
             return None
         spaces = self._constants.namespaces()
-        return [*spaces, *self._noted.flat_dicts(spaces)]
+        return [*spaces, *self._guards.flat_dicts(spaces)]
 
     def definitions_hold(self) -> bool:
-        """Of `hold`, what is not about constants."""
+        """The part of `hold` that does not compare constants."""
         return self._definitions.hold()
 
     def difference(self) -> str | None:
         """What is another than it was, for people."""
-        place = self._noted.difference(self._constants.namespaces())
+        place = self._guards.difference(self._constants.namespaces())
         return self._definitions.difference() if place is None else _described(place)
 
 
 def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) -> Callable[[], list[tuple[str, Any]]]:
-    """What the code of modules' forwards finds elsewhere: gives the wanted names, with what they stand for then."""
+    """The values that the code of modules' forwards reads outside of them: the wanted names with their values."""
     search = _Search(is_wanted)
     for module in modules:
         search.add_class(type(module))
@@ -176,19 +179,19 @@ def values_read(modules: Sequence[nn.Module], is_wanted: Callable[[Any], bool]) 
             spaces = places.namespaces()
         except (AttributeError, ValueError):  # one is gone
             return []
-        found = [(index, name) for index, names in enumerate(places.names) for name in names]
-        return [(_described(place), value_at(spaces, place)) for place in found]
+        places_of_names = [(index, name) for index, names in enumerate(places.names) for name in names]
+        return [(_described(place), value_at(spaces, place)) for place in places_of_names]
 
     return values
 
 
 class _Places:
-    """Namespaces, with the names that are looked up in each: of globals, of attributes, and variables of closures.
+    """Namespaces with the names that are read in each: globals, attributes, and closure variables.
 
     Attributes
     ----------
     are_lasting
-        The namespaces are dicts that are there as long as this is.
+        The namespaces are dicts that exist as long as this object.
     """
 
     __slots__ = ("_cells", "_first_class", "_lasting", "_owners", "are_lasting", "names")
@@ -197,30 +200,30 @@ class _Places:
         def wanted(names: Iterable[str], namespace: Any) -> list[str]:
             return [name for name in names if is_wanted(namespace[name])]
 
-        found = [(space, wanted(names, space)) for space, names in search.globals.values()]
+        namespaces = [(space, wanted(names, space)) for space, names in search.globals.values()]
         owned = [(owner, wanted(names, vars(owner()))) for owner, names in search.attributes.values()]
-        found += [(_dict_of(owner()), names) for owner, names in owned if _is_imported(owner())]
+        namespaces += [(_dict_of(owner()), names) for owner, names in owned if _is_imported(owner())]
         owned = [(owner, names) for owner, names in owned if not _is_imported(owner())]
         owned.sort(key=lambda each: isinstance(each[0](), type))
-        self._lasting = [namespace for namespace, names in found if names]
+        self._lasting = [namespace for namespace, names in namespaces if names]
         self._owners = [owner for owner, names in owned if names]
         self._first_class = sum(not isinstance(owner(), type) for owner in self._owners)
         self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
-        self.names: list[Any] = [names for _, names in (*found, *owned) if names]
+        self.names: list[Any] = [names for _, names in (*namespaces, *owned) if names]
         is_all = not self._owners and not self._cells
         self.are_lasting = is_all and all(isinstance(namespace, dict) for namespace in self._lasting)
         if self._cells:
             self.names.append(range(len(self._cells)))
 
     def key(self) -> Any:
-        """The same for the same names in the same namespaces, as long as these are there."""
+        """A key that is equal for the same names in the same namespaces, as long as these exist."""
         owners = [id(owner()) for owner in self._owners]
         return tuple(map(id, self._lasting)), tuple(owners), tuple(map(id, self._cells)), tuple(map(tuple, self.names))
 
     def namespaces(self) -> list[Any]:
-        """Where the names are looked up; those of the variables are indices.
+        """The namespaces in which the names are looked up; closure variables have indices for names.
 
-        AttributeError or ValueError: one is gone.
+        Raises AttributeError or ValueError if one no longer exists.
         """
         if self.are_lasting:
             return self._lasting
@@ -231,7 +234,7 @@ class _Places:
 
 
 def _is_imported(owner: Any) -> bool:
-    """Whether it is a module of Python, or a class at the top of one: as lasting as globals are."""
+    """Whether it is a Python module, or a class at the top level of one, and so lives as long as globals do."""
     if isinstance(owner, types.ModuleType):
         return True
     home = getattr(sys.modules.get(getattr(owner, "__module__", "")), "__dict__", {})
@@ -244,12 +247,12 @@ def _dict_of(owner: Any) -> Any:
 
 
 def _described(place: Place) -> str:
-    """What is at such a place, in words."""
+    """A place, in words for a message."""
     return f"'{place[1]}', which its code reads," if type(place[1]) is str else "a variable of a closure, or a default,"
 
 
 def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
-    """What surely runs, or may be called by its name in an instance."""
+    """The functions of a module that surely run, or that an instance may call by name."""
     for module in modules:
         yield getattr(type(module), "forward", None)
         yield from list(vars(module).values())  # another thread may put a handler into it
@@ -258,11 +261,13 @@ def _roots(modules: Sequence[nn.Module]) -> Iterator[Any]:
 
 
 class _Search:
-    """Follows functions; `globals` are namespaces and the names to note in them, or defaults and which of them,
-    `attributes` classes and objects with theirs, `cells` variables of closures.
+    """Follows functions and collects the names that they read.
+
+    `globals`: namespaces and names in them, or defaults and which of them; `attributes`: classes and objects with names
+    of attributes; `cells`: closure variables.
     """
 
-    def __init__(self, is_wanted: Callable[[Any], bool] = is_noted) -> None:
+    def __init__(self, is_wanted: Callable[[Any], bool] = is_guarded) -> None:
         self._is_wanted = is_wanted
         self.globals: dict[int, tuple[Any, dict[Any, None]]] = {}
         self.attributes: dict[int, tuple[Owner, dict[str, None]]] = {}
@@ -274,19 +279,19 @@ class _Search:
         self._waiting: list[types.FunctionType] = []
 
     def add_class(self, cls: type) -> None:
-        """Methods and constants of this class may be meant by names."""
+        """Add a class, whose methods and constants the names may mean."""
         self._classes.update((id(base), base) for base in _own_bases(cls))
 
     def classes(self) -> list[type]:
-        """Those that were added."""
+        """The classes that were added."""
         return list(self._classes.values())
 
     def objects(self) -> list[Any]:
-        """Those that it came by; no modules, into which plans put attributes of their own."""
+        """The objects that the search has met, without modules, to which plans add attributes of their own."""
         return [value for value in self._objects.values() if not isinstance(value, nn.Module)]
 
     def run(self, roots: Iterable[Any]) -> None:
-        """Follows them, and what they lead to."""
+        """Follow functions, and all functions that they name."""
         for root in roots:
             self._follow(root)
         looked: tuple[int, int] | None = None
@@ -298,7 +303,7 @@ class _Search:
                 self._look_into_object(value)
 
     def _follow(self, value: Any) -> None:
-        """If it is something that runs."""
+        """Follow a value if it is a function or can be called."""
         for function in _functions_of(value):
             is_new = id(function) not in self._seen and len(self._seen) < _FUNCTIONS_FOLLOWED
             if is_new and not is_of_library(function.__module__):
@@ -314,17 +319,17 @@ class _Search:
         self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
-            self._found(namespace[name], names, functools.partial(self._note_item, namespace, name))
+            self._add_value(namespace[name], names, functools.partial(self._note_item, namespace, name))
         for cell in function.__closure__ or ():
             if cell != types.CellType():
-                self._found(cell.cell_contents, names, functools.partial(self.cells.__setitem__, id(cell), cell))
+                self._add_value(cell.cell_contents, names, functools.partial(self.cells.__setitem__, id(cell), cell))
         for space, name, value in _defaults_of(function):
-            self._found(value, names, functools.partial(self._note_default, function, space, name))
+            self._add_value(value, names, functools.partial(self._note_default, function, space, name))
         for cls in list(self._classes.values()):
             self._look_into(cls, names)
 
-    def _found(self, value: Any, names: set[str], note: Callable[[], Any]) -> None:
-        """What a name stands for is noted, followed if it runs, and looked at for what the names may mean."""
+    def _add_value(self, value: Any, names: set[str], note: Callable[[], Any]) -> None:
+        """Record a name's value, follow it if it can be called, and search its attributes for the names."""
         if self._is_wanted(value):
             note()
         self._follow(value)
@@ -337,13 +342,13 @@ class _Search:
             self._look_into_module(value, names, set())
 
     def _add_object(self, value: Any) -> None:
-        """If its attributes may be meant by names: a module, an object of the user's, or one that is but its names."""
+        """Search a value whose attributes the names may mean: a module, a user's object, or a plain namespace."""
         is_such = isinstance(value, (nn.Module, types.SimpleNamespace, argparse.Namespace)) or is_own_object(value)
         if is_such and len(self._objects) < _OBJECTS_FOLLOWED:
             self._objects[id(value)] = value
 
     def _look_into_object(self, value: Any) -> None:
-        """The attributes, of its own or of its class, that any of the code names; and a module's forward and parts."""
+        """Record the attributes of an object or its class that any of the code names; of a module also its forward."""
         self.add_class(type(value))
         for owner in (value, *_own_bases(type(value))):
             self._look_into(owner, self.names)
@@ -353,7 +358,7 @@ class _Search:
                 self._add_object(value._modules[name])
 
     def _look_into_module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
-        """And into modules in it: code says `nn.functional.silu`."""
+        """Record names of a Python module, and of modules in it, as in `nn.functional.silu`."""
         if id(module) not in seen:
             seen.add(id(module))
             self._look_into(module, names)
@@ -374,13 +379,13 @@ class _Search:
         self.globals.setdefault(id(namespace), (namespace, {}))[1][name] = None
 
     def _note_default(self, function: types.FunctionType, defaults: Any, name: Any) -> None:
-        """What may be filled with something else, of a function that lasts: what others have is not to be held."""
+        """Record a list or dict among the defaults of a function; those of local functions must not be held."""
         if isinstance(defaults[name], (list, dict)) and "<locals>" not in function.__qualname__:
             self._note_item(defaults, name)
 
 
 def _held_by(value: Any) -> Iterator[Any]:
-    """What something that is called is passed beside its arguments: an object, or what a partial function has."""
+    """The implicit arguments of a callable: the object of a bound method, or the arguments of a partial function."""
     if isinstance(value, (types.MethodType, functools.partial)):
         yield from (held for _, held in at_hand(value))
     elif callable(value) and is_own_object(value):
@@ -388,19 +393,19 @@ def _held_by(value: Any) -> Iterator[Any]:
 
 
 def _defaults_of(function: types.FunctionType) -> Iterator[tuple[Any, Any, Any]]:
-    """The defaults of a function: a tuple or a dict of them, an index or a name there, and what it is."""
+    """The defaults of a function: a tuple or a dict of them, an index or a name in it, and the value."""
     positional, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     yield from ((positional, index, value) for index, value in enumerate(positional))
     yield from ((named, name, value) for name, value in named.items())
 
 
 def _own_bases(cls: type) -> Iterator[type]:
-    """A class and what it inherits from, but for those of libraries."""
+    """A class and its base classes, without those of libraries."""
     return (base for base in cls.__mro__ if not is_of_library(base.__module__))
 
 
 def _reference_to(owner: Any) -> Owner:
-    """Finds something again, which is not kept alive for it if that can be."""
+    """A function that returns a value again, by a weak reference if possible."""
     try:
         return weakref.ref(owner)
     except TypeError:
@@ -408,7 +413,7 @@ def _reference_to(owner: Any) -> Owner:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """What runs where a value is called, or read as a property."""
+    """The function that runs when a value is called, or read as a property."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
@@ -417,7 +422,7 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
         yield from _functions_of(value.fget)
     elif isinstance(value, functools.partial):
         yield from _functions_of(value.func)
-    elif isinstance(value, (tuple, list, dict)) and is_noted(value):
+    elif isinstance(value, (tuple, list, dict)) and is_guarded(value):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _functions_of(item)
     elif callable(value) and is_own_object(value):

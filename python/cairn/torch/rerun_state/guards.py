@@ -1,8 +1,8 @@
 """Guards on Python values: do the names that a recorded block reads still have the values of the recording?
 
-A recording of a block's operations has the values of attributes, globals and closure variables built in. `Noted` keeps
-these values, and says before a recording is replayed whether they are the same. Each kind of value is compared in the
-cheapest way:
+A recording of a block's operations has the values of attributes, globals and closure variables built in. `ValueGuards`
+keeps these values, and compares them with the present ones before a recording is replayed. Each kind of value is
+compared in the cheapest way:
 
 * by value: numbers, strings, functions without closures, classes, and lists and dicts of these. Numbers must also have
   the same type and sign;
@@ -53,7 +53,7 @@ _NESTED = 8  # depth to which nested containers are compared; a container that h
 Place = tuple[int, Any]  # a namespace, and a name or an index in it
 
 
-class Noted:
+class ValueGuards:
     """Guards on the values of names in several namespaces. A namespace is a dict, or a list whose names are indices.
 
     exact: says of a namespace and a name whether a number there must keep its type and sign, too.
@@ -73,8 +73,8 @@ class Noted:
         names: Sequence[Iterable[Any]],
         exact: Callable[[int, Any], bool] = lambda index, name: True,
     ) -> None:
-        found = [(i, name, namespaces[i][name]) for i, each in enumerate(names) for name in each]
-        comparable = [(i, name, isinstance(value, (list, dict))) for i, name, value in found if is_comparable(value)]
+        entries = [(i, name, namespaces[i][name]) for i, each in enumerate(names) for name in each]
+        comparable = [(i, name, isinstance(value, (list, dict))) for i, name, value in entries if is_comparable(value)]
         self._places = _Places((i, name) for i, name, is_filled in comparable if not is_filled)
         self._values = tuple(self._places.values(namespaces))
         self._exact = getter(_inexact(self._places, self._values, exact))
@@ -83,11 +83,11 @@ class Noted:
         flat = [(i, name) for i, name in filled if _is_flat(namespaces[i][name])]
         self._flat = _Fillings(namespaces, flat, exact)
         self._deep = _Fillings(namespaces, [place for place in filled if place not in flat], exact)
-        self._referred = _Places((i, name) for i, name, value in found if is_referred_to(value))
+        self._referred = _Places((i, name) for i, name, value in entries if is_referred_to(value))
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
         self._ids = list(map(id, self._referred.values(namespaces)))
-        self._frozen = [(i, name, frozen(value)) for i, name, value in found if _is_frozen(value)]
+        self._frozen = [(i, name, frozen(value)) for i, name, value in entries if _is_frozen(value)]
         self.deep_in = sorted({i for i, _ in self._deep.places.names} | {i for i, _, _ in self._frozen})
         self._are_dicts = all(isinstance(namespace, dict) for namespace in namespaces)
         self._contents: list[int] | None = None  # change counters of the namespaces at the last full comparison
@@ -163,8 +163,8 @@ class _Fillings:
     def hold(self, namespaces: Sequence[Any] | dict[int, Any]) -> bool:
         if not self._copies:
             return True
-        found = list(self.places.values(namespaces))
-        return found == self._copies and [repr(found[i]) for i in self._inexact] == self._texts
+        values = list(self.places.values(namespaces))
+        return values == self._copies and [repr(values[i]) for i in self._inexact] == self._texts
 
     def items(self) -> Iterator[tuple[Place, Any]]:
         """The places, with the values that they had."""
@@ -185,8 +185,8 @@ class _Places:
 
     def values(self, namespaces: Sequence[Any] | dict[int, Any]) -> Iterator[Any]:
         """The values at the places now."""
-        found: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
-        return itertools.chain.from_iterable(found)
+        values: Iterator[Any] = map(call, self._getters, map(namespaces.__getitem__, self._indices))
+        return itertools.chain.from_iterable(values)
 
 
 def _inexact(places: _Places, values: Sequence[Any], exact: Callable[[int, Any], bool]) -> list[int]:
@@ -225,7 +225,7 @@ def _is_same(value: Any, before: Any) -> bool:
 # -- kinds of values -------------------------------------------------------------------------------------------
 
 
-def is_noted(value: Any, depth: int = _NESTED) -> bool:
+def is_guarded(value: Any, depth: int = _NESTED) -> bool:
     """Whether a guard compares this value at all."""
     return is_comparable(value, depth) or is_referred_to(value) or _is_frozen(value, depth)
 
@@ -329,5 +329,5 @@ def _is_frozen(value: Any, depth: int = _NESTED) -> bool:
     if is_comparable(value, depth) or is_referred_to(value) or isinstance(value, (torch.Tensor, torch.Generator)):
         return False
     if isinstance(value, _CONTAINERS):
-        return _is_full_of(value, is_noted, depth)
+        return _is_full_of(value, is_guarded, depth)
     return isinstance(value, (*_WRAPPERS, types.SimpleNamespace)) or any(fields_in_slots(value)) or is_array(value)

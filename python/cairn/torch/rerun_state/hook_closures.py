@@ -1,8 +1,8 @@
-"""What hooks on modules have at hand beside the modules: features of inner modules are often collected so.
+"""The objects that hooks on modules can change: hooks often collect features of inner modules.
 
-A hook that keeps what it sees puts it into a container, an object or another module, which it finds in its closure,
-among its defaults, as its `self` or by a global name. A run that the model did not ask for must leave nothing there
-either (`attributes.py`), and what a run leaves there takes memory.
+A hook stores what it collects in a container, an object or another module, which it reads from its closure, its
+defaults, its `self` or a global name. An extra run of a block (`attributes.py`) must not change these either, and what
+a run stores there takes memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLACES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_back
 
 
 def reached(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
-    """The containers, modules and objects that hooks on these modules may fill, each once: whose hook, and a name."""
+    """The containers, modules and objects that hooks on these modules may change, each once, with hook and name."""
     hooks = [(module, hook) for module in modules if any(map(vars(module).get, _PLACES)) for hook in _hooks_of(module)]
     if any(_HOOKS_OF_ALL) and modules:
         hooks += [(modules[0], hook) for registry in _HOOKS_OF_ALL for hook in registry.values()]
@@ -48,12 +48,12 @@ def reached(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]
 
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:
-    for found in map(vars(module).get, _PLACES):
-        yield from found.values() if isinstance(found, dict) else (found,)
+    for registry in map(vars(module).get, _PLACES):
+        yield from registry.values() if isinstance(registry, dict) else (registry,)
 
 
 def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """What a function, or something else that can be called, may fill; or the value itself, if it can be filled."""
+    """The objects that a callable may change; or the value itself, if it is a container or an object."""
     if isinstance(value, CALLABLES):
         left = depth - isinstance(value, types.FunctionType)
         for own, inner in at_hand(value) if left >= 0 else ():
@@ -63,7 +63,7 @@ def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a function of the user's, a bound method or a partial function has at hand, by name if there is one."""
+    """The objects that a user's function, bound method or partial function refers to, by name if there is one."""
     if isinstance(value, types.FunctionType):
         if not is_of_library(value.__module__):
             yield from _variables(value)
@@ -74,7 +74,7 @@ def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def brought_by(function: Any, depth: int = _FUNCTIONS_DEEP) -> Iterator[Any]:
-    """What a loss that is a function, a module or an object brings: where tensors may be that it reads."""
+    """The objects that a loss (a function, a module or an object) refers to, in which tensors may be that it reads."""
     if isinstance(function, nn.Module):
         yield from (*function.parameters(), *function.buffers())
     elif isinstance(function, CALLABLES) and depth:
@@ -95,9 +95,7 @@ def is_own_object(value: Any) -> bool:
 
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The values that a function has at hand, by their names: of its closure and defaults, and containers among the
-    globals.
-    """
+    """The values that a function refers to, by name: closure variables, defaults, and containers among its globals."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if cell != types.CellType():
@@ -110,12 +108,12 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """The globals and attributes that code reads, what is defined in it included."""
+    """The globals and attributes that code reads, code of inner functions included."""
     return {name for each in _codes_in(code) for name in each.co_names if not name.startswith("__")}
 
 
 def texts_in(code: types.CodeType) -> set[str]:
-    """The texts in code, what is defined in it included, that may be names, for `getattr`."""
+    """The strings in code, inner functions included, that may be names for `getattr`."""
     texts = (text for each in _codes_in(code) for text in each.co_consts if isinstance(text, str))
     return set(filter(str.isidentifier, texts))
 
@@ -138,7 +136,7 @@ def has_attributes(value: Any) -> bool:
 
 
 def own_names(value: Any) -> Any:
-    """The attributes of such, past functions of its class that run where attributes are read; None of others."""
+    """The attributes of such an object, without calling attribute functions of its class; None for other values."""
     if isinstance(value, (nn.Module, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)):
         return None
     if str(type(value).__module__).startswith(_PLUG_IN):

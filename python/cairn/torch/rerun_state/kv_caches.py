@@ -1,13 +1,12 @@
-"""Key-value caches of transformers: a block's run must not see what an earlier run of the same block put there.
+"""Key-value caches of transformers: a recomputed block must not see the keys and values of its own forward.
 
-A layer adds its keys and values to the cache that it is passed, so a second run would add them again. In training the
-cache is empty when a layer gets it, and nobody reads it afterwards. So every run of a block, the first one too, gets a
-copy of its own: attention computes what it computes plainly, to the bit, and no keys and values are held by a cache.
-Layers that lie in a list beside blocks and are none (layer drop) get copies as well, so that blocks are not passed what
-those have put there.
+A layer adds its keys and values to the cache that it is passed, so a recomputation would add them again. In training
+the cache is empty when a layer gets it, and nothing reads it afterwards. So every run of a block, the first included,
+gets a copy of its own. Attention then computes the same bits as without a plan, and no cache holds keys and values.
+Layers in the same list that are not blocks (layer drop) get copies as well, so that blocks do not see their entries.
 
-So a cache that went through a training step lacks that step's keys and values. Where it comes back, to have tokens
-attend to them, that is an error.
+A cache that went through a training step therefore lacks that step's keys and values. Passing it to the model again, to
+attend to them, is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MODULE = "transformers.cache_utils"
 
 
 def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """A block's forward, or one that copies the caches among its arguments in every run, if there are any."""
+    """A block's forward; one that copies caches among its arguments in every run, if the block gets any."""
     caches = sys.modules.get(_MODULE)
     if caches is None:
         return forward
@@ -46,12 +45,12 @@ _lacking: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that went through a
 
 
 def note_caches(values: Iterable[Any]) -> None:
-    """The caches among what a model was passed in a training step, and what it returned, lack that step's."""
+    """Mark the caches among a model's arguments and outputs of a training step: they lack its keys and values."""
     _lacking.update(_caches_in(values))
 
 
-def refuse_noted_caches(values: Iterable[Any]) -> None:
-    """Raises Unsupported if a model is passed a cache that lacks what an earlier step should have put there."""
+def refuse_incomplete_caches(values: Iterable[Any]) -> None:
+    """Raise Unsupported if a model is passed a cache that lacks the keys and values of an earlier step."""
     if _lacking and any(cache in _lacking for cache in _caches_in(values)):
         raise Unsupported(
             "this cache of keys and values (past_key_values) went through a training step of a planned model, which "
@@ -89,7 +88,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Objects and containers of a cache are new, its tensors the same: layers replace them, and do not write them."""
+    """A copy of a cache with new objects and containers and the same tensors, which layers replace and never write."""
     cls = type(value)
     if cls is list:
         return [_copied(item) for item in value]

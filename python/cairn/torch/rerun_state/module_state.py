@@ -1,7 +1,7 @@
 """State of a block's modules that a recomputation must read as the forward did: parameters, buffers, attributes, flags.
 
-*Parameters, and buffers that the block only reads*, must not have been written since the forward. Others may have been
-put in their places, as `torch.func.functional_call` does. Then the recomputation reads the tensors of the forward.
+*Parameters, and buffers that the block only reads*, must not have been written since the forward. They may have been
+replaced, as `torch.func.functional_call` does. Then the recomputation reads the tensors of the forward.
 
 *Buffers that the block writes* (BatchNorm's statistics, power iterations). The recomputation gets copies with the old
 values. So the model's own buffers are written once a step. BatchNorm's kernels write without counting versions. So all
@@ -91,7 +91,7 @@ class BlockState:
         now = children_of(self.attributes())
         if now == children:
             return None
-        return next((n for n, found, before in zip(names, now, children, strict=False) if found != before), "one")
+        return next((n for n, child, before in zip(names, now, children, strict=False) if child != before), "one")
 
     def modules(self) -> list[nn.Module]:
         """The modules of the block."""
@@ -165,8 +165,8 @@ class BlockState:
         if self._runs == 0:
             places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO}
         heavy = [(index, name) for index, name in places if not is_light(names[index].get(name))]
-        found = {(index, name): id(names[index].pop(name)) for index, name in heavy}
-        return found if self._runs == 0 else dict.fromkeys(found, 0)
+        identities = {(index, name): id(names[index].pop(name)) for index, name in heavy}
+        return identities if self._runs == 0 else dict.fromkeys(identities, 0)
 
     def _note_changes(self, before: Before) -> None:
         """Records which attributes a run has changed: a recomputation gets the values before the run.
@@ -293,15 +293,19 @@ class Record:
         return None if [part.training for part in modules] == self._flags else self._differing_flag(modules)
 
     def _differing_flag(self, modules: Sequence[nn.Module]) -> str:
-        found = [part.training for part in modules]
-        index = next(i for i, flag in enumerate(self._flags) if found[i] != flag)
+        flags = [part.training for part in modules]
+        index = next(i for i, flag in enumerate(self._flags) if flags[i] != flag)
         return f"the training flag of its module '{self._state.module_name(index)}' was changed"
 
     def parameter(self, index: int) -> torch.Tensor | None:
         """A parameter as the run read it; None if it was written since."""
-        found = self._before.parameters[index]
-        assert found is not None
-        return found if _compat.version(found) == self._versions[index] and not self._is_moved(index, found) else None
+        parameter = self._before.parameters[index]
+        assert parameter is not None
+        return (
+            parameter
+            if _compat.version(parameter) == self._versions[index] and not self._is_moved(index, parameter)
+            else None
+        )
 
     def _is_moved(self, index: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor was given other data (`parameter.data = ...`), which does not change its version."""
@@ -319,10 +323,10 @@ class Record:
         """A buffer as the run read it: the copy, if there is one; None if it was written since."""
         if index in self._before.copies:
             return self._before.copies[index][1]
-        found = self._before.buffers[index]
-        assert found is not None
-        is_moved = self._is_moved(len(self._before.parameters) + index, found)
-        return found if _compat.version(found) == self._before.versions[index] and not is_moved else None
+        buffer = self._before.buffers[index]
+        assert buffer is not None
+        is_moved = self._is_moved(len(self._before.parameters) + index, buffer)
+        return buffer if _compat.version(buffer) == self._before.versions[index] and not is_moved else None
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[list[torch.Tensor]]:
@@ -345,9 +349,9 @@ class Record:
                 if registry[key] is not tensor:
                     replaced.append((registry, key, registry[key]))
                     registry[key] = tensor
-            for (index, name), found in before.changed.items():
-                before.attributes[index][name] = found
-                if found is _ABSENT:
+            for (index, name), value in before.changed.items():
+                before.attributes[index][name] = value
+                if value is _ABSENT:
                     del before.attributes[index][name]
             yield list(shared.values())
         finally:
@@ -362,9 +366,9 @@ def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any
             continue
         now = dict.copy(now)
         for name in (now.keys() | before.keys()) - TAKEN:
-            found = before.get(name, _ABSENT)
-            if now.get(name, _ABSENT) is not found:
-                yield (index, name), found
+            value = before.get(name, _ABSENT)
+            if now.get(name, _ABSENT) is not value:
+                yield (index, name), value
 
 
 def is_light(value: Any, depth: int = 2) -> bool:

@@ -1,8 +1,8 @@
 """Weights that are computed at every use (`torch.nn.utils.parametrize`), and the cache that keeps them for a while.
 
-Within `parametrize.cached()` a weight is computed by whoever uses it first. A run of a block that finds it there does
-something else than one that does not. So a later run finds what the first one found; and a profile is taken outside of
-it, for in a cache around all of its runs, weights would count for the first of them alone.
+Within `parametrize.cached()`, the first use of a weight computes and caches it, and later uses read the cache. So the
+operations of a block depend on the cache, and a recomputation gets the cache as it was before the forward. A profile is
+taken outside of the cache; inside, only the first of its runs would count the weights.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ def refuse_cache() -> None:
 
 
 def cached_weights(modules: Iterable[nn.Module]) -> dict[tuple[int, str], torch.Tensor]:
-    """The weights of modules that the cache has, by the identity of a module and a name."""
+    """The cached weights of modules, by the identity of a module and a name."""
     cache = _compat.cached_weights()
     own = set(map(_compat.caches_as, modules)) if cache else set()
     return {key: weight for key, weight in cache.items() if key[0] in own}
 
 
 class CachedWeights:
-    """What the cache has of modules' weights, to be put back."""
+    """The cached weights of modules, to be restored."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         modules = list(modules) if _compat.weights_are_cached() else []
         self._own = frozenset(map(_compat.caches_as, modules))
-        self._found = cached_weights(modules)
+        self._weights = cached_weights(modules)
 
     def restore(self) -> None:
-        """Makes the cache have no others."""
+        """Restore them, and remove other weights of these modules from the cache."""
         cache = _compat.cached_weights() if self._own else {}
         for key in [key for key in cache if key[0] in self._own]:
             del cache[key]
         if self._own and _compat.weights_are_cached():
-            cache.update(self._found)
+            cache.update(self._weights)
 
 
-class FoundWeights:
-    """What a block's first run found in the cache, without its history."""
+class ForwardWeights:
+    """The cached weights before a block's forward, detached."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        found = cached_weights(modules)
-        self._found = {key: (weight.detach(), weight.requires_grad) for key, weight in found.items()}
+        weights = cached_weights(modules)
+        self._weights = {key: (weight.detach(), weight.requires_grad) for key, weight in weights.items()}
 
     def in_force(self) -> contextlib.AbstractContextManager[None]:
-        """A later run finds the same."""
-        made = {key: weight.detach().requires_grad_(has) for key, (weight, has) in self._found.items()}
+        """Restore these weights in the cache for the body."""
+        made = {key: weight.detach().requires_grad_(has) for key, (weight, has) in self._weights.items()}
         return _compat.caching_weights(made)
 
 
-def as_found(found: FoundWeights | None) -> contextlib.AbstractContextManager[None]:
-    """A later run finds the cache in force, or not, as the first run did."""
-    return _compat.caching_weights(None) if found is None else found.in_force()
+def restored_cache(weights: ForwardWeights | None) -> contextlib.AbstractContextManager[None]:
+    """Run the body with the cache as it was before the forward, or without a cache if there was none."""
+    return _compat.caching_weights(None) if weights is None else weights.in_force()

@@ -1,4 +1,4 @@
-"""Leaves a model and the random generators as they were: gradients, buffers, numbers in attributes, random state."""
+"""Restores a model and the random generators: gradients, buffers, attributes, random state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Randomness:
         self.numpy = numpy.random.get_state() if numpy is not None else None
 
     def restore_torch(self) -> None:
-        """Those that the executor replays as well."""
+        """The generators that the executor restores as well."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self._device)
@@ -45,7 +45,7 @@ class Randomness:
             sys.modules["numpy"].random.set_state(self.numpy)
 
     def torch_fingerprint(self) -> int:
-        """Of the states of torch's generators."""
+        """Whether two states of torch's generators are equal."""
         states = [self.cpu] if self.cuda is None else [self.cpu, self.cuda]
         return hash(tuple(map(fingerprint, states)))
 
@@ -56,12 +56,12 @@ class Randomness:
 
     def foreign_differs(self, other: Randomness) -> list[str]:
         """Generators outside torch that were drawn from."""
-        found = ["Python's random"] if self.python != other.python else []
+        names = ["Python's random"] if self.python != other.python else []
         if self.numpy is not None and other.numpy is not None:
             (_, *before), (_, *after) = self.numpy, other.numpy  # keys, and what was drawn of them
             if before[1:] != after[1:] or not (before[0] == after[0]).all():
-                found.append("numpy.random")
-        return found
+                names.append("numpy.random")
+        return names
 
 
 class Buffers:
@@ -80,11 +80,11 @@ class Buffers:
         self._versions = _compat.versions(buffer for _, _, buffer, _ in self._kept)
 
     def changed(self) -> list[str]:
-        """Names of the buffers whose value is no longer the kept one."""
+        """Names of the buffers whose value is no longer the recorded one."""
         return [name for part, name, buffer, value in self._kept if _differs(part, name, buffer, value)]
 
     def written(self) -> list[str]:
-        """The same, and of those that were written with what they held."""
+        """Names of changed buffers, and of buffers that were written with the same value."""
         now = _compat.versions(buffer for _, _, buffer, _ in self._kept)
         counted = [name for (_, name, _, _), a, b in zip(self._kept, self._versions, now, strict=True) if a != b]
         return list(dict.fromkeys([*self.changed(), *counted]))
@@ -108,11 +108,11 @@ def _differs(part: nn.Module, name: str, buffer: torch.Tensor, value: torch.Tens
 
 
 class Parameters:
-    """The parameters of a model, of which its own forward may write some: those of a teacher that follows its student;
-    and the tensors in its attributes, such as statistics that are no buffers.
+    """The parameters and attribute tensors of a model that its own forward may write, copied before they are written.
 
-    To copy all of them would take too much memory, so a forward is watched, and each is copied before it is written.
-    One that gets another storage gets the old one back.
+    Examples are the parameters of a teacher that follows its student, and statistics that are no buffers. Copies of all
+    tensors would take too much memory, so the operations of a forward are watched and only those tensors are copied
+    that are about to be written. A tensor whose storage was replaced gets its old storage back.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -132,11 +132,11 @@ class Parameters:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by storage, with what it is a copy of
 
     def watching(self, told: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[Any]:
-        """Copies what the body writes, and tells of each write."""
+        """Copy the tensors that the body writes, and report each write."""
         return contextlib.nullcontext() if self._is_compiled else _Writes(self, told)
 
     def keep(self, written: torch.Tensor) -> bool:
-        """Copies what lies where a tensor is about to be written; whether there are parameters."""
+        """Copy the recorded tensors that share storage with one about to be written; True if one is a parameter."""
         key = _compat.storage_key(written)
         there = self._lying.get(key, ())
         if there and key not in self._copies:
@@ -144,7 +144,7 @@ class Parameters:
         return key in self._parameters
 
     def restore(self, but_of: Container[int] = ()) -> None:
-        """Makes all be as it was, but for what modules of these identities have in attributes."""
+        """Restore everything, except attribute tensors of modules of these identities."""
         for tensor, old in self._kept:
             now, before = _compat.addresses((tensor, old))
             if now != before and not self._is_of(old, but_of):
@@ -159,7 +159,7 @@ class Parameters:
 
 
 class _Writes(_compat.DispatchMode):
-    """Sees which parameters are written."""
+    """Detects writes to parameters."""
 
     def __init__(self, parameters: Parameters, told: Callable[[], None]) -> None:
         super().__init__()
@@ -186,38 +186,39 @@ def untouched(
     attributes: StepAttributes | None = None,
     others: Sequence[nn.Module] = (),
 ) -> Iterator[Parameters]:
-    """Runs its body without gradients, parameters' hooks and garbage collection, and then puts everything back; of
-    parameters, what was written while the body had them watched.
+    """Run the body without existing gradients, parameters' hooks and garbage collection, and then restore everything.
 
-    `attributes` are those of the model as it is, if somebody looks at them before each forward. `others` are modules
-    that are put back with it.
+    Parameters are restored if they were written while the body watched them.
+
+    `attributes`: the record of the model's attributes, if the caller takes it before each forward. `others`: modules
+    that are restored with the model.
 
     Random generators and the collector belong to the whole process, so one body runs at a time: other threads wait.
     """
-    with _alone, memory.not_collecting(), _as_found(nn.ModuleList([model, *others]), device, attributes) as parameters:
+    with _alone, memory.not_collecting(), _restored(nn.ModuleList([model, *others]), device, attributes) as parameters:
         yield parameters
 
 
 @contextlib.contextmanager
-def _as_found(model: nn.Module, device: torch.device, attributes: StepAttributes | None) -> Iterator[Parameters]:
+def _restored(model: nn.Module, device: torch.device, attributes: StepAttributes | None) -> Iterator[Parameters]:
     state, buffers = Randomness(device), Buffers(model)
     attributes = StepAttributes(model.modules()) if attributes is None else attributes
     parameters = Parameters(model)
     grads = [(p, p.grad) for p in model.parameters()]
-    hooks = [(found, dict(found)) for p in model.parameters() for found in _compat.parameter_hooks(p)]
+    hooks = [(registered, dict(registered)) for p in model.parameters() for registered in _compat.parameter_hooks(p)]
     gc.collect()
     try:
         for p, _ in grads:
             p.grad = None
-        for found, _ in hooks:
-            found.clear()  # an optimizer that steps in the backward, for example
+        for registered, _ in hooks:
+            registered.clear()  # an optimizer that steps in the backward, for example
         yield parameters
     finally:
         for p, grad in grads:
             p.grad = grad
-        for found, kept in hooks:
-            found.clear()
-            found.update(kept)
+        for registered, kept in hooks:
+            registered.clear()
+            registered.update(kept)
         buffers.restore()
         parameters.restore(but_of=attributes.made_something())
         state.restore()

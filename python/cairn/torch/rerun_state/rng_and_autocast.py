@@ -1,7 +1,6 @@
-"""What surrounds a block's run beside its arguments, taken down at the first run and put back for the later ones.
+"""Random state, autocast and grad mode of a block's call: recorded in the forward, restored for a recomputation.
 
-Random state, autocast and grad mode are those of the block's call; backend switches, those of the model's, are in
-`backend_flags.py`.
+Backend switches are recorded in the model's call (`backend_flags.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class RandomState:
         self._devices = _states_of(devices) if devices else []
 
     def equals(self, other: RandomState) -> bool:
-        """Whether the same generators are in the same state."""
+        """Whether two records have the same generators in the same states."""
         if _differ(self._address, other._address, _STATE_BYTES) or len(self._devices) != len(other._devices):
             return False
         if not self._devices:
@@ -39,13 +38,13 @@ class RandomState:
         return all(here == there and torch.equal(one, another) for (here, one), (there, another) in pairs)
 
     def restore(self) -> None:
-        """Makes it the state of the generators."""
+        """Set the state of the generators."""
         _generator.set_state(self._cpu)
         for device, state in self._devices:
             torch.get_device_module(device).set_rng_state(state, device)
 
     def exchange(self) -> RandomState:
-        """Makes it the state of the generators; returns the one that they were in."""
+        """Set the state of the generators, and return their state before."""
         current = RandomState([device for device, _ in self._devices])
         self.restore()
         return current
@@ -87,7 +86,7 @@ class Modes(NamedTuple):
         return cls(torch.is_grad_enabled(), autocast, cache)
 
     def are_in_force(self) -> bool:
-        """Whether they are those of this thread now."""
+        """Whether these modes are in force in this thread now."""
         if _is_grad_enabled() != self.grad:
             return False
         for device_type, enabled, dtype in self.autocast:
@@ -113,7 +112,7 @@ class Modes(NamedTuple):
 
 @contextlib.contextmanager
 def no_autocast(device_types: Iterable[str]) -> Iterator[None]:
-    """The body runs without autocast."""
+    """Run the body without autocast."""
     with contextlib.ExitStack() as surroundings:
         for device_type in filter(torch.is_autocast_enabled, device_types):
             surroundings.enter_context(torch.autocast(device_type, enabled=False))

@@ -1,13 +1,13 @@
-"""Parameters that lie in parts on several ranks: those of FSDP2 (`fully_shard`) while a block is recomputed, and those
-of tensor-parallel modules, which are refused.
+"""Sharded parameters: those of FSDP2 (`fully_shard`) are gathered for a recomputation, those of tensor-parallel modules
+are refused.
 
-A module gets its whole parameters when it is called, and again when its backward begins. A later run comes before that
-and calls the block's forward alone, so it asks for them itself. After a run that saves they stay, for the block's
-backward is what comes next; else they are taken apart again.
+FSDP2 gathers a module's parameters when the module is called, and again when its backward begins. A recomputation runs
+before that and calls the block's forward alone, so it gathers them itself. They stay gathered after a recomputation
+that saves tensors, because the block's backward comes next; otherwise they are sharded again.
 
-So blocks must be sharded as they are, or with others; not in parts, whose own backwards would end while others go on.
-Nor may what is sharded be larger than a block: it gets its parameters for its own backward, which begins when the
-recomputation of its last block has to be over. Then what is sharded is the block.
+So the unit of sharding must be the block. A smaller unit inside a block would reshard when its own backward ends, while
+the block's goes on. A larger unit gathers its parameters when its own backward begins, but the recomputation of its
+last block must be over by then. In that case the larger unit becomes the block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..base.errors import Unsupported
 
 
 def _kind() -> Any:
-    """The class that sharded modules get; None where there are none."""
+    """FSDP2's class of sharded modules; None if this torch has none."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
 
 
@@ -56,8 +56,9 @@ def refuse_sharded_parts(blocks: Iterable[Block]) -> None:
 
 
 def gather(modules: Sequence[nn.Module], surroundings: contextlib.ExitStack, stays: bool) -> None:
-    """Whole parameters for those of the modules that are sharded by themselves, for as long as `surroundings` are open,
-    or longer if they are to stay.
+    """Gather the parameters of modules that are sharded by themselves, until `surroundings` close.
+
+    They stay gathered after that if they are to stay.
     """
     kind = _kind()
     if kind is None:
@@ -70,7 +71,7 @@ def gather(modules: Sequence[nn.Module], surroundings: contextlib.ExitStack, sta
 
 
 def refuse_tensor_parallel(model: nn.Module) -> None:
-    """Raises Unsupported for parameters of which each rank has a part while the model runs. FSDP2's are whole then."""
+    """Raise Unsupported for parameters that stay sharded while the model runs; FSDP2's are gathered then."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     kind, fully_sharded = _kind(), set[int]()
@@ -101,16 +102,16 @@ def _is_data_parallel(parameter: torch.Tensor) -> bool:
 
 
 def whole_units(model: nn.Module, modules: Iterable[nn.Module], named: bool) -> list[nn.Module]:
-    """The modules, and in the place of those that are only a part of what is sharded as one, that. After a forward.
+    """The modules that can be blocks: each module, or the unit of sharding that contains it. Call it after a forward.
 
-    Of several modules that are sharded as one none can be a block: recomputing one would take the parameters from the
-    backward of another. They are left out. Raises Unsupported for such modules, and for parts, that are `named` by the
-    user; and where nothing else is left, or what is sharded as one is the whole model.
+    Modules of one unit that was sharded as a list are left out: recomputing one would reshard the parameters that the
+    backward of another needs. Raises Unsupported if the user has `named` such modules or modules inside a unit, if no
+    module is left, or if the unit is the whole model.
     """
     if not is_any(model.modules()):
         return list(modules)
     units, shared = dict(_units(model)), _sharded_together(model)
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     refused = ""
     for module in modules:
         name, unit = units.get(id(module), ("", module))
@@ -130,12 +131,12 @@ def whole_units(model: nn.Module, modules: Iterable[nn.Module], named: bool) -> 
                     f"name '{name}', or call fully_shard on '{part}' itself"
                 )
             else:
-                found.append(unit)
+                blocks.append(unit)
         else:
-            found.append(module)
-    if refused and (named or not found):
+            blocks.append(module)
+    if refused and (named or not blocks):
         raise Unsupported(refused)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(blocks))
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:
@@ -143,7 +144,7 @@ def _name_of(model: nn.Module, wanted: nn.Module) -> str:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
-    """By identity of each module in what is sharded: the name of the innermost module that is, and that module."""
+    """By identity of each module in a unit of sharding: the name of the innermost unit, and the unit."""
     kind = _kind()
     for name, module in model.named_modules():
         if isinstance(module, kind):
@@ -151,7 +152,7 @@ def _units(model: nn.Module) -> Iterator[tuple[int, tuple[str, nn.Module]]]:
 
 
 def _sharded_together(model: nn.Module) -> dict[int, list[str]]:
-    """By identity of each module that was sharded as one with others, as fully_shard does with a list: all names."""
+    """By identity of each module that was sharded in a list with others: all names of that list."""
     kind = _kind()
     state_of = getattr(getattr(sys.modules.get("torch.distributed.fsdp"), "fully_shard", None), "state", id)
     groups: dict[int, list[tuple[str, nn.Module]]] = {}

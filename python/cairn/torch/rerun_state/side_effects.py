@@ -1,12 +1,12 @@
-"""What a run of a block changes that is not put back after another run: such a block is kept.
+"""Detects side effects of a block that a recomputation could not undo; such a block is kept.
 
-Problem. A block that is recomputed does all that its Python code does once more: it counts, appends, and adds to
-statistics. What it does to attributes is taken away again (`attributes.py`), but not what it does to large tensors that
-are no buffers, to globals and attributes of classes, to objects behind objects, or to containers of other kinds.
+Problem. A recomputation repeats all of a block's Python code: it counts, appends, and adds to statistics. Changes to
+attributes are restored (`attributes.py`). Changes to large tensors that are no buffers, to globals and class
+attributes, to objects behind objects, and to other kinds of containers are not.
 
-So while a block is profiled, all that is said of such state is noted before a run, and compared after what can be put
-back was. One run's changes do not show the next one's where these depend on data; but what is written in place then is
-mostly the same tensor, list or number.
+While a block is profiled, a description of such state is recorded before a run, and compared after everything that can
+be restored has been. If side effects depend on data, one run does not show those of the next; but they mostly change
+the same tensor, list or number.
 """
 
 from __future__ import annotations
@@ -41,41 +41,42 @@ _Places = dict[tuple[str, int], Any]  # by a place in words, and a number where 
 
 
 class SideEffects:
-    """The state that a run of these modules finds, to be compared after it."""
+    """The state before a run of these modules, to be compared after it."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._elsewhere = values_read(modules, _can_change)
         self._attributes = Attributes(modules)
-        self._before = self._said()
+        self._before = self._described()
 
     def change(self) -> str | None:
-        """What a run since has changed and putting attributes back does not, in words. All stays as the run left it."""
+        """The changes by a run that restoring attributes does not undo, in words. Nothing is changed by this call."""
         after = Attributes(self._modules, with_large=True)
         self._attributes.restore()
         try:
-            now = self._said()
+            now = self._described()
         finally:
             after.restore()
-        changed = (place for place, said in now.items() if self._before.get(place, said) != said)
+        changed = (place for place, text in now.items() if self._before.get(place, text) != text)
         return next((text for text, _ in changed), None)
 
-    def _said(self) -> _Places:
-        """What there is now at each place."""
-        found = _Places()
+    def _described(self) -> _Places:
+        """A description of the present value at each place."""
+        described = _Places()
         for number, module in enumerate(self._modules):
             for name, value in vars(module).items():
                 if name not in OF_EVERY_MODULE:
-                    found[f"the attribute '{name}' of {type(module).__name__}", number] = _Telling().say(value)
+                    text = f"the attribute '{name}' of {type(module).__name__}"
+                    described[text, number] = _Describer().describe(value)
         for number, (text, value) in enumerate(self._elsewhere()):
-            found[text, number] = _history_of(value) or _Telling().say(value)
-        return found
+            described[text, number] = _history_of(value) or _Describer().describe(value)
+        return described
 
 
-def said_by(model: nn.Module) -> dict[str, Any]:
-    """What the attributes of a model's modules say, by their names; without the functions that plans put there."""
+def attribute_descriptions(model: nn.Module) -> dict[str, Any]:
+    """Descriptions of the attributes of a model's modules, by name; functions that plans have set are left out."""
     return {
-        f"{prefix}.{name}".lstrip("."): _Telling().say(value)
+        f"{prefix}.{name}".lstrip("."): _Describer().describe(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
         if name not in OF_EVERY_MODULE and name not in TAKEN
@@ -83,21 +84,21 @@ def said_by(model: nn.Module) -> dict[str, Any]:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether what stands under a name may be a state of the model."""
+    """Whether an attribute may be state of the model."""
     if value is None or isinstance(value, (*_NUMBERS, str, bytes, torch.Tensor, Mapping, *_SEQUENCES, *_SETS)):
         return True
     has_names = has_attributes(value) or any(fields_in_slots(value))
     return has_names and not is_of_library(type(value).__module__)
 
 
-class _Telling:
-    """Says what values say, in a form that is compared; of many items no more than there is room for."""
+class _Describer:
+    """Describes values in a form that can be compared; of long containers only some items."""
 
     def __init__(self) -> None:
         self._room = _MANY
 
-    def say(self, value: Any, depth: int = _DEPTH) -> Any:
-        """All that a value says."""
+    def describe(self, value: Any, depth: int = _DEPTH) -> Any:
+        """The description of a value."""
         kind, self._room = type(value), self._room - 1
         if isinstance(value, (str, bytes)):
             return kind, len(value), hash(value)
@@ -112,28 +113,30 @@ class _Telling:
         if depth == 0 or self._room <= 0:
             return kind
         if isinstance(value, Mapping):
-            return kind, len(value), self._say_all([item for pair in value.items() for item in pair], depth)
+            return kind, len(value), self._describe_all([item for pair in value.items() for item in pair], depth)
         if isinstance(value, _SEQUENCES):
-            return kind, len(value), self._say_all(value, depth)
+            return kind, len(value), self._describe_all(value, depth)
         if isinstance(value, _SETS):
-            return kind, len(value), frozenset(self._say_all(value, depth)) if len(value) <= _ENDS else None
+            return kind, len(value), frozenset(self._describe_all(value, depth)) if len(value) <= _ENDS else None
         if is_of_library(kind.__module__):
             return kind, _bytes_of(value)
-        slots = tuple([(name, _history_of(item) or self.say(item, depth - 1)) for name, item in fields_in_slots(value)])
+        fields = fields_in_slots(value)
+        slots = tuple([(name, _history_of(item) or self.describe(item, depth - 1)) for name, item in fields])
         own = vars(value).items() if has_attributes(value) else ()
-        return kind, slots, tuple([(name, self.say(item, depth - 1)) for name, item in own])
+        return kind, slots, tuple([(name, self.describe(item, depth - 1)) for name, item in own])
 
-    def _say_all(self, items: Collection[Any], depth: int) -> tuple[Any, ...]:
-        found: Iterable[Any] = items
+    def _describe_all(self, items: Collection[Any], depth: int) -> tuple[Any, ...]:
+        compared: Iterable[Any] = items
         if len(items) > 2 * _ENDS:
             listed = list(items)
-            found = [*listed[:_ENDS], *listed[-_ENDS:]]
-        return tuple([self.say(item, depth - 1) for item in found])
+            compared = [*listed[:_ENDS], *listed[-_ENDS:]]
+        return tuple([self.describe(item, depth - 1) for item in compared])
 
 
 def _history_of(value: Any) -> Any:
-    """Of a tensor through which gradients can go, which way that is; a loss of somebody's may begin there. What stands
-    for such a tensor elsewhere is not put back, but for what is in containers and objects that hooks fill.
+    """The identity of a tensor's autograd graph, if it has one: a loss of the user's may begin there.
+
+    Such tensors outside of attributes are not restored, except in containers and objects that hooks change.
     """
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return None
@@ -148,7 +151,7 @@ def _text_of(number: Any) -> str | None:
 
 
 def _print_of(tensor: torch.Tensor) -> Any:
-    """The fingerprint of a tensor; of a large one how often it was written, and those of its ends."""
+    """The fingerprint of a tensor; for a large one its version and the fingerprints of its two ends."""
     if tensor.layout is not torch.strided or tensor.nbytes <= _LARGE_BYTES:
         return fingerprint(tensor)
     flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach()[:0]
@@ -157,7 +160,7 @@ def _print_of(tensor: torch.Tensor) -> Any:
 
 
 def _bytes_of(value: Any) -> int | None:
-    """Of an array of numbers, such as NumPy's: what tells them from others; of a large one its ends."""
+    """The fingerprint of an array of numbers, such as NumPy's; for a large one that of its two ends."""
     try:
         with memoryview(value) as view, view.cast("B") as flat:
             if flat.nbytes <= _LARGE_BYTES:

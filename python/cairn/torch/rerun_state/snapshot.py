@@ -1,7 +1,7 @@
-"""What a value says, apart from its tensors: frozen, to compare and to hash.
+"""Snapshots of values without their tensors, which can be compared and hashed.
 
-Two frozen values are equal only where a forward finds the same in them, as far as objects are followed. None keeps an
-object alive that may hold a tensor.
+Two snapshots are equal only if a forward reads the same from both values, to a limited depth of objects. A snapshot
+keeps no object alive that may hold a tensor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def frozen(value: Any, depth: int = OBJECT_DEPTH) -> Any:
 
 
 def _parts(value: Any, depth: int) -> Any:
-    """What is in a container, and what a function or another object refers to."""
+    """The items of a container, and the objects that a function or another object refers to."""
     items = children(value)
     if items is not None:
         return tuple([(key, frozen(item, depth)) for key, item in items])

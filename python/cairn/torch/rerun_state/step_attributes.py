@@ -1,9 +1,9 @@
-"""What whole steps of a model leave in attributes, put back so that each sample step finds what the first one found.
+"""Restores attributes between whole steps of a model, so that every sample step starts from the same state.
 
-What one forward leaves is of different kinds, and no single step tells them apart: a *cache* is made once and stays;
-the *state* of a recurrent network is replaced by every forward, and so is the *loss* that a block leaves in an
-attribute; a *record* is written down by every forward in a container. So the attributes are looked at before each
-forward of several, and what is put back afterwards goes by what has been seen of each name.
+Forwards change attributes in different ways, which no single step can tell apart. A *cache* is made once and stays. The
+*state* of a recurrent network is replaced by every forward, and so is a *loss* that a block stores in an attribute. A
+*record* is appended to a container by every forward. So the attributes are recorded before each of several forwards,
+and the observed changes of each name decide how it is restored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from ..base.tree import children
-from .attributes import ATOMS, CONTAINERS, DICTS, MANY, NESTED, NUMBERS, SEQUENCES, Attributes, Found, refill
+from .attributes import ATOMS, CONTAINERS, DICTS, MANY, NESTED, NUMBERS, SEQUENCES, Attributes, Contents, refill
 from .hook_closures import own_names
 
 
 class StepAttributes(Attributes):
-    """The attributes of modules, and what steps do with them."""
+    """The attributes of modules, and how steps change them."""
 
     __slots__ = ("_extents", "_first", "_of_steps", "_replaced", "_seen", "_written")
 
@@ -37,19 +37,21 @@ class StepAttributes(Attributes):
         self._written: set[tuple[int, Any]] = set()  # those of them in which every forward writes something down
 
     def look(self) -> None:
-        """Before each forward of several: notes which names hold other tensors than at the look before, which hold what
-        the forward before has left for its backward, and in which new containers forwards write.
+        """Record changes, before each of several forwards.
+
+        These are: names that hold other tensors than at the last call, names that hold tensors with the last forward's
+        autograd graph, and new containers to which forwards append.
         """
         first: dict[tuple[int, Any], Any] = {}
-        for key, found in self._found.items():
-            for name, value in found.container.items() if isinstance(found.container, dict) else ():
-                tensor = None if name in found.hidden else _first_tensor(value)
+        for key, contents in self._contents.items():
+            for name, value in contents.container.items() if isinstance(contents.container, dict) else ():
+                tensor = None if name in contents.hidden else _first_tensor(value)
                 if tensor is not None:
                     first[key, name] = value
                     self._see((key, name), tensor)
                     if tensor.grad_fn is not None:
                         self._of_steps.add((key, name))
-            for place, extent in _new_extents(found):
+            for place, extent in _new_extents(contents):
                 if self._extents.setdefault(place, extent) != extent:
                     self._written.add(place)
         if self._first is None:
@@ -62,11 +64,12 @@ class StepAttributes(Attributes):
         self._seen[place] = weakref.ref(tensor)
 
     def made_something(self) -> set[int]:
-        """The identities of the modules that have something under a name with nothing before: what is made once, and so
-        not what each forward leaves there anew, as losses of routers are.
+        """The identities of the modules that have assigned an attribute that did not exist or was None before.
+
+        Only values made once count, not values that every forward assigns, such as losses of routers.
         """
-        owners = (found for found in self._found.values() if found.are_names)
-        return {id(found.place[0]) for found in owners if any(map(self._is_made_once, _new_in(found)))}
+        owners = (contents for contents in self._contents.values() if contents.are_names)
+        return {id(contents.place[0]) for contents in owners if any(map(self._is_made_once, _new_in(contents)))}
 
     def _is_made_once(self, new: tuple[int, Any, Any]) -> bool:
         key, name, value = new
@@ -75,37 +78,41 @@ class StepAttributes(Attributes):
         return not is_anew and not _has_history(value)
 
     def forget_losses(self) -> None:
-        """Takes out of lists what was put there since by steps that are over: tensors, numbers, and what has such; only
-        tensors in the modules that made something meanwhile.
+        """Remove tensors, numbers and containers of them that finished steps have appended to lists.
+
+        In modules that made a cache meanwhile, only tensors are removed.
         """
         stays = self.made_something()
-        for found in self._found.values():
-            container, before = found.container, found.before
+        for contents in self._contents.values():
+            container, before = contents.container, contents.before
             if isinstance(container, SEQUENCES):
-                is_out = _is_tensor if id(found.place[0]) in stays else _is_record
+                is_out = _is_tensor if id(contents.place[0]) in stays else _is_record
                 pairs = zip(container, before, strict=False)
                 kept = [was if item is not was and is_out(item) else item for item, was in pairs]
                 added = [item for item in itertools.islice(container, len(before), None) if not is_out(item)]
                 refill(container, [*kept, *added])
 
     def restore_numbers(self) -> None:
-        """Puts back numbers, names, states of generators and values of small tensors, such as counts of steps. What was
-        made meanwhile, as caches are, may stay, and in the modules that made such what belongs to it.
+        """Restore numbers, names, states of generators and values of small tensors, such as counts of steps.
+
+        Caches that were made meanwhile may stay, and so may the other attributes of modules that made one.
         """
         stays = self.made_something()
-        for found in self._found.values():
-            container, before = found.container, found.before
+        for contents in self._contents.values():
+            container, before = contents.container, contents.before
             if isinstance(container, dict):
                 for name, value in before.items():
                     if type(value) in NUMBERS:
                         container[name] = value
-                is_filled = not found.are_names and id(found.place[0]) not in stays
+                is_filled = not contents.are_names and id(contents.place[0]) not in stays
                 new = [name for name in container if name not in before] if is_filled else []
                 if all(type(container[name]) in NUMBERS for name in new):
                     for name in new:
                         del container[name]
             elif (
-                isinstance(container, set) and id(found.place[0]) not in stays and _differ_by_numbers(container, before)
+                isinstance(container, set)
+                and id(contents.place[0]) not in stays
+                and _differ_by_numbers(container, before)
             ):
                 container.clear()
                 container.update(before)
@@ -113,54 +120,55 @@ class StepAttributes(Attributes):
         self._restore_inside(but_of=stays)
 
     def _forget_written(self) -> None:
-        """Takes away containers in which every forward has written something down."""
+        """Remove containers to which every forward has appended."""
         for key, name in self._written:
-            found = self._found[key]
-            if name in found.names:
-                found.container[name] = None  # as it was
+            contents = self._contents[key]
+            if name in contents.names:
+                contents.container[name] = None  # as it was
             else:
-                found.container.pop(name, None)
+                contents.container.pop(name, None)
 
     def restore_states(self) -> None:
-        """Puts back what each forward replaced, such as the state of a recurrent network; caches were made once."""
+        """Restore values that each forward replaced, such as the state of a recurrent network, but no caches."""
         self.look()
         first = self._first or {}
         for key, name in self._replaced:
-            found = self._found[key]
+            contents = self._contents[key]
             if (key, name) in first:
-                found.container[name] = first[key, name]
-            elif name in found.before:
-                found.container[name] = found.before[name]
+                contents.container[name] = first[key, name]
+            elif name in contents.before:
+                contents.container[name] = contents.before[name]
             else:
-                found.container.pop(name, None)
+                contents.container.pop(name, None)
         made = self.made_something()
-        for found in self._found.values():
-            if isinstance(found.container, SEQUENCES) and id(found.place[0]) not in made:
-                refill(found.container, found.before)
+        for contents in self._contents.values():
+            if isinstance(contents.container, SEQUENCES) and id(contents.place[0]) not in made:
+                refill(contents.container, contents.before)
 
     def restore_named(self) -> None:
-        """Puts back what stood under names, if that was something: forwards may have put other things there."""
-        for found in self._found.values():
-            for name, value in found.before.items() if isinstance(found.container, dict) else ():
-                if value is not None and name in found.container and name != "forward":
-                    found.container[name] = value
+        """Restore the values of names that were not None before."""
+        for contents in self._contents.values():
+            for name, value in contents.before.items() if isinstance(contents.container, dict) else ():
+                if value is not None and name in contents.container and name != "forward":
+                    contents.container[name] = value
 
     def forget_graphs(self) -> None:
-        """Takes out, and where something else was before takes the history from, what steps that are over have left
-        under names: it holds what they saved.
+        """Remove tensors with an autograd graph that finished steps have assigned, or detach those that replaced others.
+
+        Their graphs would hold the steps' saved tensors.
         """
-        for found in self._found.values():
-            for _, name, value in list(_new_in(found)) if isinstance(found.container, dict) else ():
+        for contents in self._contents.values():
+            for _, name, value in list(_new_in(contents)) if isinstance(contents.container, dict) else ():
                 if self._has_history(value):
-                    if name in found.names:
-                        found.container[name] = None
+                    if name in contents.names:
+                        contents.container[name] = None
                     else:
-                        del found.container[name]
+                        del contents.container[name]
         self.detach()
 
 
 def _is_record(value: Any, depth: int = NESTED) -> bool:
-    """Whether it is what a step would write down: a tensor, a number, or what is filled with such."""
+    """Whether a value is what a step may record: a tensor, a number, or a container of them."""
     if isinstance(value, torch.Tensor) or type(value) in NUMBERS:
         return True
     if type(value) not in (tuple, list, dict) or depth == 0 or not value:
@@ -176,15 +184,15 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _new_extents(found: Found) -> Iterator[tuple[tuple[int, Any], Any]]:
-    """The containers with a new name, by place, each with its extent."""
-    for key, name, value in list(_new_in(found)) if isinstance(found.container, dict) else ():
+def _new_extents(contents: Contents) -> Iterator[tuple[tuple[int, Any], Any]]:
+    """The containers with new names, by place, each with its extent."""
+    for key, name, value in list(_new_in(contents)) if isinstance(contents.container, dict) else ():
         if type(value) in CONTAINERS:
             yield (key, name), _extent(value)
 
 
 def _extent(value: Any, depth: int = NESTED) -> Any:
-    """What changes when something is written down: numbers, and how many items containers have."""
+    """The extent of a value, which changes when something is appended: numbers, and the lengths of containers."""
     kind = type(value)
     if kind not in CONTAINERS:
         return value if kind in NUMBERS else None
@@ -193,17 +201,15 @@ def _extent(value: Any, depth: int = NESTED) -> Any:
     return tuple(_extent(item, depth - 1) for item in (value.values() if kind in DICTS else value))
 
 
-def _new_in(found: Found) -> Iterator[tuple[int, Any, Any]]:
-    """The names that were not there, but for `forward`, and those that stood for None and no longer do: whose, and with
-    what they stand for.
-    """
-    for name, value in found.container.items():
-        if name not in found.names:
+def _new_in(contents: Contents) -> Iterator[tuple[int, Any, Any]]:
+    """Names that did not exist or were None before, without `forward`: container, name and value."""
+    for name, value in contents.container.items():
+        if name not in contents.names:
             is_new = name != "forward"
         else:
-            is_new = value is not None and found.before.get(name, found) is None
+            is_new = value is not None and contents.before.get(name, contents) is None
         if is_new:
-            yield id(found.container), name, value
+            yield id(contents.container), name, value
 
 
 def _has_history(value: Any) -> bool:
@@ -212,8 +218,9 @@ def _has_history(value: Any) -> bool:
 
 
 def _first_tensor(value: Any, depth: int = NESTED) -> torch.Tensor | None:
-    """A tensor, or the first one in a container: among a limited number of items, as deep as containers are opened.
-    Objects are opened in attributes alone.
+    """A tensor, or the first one in a container, to a limited depth and number of items.
+
+    Objects are searched only if they are attributes themselves.
     """
     if isinstance(value, torch.Tensor):
         return value

@@ -26,7 +26,7 @@ from ..base.patched_forward import Handler, PatchedForward
 from ..base.stages import StageRef
 from ..head.replacements import Outside, Replaced
 from ..rerun_state.backend_flags import refuse_chosen_kernels
-from ..rerun_state.kv_caches import note_caches, refuse_noted_caches, with_own_caches
+from ..rerun_state.kv_caches import note_caches, refuse_incomplete_caches, with_own_caches
 from ..rerun_state.module_state import BlockState
 from ..rerun_state.rng_and_autocast import with_generator
 from ..rerun_state.sharded import is_any, refuse_sharded_parts
@@ -270,7 +270,7 @@ class Executor:
                         yield child
 
     def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        refuse_noted_caches((*args, *kwargs.values()))
+        refuse_incomplete_caches((*args, *kwargs.values()))
         if not self._is_active():
             return forward(*args, **kwargs)
         self._refuse_surroundings()

@@ -177,7 +177,7 @@ class Recomputation(StepValues):
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
-            surroundings.enter_context(parametrized.as_found(block.weights))
+            surroundings.enter_context(parametrized.restored_cache(block.weights))
             # while the forward runs, attributes that the block left are still to be read: keep large ones, too
             attributes = Attributes(modules, with_large=self._in_forward)
             surroundings.callback(attributes.restore)

@@ -174,7 +174,7 @@ class Part(Lease):
         self._run_again()
         if absent.tensor is None:
             raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it was recomputed")
-        if recompute is not None and not recompute.is_as_noted(absent.index, absent.tensor):
+        if recompute is not None and not recompute.has_recorded_bytes(absent.index, absent.tensor):
             self.run.refuse_other_values(self.stage)
         return absent.tensor
 

@@ -1,4 +1,4 @@
-"""Masks as bits, for those on the CPU that are kept from a forward to its backward: an eighth of a byte a number."""
+"""Masks packed as bits, for CPU masks that are kept from a forward to its backward: one bit for each number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTHS = 2, 4, 8
 
 
 def can_pack(numbers: torch.Tensor) -> bool:
-    """Whether `pack` takes them: truth values or floating-point numbers on the CPU, in one piece."""
+    """Whether `pack` accepts a tensor: booleans or floating-point numbers on the CPU, without gaps in memory."""
     if not numbers.is_cpu or not memory.can_be_read(numbers) or not numbers.is_contiguous():
         return False
     return numbers.dtype is torch.bool or (numbers.is_floating_point() and numbers.element_size() in _WIDTHS)

@@ -1,20 +1,20 @@
-"""What a block does: its operations in order, the values between them, and which of these autograd saves.
+"""The recorded graph of a block: its operations in order, the values between them, and the values that autograd saves.
 
-Problem. To keep a part of what a block saves and recompute the rest, one has to know how each saved tensor came about.
-Hooks on saved tensors tell what is saved and when, not from what it was computed.
+Problem. To keep some of a block's saved tensors and recompute the others, one has to know how each was computed.
+Saved-tensor hooks show which tensors are saved and when, but not how they were computed.
 
-Recording. The block runs once, in its own autograd graph, while a dispatch mode writes down every operation that
-reaches a kernel, below autograd and autocast, and pack hooks note what is saved in between. A *value* is one version
-of one storage: an operation makes the first version of the storages that it returns, and the next version of those that
-it writes in place. Views make no values; an operand is a value and how the operation looks at it (size, stride,
-offset). So aliases are one value, nothing is kept twice, and an in-place chain is a chain of values.
+Recording. The block runs once, in its own autograd graph. A dispatch mode records every operation that reaches a
+kernel, below autograd and autocast, and pack hooks record the tensors saved in between. A *value* is one version of one
+storage: an operation makes the first version of the storages that it returns, and the next version of those that it
+writes in place. Views make no values; an operand is a value with the size, stride and offset by which the operation
+reads it. So aliases are one value, nothing is kept twice, and an in-place chain is a chain of values.
 
-What may be replayed is decided by rule, and the rule has a name (`Operation.reason`): operations of unknown libraries,
-those that write what was there before the block, and random ones whose state was not at hand are not replayed; what
-they made is kept. A block that reads the values of its tensors from Python, whose shapes depend on data, that writes
-its arguments or changes its own attributes cannot be relied on to do the same in the next step: it is not opened at
-all (`BlockGraph.closed`). Batch normalisation writes statistics that its schema does not declare; it is replayed
-without them.
+Rules decide which operations may be replayed, and `Operation.reason` names the rule that forbids one. Operations of
+unknown libraries are not replayed, nor those that write a value from before the block, nor random ones whose state was
+not recorded; their results are kept. A block may also do something else in the next step: it reads values of its
+tensors from Python, has shapes that depend on data, writes its arguments or changes its own attributes. Such a block is
+not recomputed selectively (`BlockGraph.closed`). Batch normalisation writes statistics that its schema does not
+declare; it is replayed without them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_OPERATIONS = 20000
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """An operand, or a saved tensor: a value and how it is looked at."""
+    """An operand or a saved tensor: a value, with the size, stride and offset by which it is read."""
 
     value: int
     view: View
@@ -47,7 +47,7 @@ class Use:
 
 @dataclasses.dataclass
 class Value:
-    """One version of one storage. `base` is how the tensor looked that the operation returned."""
+    """One version of one storage. `base` is the size, stride and offset of the tensor that the operation returned."""
 
     index: int
     storage: int  # a number for the storage, the same for all its versions
@@ -88,10 +88,10 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pack:
-    """A tensor that autograd saves. `maker`: the kind of graph node that it came from; None: it was there before.
+    """A tensor that autograd saves. `maker`: the kind of its `grad_fn`; None: it existed before the block.
 
-    cyclic: it may come from the very node that saves it, so that the graph must not hold it with its history.
-    read_inside: the block reads it before it has ended, in a backward of its own.
+    cyclic: it may be an output of the node that saves it, so the graph must not hold it with its `grad_fn`.
+    read_inside: the block reads it before its end, in a backward of its own.
     """
 
     use: Use | None  # None: not a plain tensor, or its value as another type, conjugate or negative
@@ -103,7 +103,7 @@ class Pack:
     read_inside: bool = False
 
     def matches(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may be this one in another run."""
+        """Whether a tensor of another run may correspond to this one."""
         if tensor.shape != self.shape or tensor.dtype != self.dtype or type(tensor) not in PLAIN_CLASSES:
             return False
         if self.maker is not None and type(tensor.grad_fn) is not self.maker:
@@ -113,7 +113,7 @@ class Pack:
 
 @dataclasses.dataclass
 class BlockGraph:
-    """A recorded run of a block. `returned`: the storages of what it returns; `calls`: of its parts."""
+    """A recorded run of a block. `returned`: the storages of its outputs; `calls`: the calls of its submodules."""
 
     values: list[Value]
     operations: list[Operation]
@@ -127,7 +127,7 @@ class BlockGraph:
         return is_dense(self.values[value])
 
     def digest(self) -> str:
-        """Equal for runs that do the same on tensors of whatever size, whatever else they are passed and do not use."""
+        """A digest of the operations: equal for runs that do the same, whatever the sizes and the unused arguments."""
         met: list[int] = []  # the values that are used
         places: dict[int, int] = {}
 

@@ -1,10 +1,9 @@
-"""The ways to save less of a block: which saved tensors to keep and which to recompute, from one recorded run.
+"""The options of a block: which saved tensors to keep and which to recompute, computed from one recorded run.
 
-Problem. For every saved tensor of a block: keep it, or recompute it in the backward from what is kept. Kept bytes cost
-memory; each operation that must be recomputed costs its time, once, however many tensors it helps to recompute. Wanted
-are the choices on the lower convex hull of (bytes, time): a chain solver mixes options over the blocks, so what lies
-above the hull is of little use. Where a block is much of what a step saves there is little to mix: then choices on the
-edges of the hull, between its corners, are wanted as well.
+Problem. For every saved tensor of a block: keep it, or recompute it in the backward from kept tensors. Kept bytes cost
+memory. Each recomputed operation costs its time once, however many tensors need it. The wanted choices lie on the lower
+convex hull of (bytes, time): a chain solver mixes options over the blocks, so choices above the hull help little. A
+block that makes up much of a step leaves little to mix; for it, choices on the edges of the hull are wanted as well.
 
 Method. For a price of w_b per byte and w_t per nanosecond the cheapest choice is a minimum cut. Let r(o) say that
 operation o is recomputed and a(v) that value v is available. Then a(v) = 1 for every saved v; r(o) = 1 asks for a(u) =
@@ -12,26 +11,27 @@ operation o is recomputed and a(v) that value v is available. Then a(v) = 1 for 
 of r and a on the source's side where they are 1, the edges are: source -> a(v), infinite, where v is saved;
 a(v) -> r(o), w_b * bytes(v), infinite where v is not saved and so cannot be kept; r(o) -> sink, w_t * time(o), infinite
 where o may not be replayed; r(o) -> a(u), infinite. (This is the cut of the min-cut partitioners for training graphs,
-with times on the operations beside bytes on the values.) All points of the hull are found by cutting at the price of
-the line between two known ones, and again on both sides of every new point; prices are integers, so they are exact.
+with times on the operations in addition to bytes on the values.) A cut at the price of the line between two known
+points of the hull gives a point between them, if there is one; repeated on both sides of each new point, this gives the
+whole hull. Prices are integers, so they are exact.
 
-The network is small. What is surely on the source's side, a(v) of saved values, is one with the source: the edge to
-r(o) is the source's. What is recomputed only if something is recomputed that may not be replayed is surely on the
-sink's side and left out. The rest falls into pieces that have nothing in common but source and sink, mostly of a few
-operations, for saved values lie between them. Each piece is cut by itself; and not at all where it was cut alike at a
-higher and at a lower price of bytes, for then it is in between, too.
+The network is small. Saved values have a(v) = 1, so they are merged with the source, and their edge to r(o) starts at
+the source. Operations that would require the replay of a forbidden one are on the sink's side and are left out. The
+rest falls into pieces that share only source and sink. Most have a few operations, because saved values separate them.
+Each piece is cut by itself. A piece whose cuts at a higher and at a lower price of bytes are equal is not cut in
+between, where the cut is the same.
 
 Masks. A dropout draws `empty.bernoulli_(1 - p)` and scales it in place. Its noise may also be kept as one bit per
 element (a byte, where it is not on the CPU): the drawing is split into an operation that draws the mask, and one that
 turns a mask into noise; the mask is one more value that can be kept.
 
-Seeds. Kernels of attention on CUDA save the seed and offset that they drew from, and do not write them where they drew
-nothing: these differ in every run. What is that small is kept, also where the operation that makes it is recomputed.
+Seeds. Kernels of attention on CUDA save the seed and offset of their random numbers, and leave them unwritten if they
+draw none, so that they differ in every run. Values of this size are always kept, even if their operation is recomputed.
 
-Cost. One cut of a block of n operations takes O(n) in practice: a millisecond or two for a hundred operations, and
-there are about two cuts for each point of the hull. Where n is large, for a block that loops over what it is given, a
-piece may be large, too, and take up to O(n^2), and measured times make a point of nearly each operation. So cuts are
-limited by work, and the next one is always made where most may lie below the hull that is known.
+Cost. One cut of a block of n operations takes O(n) in practice: a millisecond or two for a hundred operations. There
+are about two cuts for each point of the hull. A block that loops can have large n and large pieces, whose cuts take up
+to O(n^2), and measured times make nearly each operation a point of its own. So cuts are limited by work, and the next
+cut is always made where the largest area may lie below the known hull.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from . import bit_masks
 from .block_graph import ARGUMENT, BUFFER, PARAMETER, BlockGraph, Operation
 from .min_cut import Network, Side, connected
 
-DROP, MASK = "d", "m"  # what is done with a saved tensor, beside keeping it
+DROP, MASK = "d", "m"  # decisions on a saved tensor other than keeping it
 STEADY_CHOICES = 12  # that are worth measuring by times that do not vary, keep everything among them
 TIMED_CHOICES = 8  # and by measured ones
 STEADY_BYTES_PER_NS = 4  # about what a core reads and writes
 OF_PRODUCTS = 20  # so much longer do products take than what only reads and writes as much
 CUT_WORK = 20_000_000  # cuts times the square of operations: at most some seconds, and no limit for 200 operations
-STEP_NS = 3000  # what replaying an operation costs beside the operation itself
+STEP_NS = 3000  # overhead of replaying one operation
 SEED_BYTES = 16  # saved values up to here are always kept
 _Point = TypeVar("_Point")
 _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "aten.mul_.Tensor")
@@ -65,7 +65,7 @@ _KEEPS_ZEROS = ("aten.div_.Scalar", "aten.mul_.Scalar", "aten.div_.Tensor", "ate
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What is done with each saved tensor, in the order of saving: a letter each. Bytes and time as estimated."""
+    """A decision for each saved tensor, one letter each in the order of saving, with estimated bytes and time."""
 
     decisions: str
     kept_bytes: int
@@ -73,9 +73,9 @@ class Choice:
 
 
 def choices(graph: BlockGraph, at_most: float = math.inf, finest_bytes: int = 0) -> list[Choice]:
-    """From keeping everything to keeping as little as possible, no more than `at_most`, along the convex hull.
+    """Choices along the convex hull, from keeping everything to keeping as little as possible; at most `at_most`.
 
-    finest_bytes: where two are further apart than that, there are some in between as well. 0: nowhere.
+    finest_bytes: two neighbours further apart than that get choices in between. 0: none.
     """
     model = _Model(graph)
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
@@ -87,10 +87,9 @@ def choices(graph: BlockGraph, at_most: float = math.inf, finest_bytes: int = 0)
 
 
 def ideal_choices(graph: BlockGraph) -> list[Choice]:
-    """All of the hull, if nothing cost anything but the replayed operations: below what any choices can reach.
+    """The hull if only replayed operations cost time: a lower bound on every choice's bytes and time.
 
-    Here the block's output counts among what is kept, and may be recomputed as well: whatever runs behind the block
-    reads it in its backward.
+    The block's output counts as kept here and may be recomputed, because the next block reads it in its backward.
     """
     model = _Model(graph, ideal=True)
     everything, least = model.keep_everything(), model.cheapest(model.total_ns + 1, 1)
@@ -98,11 +97,11 @@ def ideal_choices(graph: BlockGraph) -> list[Choice]:
 
 
 def candidates(graph: BlockGraph, finest_bytes: int = 0) -> list[Choice]:
-    """The choices that are worth measuring: by the times that were measured, and some by times that never vary.
+    """The choices worth measuring: some by measured times, some by times that do not vary.
 
-    Measured times differ from run to run, and so do the choices along their hull. What the least memory takes must not
-    depend on that: the second ones are the same in every run. The first keeps everything. `finest_bytes`: as above, for
-    the second ones.
+    Measured times differ from run to run, and so do the choices along their hull. The least memory must not depend on
+    that, so the choices by constant times are the same in every run. The first choice keeps everything. `finest_bytes`:
+    as above, for the choices by constant times.
     """
     steady = choices(_with_steady_times(graph), STEADY_CHOICES, finest_bytes)
     found = {choice.decisions: choice for choice in (*steady, *choices(graph, TIMED_CHOICES))}
@@ -110,7 +109,7 @@ def candidates(graph: BlockGraph, finest_bytes: int = 0) -> list[Choice]:
 
 
 def _with_steady_times(graph: BlockGraph) -> BlockGraph:
-    """The same block with times that follow from what operations read and write, and are longer for products."""
+    """The same block with times computed from the bytes that operations read and write; matrix products take longer."""
 
     def steady(op: Operation) -> Operation:
         values = (*(use.value for use in op.operands if use.value >= 0), *op.values)
@@ -122,7 +121,7 @@ def _with_steady_times(graph: BlockGraph) -> BlockGraph:
 
 
 def _between(model: _Model, first: Choice, last: Choice, cuts: float = math.inf) -> list[Choice]:
-    """The points of the hull strictly between two of them, or those that so many cuts find."""
+    """The points of the hull strictly between two of them, as far as the limit of cuts allows."""
     found: list[Choice] = []
     gaps = [(first, last)]
     while gaps and cuts > 0:
@@ -141,13 +140,13 @@ def _between(model: _Model, first: Choice, last: Choice, cuts: float = math.inf)
 
 
 def _room(gap: tuple[Choice, Choice]) -> int:
-    """A bound on what lies below the line between two points of the hull."""
+    """A bound on the area of the hull below the line between two of its points."""
     a, b = gap
     return (b.recompute_ns - a.recompute_ns) * (a.kept_bytes - b.kept_bytes)
 
 
 def _filled(model: _Model, points: Sequence[Choice], finest_bytes: int) -> list[Choice]:
-    """These, and where two are far apart, some in between, so that none are further apart than that if it can be."""
+    """The choices, with more between two that are too far apart, if there are any in between."""
     found = list(points[:1])
     for a, b in itertools.pairwise(points):
         parts = -(-(a.kept_bytes - b.kept_bytes) // finest_bytes)
@@ -163,9 +162,9 @@ def _thinned(points: Sequence[Choice], at_most: float) -> list[Choice]:
 def thinned(
     points: Sequence[_Point], at_most: float, place: Callable[[_Point], tuple[int, int]], stay: Container[int] = ()
 ) -> list[_Point]:
-    """Without the points whose absence changes the curve of bytes and time least, until few enough are left.
+    """Remove the points that change the curve of bytes and time least, until few enough are left.
 
-    `place` gives bytes and time of a point. The ends stay, and the points of the identities in `stay`.
+    `place` gives bytes and time of a point. The two ends stay, and so do the points whose identity is in `stay`.
     """
     points = list(points)
     while len(points) > at_most:
@@ -192,7 +191,7 @@ def sources(graph: BlockGraph) -> dict[int, int]:
 
 
 def is_always_there(graph: BlockGraph, value: int) -> bool:
-    """An argument, a parameter or a buffer: found in the backward without being kept."""
+    """Whether a value is an argument, a parameter or a buffer, which exists in the backward without being kept."""
     root = graph.values[value].root
     return root is not None and root[0] in (ARGUMENT, PARAMETER, BUFFER)
 
@@ -215,7 +214,7 @@ def masks(graph: BlockGraph) -> dict[int, int]:
 
 
 def _shows_all(graph: BlockGraph, pack: int) -> bool:
-    """Whether a saved tensor shows its value just as it was made, each element once."""
+    """Whether a saved tensor reads each element of its value exactly once, in the layout in which it was made."""
     use = graph.packs[pack].use
     return use is not None and use.view == graph.values[use.value].base and graph.is_dense(use.value)
 
@@ -267,7 +266,7 @@ class _Model:
         return {v for v in self._sources if graph.values[v].storage in returned or v in from_parameters}
 
     def bytes_of(self, value: int) -> int:
-        """What keeping a saved value takes."""
+        """Bytes of keeping a saved value."""
         found = self._graph.values[value]
         return 0 if found.root is not None or value in self._free else found.nbytes
 
@@ -296,13 +295,13 @@ class _Model:
         return choice
 
     def partly(self, first: Choice, last: Choice, parts: int) -> list[Choice]:
-        """Those that cut the way from one choice to another, whose bytes cost more, into about equal parts.
+        """Choices between two neighbours of the hull, at about equal distances.
 
-        Each is the second one for some pieces, those that run earliest, and the first for the others. Pieces of one
-        price go over all at once along the hull, as those of layers that are alike, so all of these lie on it then. The
-        earliest ones, for what is recomputed last takes no memory while the backward is at its peak. And some for which
-        every second piece does not go over, every third, and so on: where each is recomputed from the one before it,
-        all that do are there at once, from the first to the last of a row.
+        Each takes the second choice for some pieces, those that run earliest, and the first choice for the others.
+        Pieces of one price, such as those of equal layers, change together along the hull, so these choices lie on it.
+        The earliest pieces change first: they are recomputed last, when the backward is past its peak. Some more
+        choices leave out every second piece, every third, and so on. They help where each piece is recomputed from the
+        one before it: otherwise the recomputed values of the whole row exist at once.
         """
         before, after = self._sides[first.decisions], self._sides[last.decisions]
         changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
@@ -329,7 +328,7 @@ class _Model:
         return sorted(found.values(), key=lambda choice: -choice.kept_bytes)
 
     def _found_pieces(self) -> list[Network]:
-        """The networks of the operations that may be recomputed, apart where nothing connects them."""
+        """The networks of the operations that may be recomputed, one for each connected piece."""
         needs: list[Set[int] | None] = []
         for index, op in enumerate(self._graph.operations):
             found = self._needed(index, op)  # of what ran earlier
@@ -339,7 +338,7 @@ class _Model:
         return [self._network(piece, gains, needs) for piece in pieces]
 
     def _needed(self, index: int, op: Operation) -> Set[int] | None:
-        """The operations that are recomputed if this one does; None where it may not."""
+        """The operations that must be recomputed if this one is; None if it may not be."""
         used = {use.value for use in op.operands if use.value >= 0} - self._saved
         values = [self._graph.values[v] for v in used if not is_always_there(self._graph, v)]
         if (op.reason and index not in self._masks) or any(value.root is not None for value in values):
@@ -347,7 +346,7 @@ class _Model:
         return {value.operation for value in values}
 
     def _gains(self) -> dict[int, int]:
-        """By operation that made what is saved, how many bytes need not be kept if it is recomputed."""
+        """By operation that made saved values: the bytes that need not be kept if it is recomputed."""
         gains: dict[int, int] = {}
         for value in sorted(self._saved):
             if self.bytes_of(value) and not (value in self._sources and self._stays(value)):
@@ -384,7 +383,7 @@ class _Model:
         return value.nbytes // value.dtype.itemsize
 
     def _choice(self, chosen: set[tuple[str, int]]) -> Choice:
-        """The decisions that a cut stands for, with their bytes and time."""
+        """The decisions of a cut, with their bytes and time."""
         graph = self._graph
         again = {index for kind, index in chosen if kind == "r"}
         as_masks = {i for i in again & set(self._masks) if ("draw", i) not in chosen}

@@ -1,4 +1,4 @@
-"""Records what a run of a block does, operation by operation, and what autograd saves of it."""
+"""Records the operations of a run of a block, and the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _RESHAPES = {"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"}  #
 class BlockRecorder:
     """Records one run of a block: `with recorder: output = forward(...)`, its pack hooks calling `pack`.
 
-    parts: the block's modules, whose calls are noted.
-    timed: the device that operations are waited for on, where their times count.
+    parts: the block's modules, whose calls are recorded.
+    timed: the device to synchronize after each operation, if operations are timed.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class BlockRecorder:
 
     def __enter__(self) -> BlockRecorder:
         with contextlib.ExitStack() as entered:
-            entered.enter_context(submodule_hooks.noted(self._parts, self._notes.saved_count, self._notes.calls))
+            entered.enter_context(
+                submodule_hooks.recorded_calls(self._parts, self._notes.saved_count, self._notes.calls)
+            )
             entered.enter_context(_Operations(self._notes))
             entered.enter_context(_Reads(self._notes))
             self._entered = entered.pop_all()
@@ -75,16 +77,16 @@ class BlockRecorder:
         self._entered.__exit__(*exc)
 
     def pack(self, tensor: torch.Tensor) -> None:
-        """Notes a tensor that autograd saves; only while paused."""
+        """Record a tensor that autograd saves; only while paused."""
         self._notes.pack(tensor)
 
     def read(self, index: int) -> None:
-        """Notes that the block itself reads a tensor that was saved."""
+        """Record that the block itself reads a saved tensor."""
         self._notes.read.add(index)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the body does is not the block's doing."""
+        """Do not record the operations of the body."""
         self._notes.paused, before = True, self._notes.paused
         try:
             yield
@@ -92,16 +94,16 @@ class BlockRecorder:
             self._notes.paused = before
 
     def close(self, reason: str) -> None:
-        """The block is not to be opened."""
+        """Mark the block as not to be recomputed selectively."""
         self._notes.close(reason)
 
     def graph(self, output: Any) -> BlockGraph:
-        """What was recorded; `output` is what the block returned."""
+        """The recorded graph; `output` is the block's result."""
         return self._notes.graph(output)
 
 
 class _Operations(_compat.DispatchMode):
-    """Hands every operation to the notes."""
+    """Passes every operation to the record."""
 
     def __init__(self, notes: _Notes) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ class _Operations(_compat.DispatchMode):
 
 
 class _Reads(_compat.FunctionMode):
-    """Sees when values of tensors are read past the dispatcher."""
+    """Detects reads of tensors' values that bypass the dispatcher."""
 
     def __init__(self, notes: _Notes) -> None:
         super().__init__()
@@ -131,9 +133,9 @@ class _Reads(_compat.FunctionMode):
         return result
 
     def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:
-        """Whether whole numbers were passed that no operation was, to make a tensor: `tensor_split` reads them itself.
+        """Whether a function read the integers of an argument that it passed to no operation, as `tensor_split` does.
 
-        What is returned as it was, or as a view, reads nothing.
+        A function that returns its argument or a view of it reads nothing.
         """
         passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
         keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._notes.reached
@@ -164,7 +166,7 @@ class _Notes:
         return len(self._packs)
 
     def root(self, tensor: torch.Tensor, root: Root) -> Value:
-        """The value that was there before the block in a tensor's storage."""
+        """The value of a tensor's storage from before the block."""
         key = _compat.storage_id(tensor)
         if key not in self._current:
             self._value(tensor, root=root)
@@ -305,7 +307,7 @@ class _Notes:
         return BlockGraph(self._values, self._operations, packs, returned, self._closed, self.calls)
 
     def _as_backwards_find_it(self, pack: Pack) -> Pack:
-        """A saved tensor whose storage was written later, beside it (the gates of a GRU cell): as its last version."""
+        """A saved tensor, as its last version if its storage was written later elsewhere (a GRU cell's gates)."""
         value = self._values[pack.use.value] if pack.use is not None and pack.use.value >= 0 else None
         if pack.use is None or value is None or not value.overwritten or self._is_of_root(value):
             return pack
@@ -316,11 +318,11 @@ class _Notes:
             if _may_meet(written, pack.use.view):
                 return pack
             later = self._values[later.before]
-        # its history may have what was written since
+        # its autograd graph may contain the later writes
         return dataclasses.replace(pack, use=Use(last.index, pack.use.view), cyclic=True)
 
     def _refuse_stale_reads(self) -> None:
-        """What reads a buffer that the block writes later finds another value in the backward."""
+        """Forbid the replay of operations that read a buffer which the block writes later: its value is lost."""
         for op in self._operations:
             for use in op.operands:
                 value = self._values[use.value] if use.value >= 0 else None
@@ -328,7 +330,10 @@ class _Notes:
                     op.reason = op.reason or "reads what the block writes later"
 
     def _refuse_hidden_draws(self) -> None:
-        """Random state is at hand when a tensor is saved: one draw after that can be repeated, a second one not."""
+        """Forbid the replay of random operations whose state is unknown.
+
+        The random state is recorded when a tensor is saved. The first draw after that can be repeated, a second cannot.
+        """
         drawn_at: set[int] = set()
         for op in self._operations:
             if op.random:
@@ -338,7 +343,7 @@ class _Notes:
 
 
 def _may_meet(one: View, other: View) -> bool:
-    """Whether two views of a storage may have an element in common; surely not where False is said."""
+    """Whether two views of a storage may share an element; False only if they certainly do not."""
     (sizes, strides, offset), (other_sizes, other_strides, other_offset) = one, other
     if strides != other_strides:
         return True

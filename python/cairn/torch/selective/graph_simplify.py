@@ -1,4 +1,4 @@
-"""Operations that read more than they need, or write more than they say."""
+"""Replacements for operations that read more than they need, or write more than their schema declares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new
 
 
 def simplify(op: Operation, values: Sequence[Value]) -> None:
-    """Takes from an operation what it is passed and does not need."""
+    """Remove arguments of an operation that it does not need."""
     name = short_name(op.function)
     if name in _LIKE and op.function.namespace == "aten" and not op.reason and len(op.made) == 1:
         _make_from_nothing(op, name, values[next(iter(op.made.values()))])
@@ -26,7 +26,7 @@ def simplify(op: Operation, values: Sequence[Value]) -> None:
 
 
 def _make_from_nothing(op: Operation, name: str, made: Value) -> None:
-    """A tensor like another one: of that other only the shape is needed, which is known."""
+    """A factory such as `zeros_like`: it needs only the shape of its argument, which is known."""
     size, stride, _ = made.base
     if not is_dense(made):
         return
@@ -68,9 +68,9 @@ class _Factory:
 
 
 def _without_statistics(op: Operation, name: str, values: Sequence[Value]) -> None:
-    """Batch statistics come from the input alone; the running ones, which it also writes, are left out.
+    """Batch normalisation without the running statistics that it writes: batch statistics need the input alone.
 
-    cuDNN may keep something for the backward beside them, of which it is not said that all of it is written.
+    cuDNN may return a reserve for the backward, which is not documented to be written entirely.
     """
     args, kwargs = op.tree.shape
     if name == "_native_batch_norm_legit" or len(args) < 6 or kwargs:

@@ -303,7 +303,7 @@ class TensorRecompute:
         tensor, version = self._kept[index]
         return _compat.saved_version(tensor) != version
 
-    def is_as_noted(self, index: int, tensor: torch.Tensor) -> bool:
+    def has_recorded_bytes(self, index: int, tensor: torch.Tensor) -> bool:
         """Whether a tensor that was not kept has the bytes that were recorded."""
         sample = self.recipe.samples[index]
         return sample is None or index not in self._samples or sample.of(tensor) == self._samples[index]
@@ -355,7 +355,7 @@ class TensorRecompute:
 
 
 class Sample:
-    """Reads some bytes of a CPU tensor at two places: tells at almost no cost whether it has changed."""
+    """Reads some bytes of a CPU tensor at two places: a very cheap check whether it has changed."""
 
     __slots__ = ("_first", "_read", "_second")
 

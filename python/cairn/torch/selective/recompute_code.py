@@ -1,11 +1,11 @@
-"""Straight-line Python that recomputes saved tensors: written once for a choice, compiled, and run in every backward.
+"""Straight-line Python that recomputes saved tensors: generated once for a choice, compiled, run in every backward.
 
-Problem. What a backward does to recompute a tensor is always the same few operations. Interpreting a list of them costs
-more than small operations themselves; a function that just calls them does not.
+Problem. Every backward recomputes a tensor by the same few operations. Interpreting a list of small operations costs
+more than the operations themselves; a function that calls them directly does not.
 
-The text is a generator, so that a whole backward is one run of it: every `send` runs one *segment*, the operations that
-the next tensor needs and that no earlier segment ran. A value is a local variable (v and its number) that is deleted
-after its last use, within its segment or in a later one; operands that look at a value differently are views of it.
+The generated function is a generator, and a whole backward is one run of it. Every `send` runs one *segment*: the
+operations that the next tensor needs and that no earlier segment ran. A value is a local variable (v and its number),
+deleted after its last use in this or a later segment. Operands with another size, stride or offset are views of it.
 
     def recompute(kept, states, made):
         where = yield  # saved tensor 7
@@ -18,13 +18,13 @@ after its last use, within its segment or in a later one; operands that look at 
 
 In place. An operation that writes in place writes over its variable if nobody reads the old version afterwards, and a
 copy of it otherwise. Random operations run from the state that the generators were in when the last tensor was saved
-before them; afterwards the generators are put back. Nothing that the code reads has a history, so autograd has nothing
-to record.
+before them; afterwards the generators are restored. No tensor that the code reads has a `grad_fn`, so autograd records
+nothing.
 
-Masks. Where a mask is kept of a noise, drawing is replaced by filling in one of two numbers, and so is the scaling that
-follows it on the CPU: what it makes of the two is computed once.
+Masks. If a dropout's mask is kept, one of two numbers is filled in instead of drawing. On the CPU the scaling that
+follows is applied to these two numbers once, instead of to the whole noise.
 
-A traceback shows the line and names the block: the text is known to `linecache` as long as the code exists.
+A traceback shows the line and names the block: `linecache` has the source as long as the code exists.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Made = list[torch.Tensor | None]  # what was recomputed; None for what an operat
 Running = Generator[None, Any, None]
 
 
-#: Operations in place that, given a number, make one number of another, whatever lies beside it.
+#: In-place operations that, given a number, compute each element from that element alone.
 _SCALINGS = {
     getattr(packet, name) for packet in (torch.ops.aten.div_, torch.ops.aten.mul_) for name in ("Scalar", "Tensor")
 }
 
 
 class Missing(Exception):
-    """Something that a recompute reads is no longer there."""
+    """An input of a recomputation no longer exists."""
 
 
 class Code:
@@ -70,15 +70,15 @@ class Code:
     Attributes
     ----------
     begin
-        Makes the generator, from what is kept, random states, and the list that takes the tensors.
+        Makes the generator, from kept tensors, random states, and the list that receives the recomputed tensors.
     source
-        Its text.
+        Its source text.
     operations
-        What it runs, in order.
+        The operations that it runs, in order.
     held
-        The saved tensors of which something must be kept for it.
+        The saved tensors that must be held for it, as they are or as a mask.
     states
-        When random state is taken down: after so many saved tensors.
+        When the random state is recorded: after so many saved tensors.
     """
 
     __slots__ = ("__weakref__", "begin", "held", "operations", "source", "states")
@@ -108,8 +108,8 @@ def write(
 ) -> Code:
     """The code that recomputes saved tensors in this order.
 
-    kept: by value, where it is found; drawn: by drawing operation, the mask that is kept of it; needed: for each tensor
-    the operations that run for it and did not run for an earlier one; again: what is kept is not let go of.
+    kept: by value, where it is kept. drawn: by drawing operation, its kept mask. needed: for each tensor the operations
+    that run for it and did not run for an earlier one. again: kept tensors are not released after their last use.
     """
     writer = _Writer(graph, kept, drawn, order, needed, again)
     for number, (pack, chosen) in enumerate(zip(order, needed, strict=True)):
@@ -155,7 +155,7 @@ class _Writer:
             self._last_load[self._source(value)] = number
 
     def _scalings(self, chosen: Sequence[int]) -> dict[int, int]:
-        """By operation that scales a noise of which a mask is kept, and nothing else reads: the one that draws it."""
+        """By scaling operation that alone reads a noise whose mask is kept: the operation that draws the noise."""
         found = {}
         for draw in self._drawn.keys() & set(chosen):
             value = self._graph.operations[draw].written[0]
@@ -181,7 +181,7 @@ class _Writer:
         return value in self._kept or is_always_there(self._graph, value)
 
     def _loaded(self, pack: int, chosen: Sequence[int]) -> list[int]:
-        """The values that a segment finds, rather than computes."""
+        """The values that a segment loads and does not compute."""
         read = [value for index in chosen for value in self._read(index)] + [self._use(pack).value]
         return [value for value in dict.fromkeys(read) if self._is_loaded(value)]
 
@@ -206,13 +206,13 @@ class _Writer:
             self._line(f"del {', '.join(gone)}")
 
     def _constant(self, value: Any) -> str:
-        """How a number or an object is written."""
+        """The source text of a number or an object."""
         if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
             return repr(value)
         return self._name(value, f"constant_{str(value)[:40]}")
 
     def _name(self, value: Any, wanted: str) -> str:
-        """A name of its own for an object."""
+        """A unique name for an object."""
         name = re.sub(r"\W+", "_", wanted)
         others = (f"{name}_{number}" for number in itertools.count(2))
         return next(each for each in itertools.chain([name], others) if self.names.setdefault(each, value) is value)
@@ -271,7 +271,7 @@ class _Writer:
         return f"{'held_last' if is_last else 'held'}(kept, {source[1]})"
 
     def _look(self, use: Use) -> View | None:
-        """How an operand looks at its variable; None if just as the variable does."""
+        """The size, stride and offset of an operand; None if they are those of the variable."""
         return None if self._looks.get(use.value, self._graph.values[use.value].base) == use.view else use.view
 
     def _operation(self, number: int, index: int) -> None:
@@ -288,7 +288,7 @@ class _Writer:
         self._delete([f"v{v}" for v in done if self._last.get(v, (-1, 0)) <= (number, index)])
 
     def _from_mask(self, number: int, op: Operation, source: Source) -> None:
-        """The noise that was drawn, or what scaling made of it, from its mask."""
+        """The noise, or the scaled noise, from its mask."""
         value = op.written[0]
         found = self._graph.values[value]
         size, stride, _ = found.base
@@ -315,7 +315,7 @@ class _Writer:
         self._assign(op, f"{name}({', '.join(parts)})", (number, index))
 
     def _assign(self, op: Operation, call: str, now: tuple[int, int]) -> None:
-        """The results that somebody reads later go into variables."""
+        """Assign the results that are read later to variables."""
         wanted = {p: v for p, v in op.made.items() if self._last.get(v, (-1, 0)) > now and not self._is_loaded(v)}
         is_one = _returns_one(op)
         if is_one and wanted:
@@ -367,7 +367,7 @@ def _returns_tensors(op: Operation) -> bool:
 
 
 def _held(kept: Kept, index: int) -> torch.Tensor:
-    """What is kept of a saved tensor, if nobody has written it since."""
+    """The kept tensor or mask of a saved tensor, if it was not written since."""
     found = kept.get(index)
     if found is None or _compat.saved_version(found[0]) != found[1]:
         raise Missing
@@ -375,7 +375,7 @@ def _held(kept: Kept, index: int) -> torch.Tensor:
 
 
 def _held_last(kept: Kept, index: int) -> torch.Tensor:
-    """As `_held`, for the last time."""
+    """As `_held`, for the last use: it is released."""
     tensor = _held(kept, index)
     del kept[index]
     return tensor

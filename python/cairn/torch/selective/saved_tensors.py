@@ -176,7 +176,7 @@ class ArgumentHolder(Holder):
 
 
 class OwnHolder(Holder):
-    """What saved-tensor hooks of the block's own have made of a saved tensor. Their unpack hook makes it that again."""
+    """The result of the block's own pack hook for a saved tensor. The block's own unpack hook restores the tensor."""
 
     __slots__ = ("_kept",)
 

@@ -1,8 +1,8 @@
-"""In which calls of a block's parts its tensors are saved.
+"""The calls of a block's submodules in which saved-tensor hooks must be active.
 
-Hooks cost some microseconds for every tensor that autograd saves, and most options only ask of most tensors that they
-be kept, which autograd does by itself. So hooks are put in force in those calls of parts alone in which something is
-saved that is to be dropped, or to be at hand for recomputing; in all of the block, where that is no more.
+Hooks cost some microseconds for every saved tensor, and most options simply keep most tensors, which autograd does
+without hooks. So hooks are active only in those calls of submodules that save a tensor to be dropped, or to be held for
+recomputation. They are active in the whole block if that covers no more tensors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 CALL_COST = 4  # as much as the hooks of so many saved tensors cost
 
-#: By part of a block, in which of its calls.
+#: By submodule of a block, the numbers of its calls.
 Calls = dict[int, tuple[int, ...]]
 
 
 class Call(NamedTuple):
-    """One call of a part within a run of its block, and the tensors that are saved in it: from `first` to before `end`.
+    """One call of a submodule in a run of its block, and the range of tensors that it saves: `first` to before `end`.
 
-    Calls are listed as they end, those of inner parts before those that they are within.
+    Calls are listed in the order in which they end, so inner calls come before the calls that contain them.
     """
 
     part: int  # among the block's modules
@@ -30,9 +30,9 @@ class Call(NamedTuple):
 
 
 def covering(calls: Sequence[Call], wanted: Sequence[int], saved_count: int) -> list[Call] | None:
-    """The calls in which all wanted tensors (ascending) are saved and as few others as can be, in the order of running.
+    """The calls that save all wanted tensors (ascending) and as few others as possible, in the order in which they run.
 
-    None where hooks had better be in force in all of the block, which saves so many tensors.
+    None if hooks in the whole block, which saves `count` tensors, cost no more.
     """
     chosen: list[Call] = []
     for call in calls:

@@ -1,9 +1,9 @@
-"""Hooks on saved tensors that are in force in some calls of a block's parts, and how a recording learns which calls
-there are (`submodule_calls.py`).
+"""Saved-tensor hooks that are active in some calls of a block's submodules, and the record of these calls
+(`submodule_calls.py`).
 
-A part gets a handler in the place of its `forward`, as blocks do. Handlers stay from step to step, for every change of
-a module's attributes has to be looked at again. They do nothing but tell the listener of the thread that calls the
-part, where there is one; so threads, and plans that share a part, do not meet.
+A handler replaces a submodule's `forward`, as for blocks. Handlers stay from step to step, because every change of a
+module's attributes fails a guard. A handler only calls the listener of the current thread, if there is one, so threads
+do not disturb each other, nor do plans that share a submodule.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from .submodule_calls import Call, Calls
 
 
 class Listener(Protocol):
-    """What is told of the calls of parts in a thread."""
+    """Receives the calls of submodules in one thread."""
 
     def call(self, module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a part, given by its identity."""
+        """Run a submodule, given by its identity."""
 
 
 class PartHooks:
-    """The hooks of one run of a block, for the calls of its parts that want them (`by_module`)."""
+    """The hooks of one run of a block, active in the calls of submodules that `by_module` lists."""
 
     __slots__ = ("_entered", "_numbers", "_pack", "_unpack", "_wanted")
 
@@ -46,7 +46,7 @@ class PartHooks:
         self._pack, self._unpack = pack, unpack
 
     def run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the block; its parts have to have their handlers."""
+        """Run the block, whose submodules must have their handlers."""
         before, _thread.listener = _thread.listener, self
         try:
             return forward(*args, **kwargs)
@@ -66,21 +66,21 @@ class PartHooks:
             return forward(*args, **kwargs)
 
     def entered(self, calls: Calls) -> Calls:
-        """In which of the wanted calls the hooks were in force: in all, unless a handler was taken away meanwhile."""
+        """The wanted calls in which the hooks were active: all, unless a handler was removed meanwhile."""
         parts = dict(zip(self._wanted, calls, strict=True))
-        found: Calls = {}
+        entered_calls: Calls = {}
         for module, number in self._entered:
-            found[parts[module]] = (*found.get(parts[module], ()), number)
-        return found
+            entered_calls[parts[module]] = (*entered_calls.get(parts[module], ()), number)
+        return entered_calls
 
 
 def by_module(modules: Sequence[nn.Module], calls: Calls) -> dict[int, tuple[int, ...]]:
-    """Calls of a block's parts by the identities of these, in the same order."""
+    """Calls of a block's submodules, by the submodules' identities, in the same order."""
     return {id(modules[part]): numbers for part, numbers in calls.items()}
 
 
-class _Noting:
-    """Notes the calls of parts; `saved_count` says how many tensors were saved so far."""
+class _CallRecorder:
+    """Records the calls of submodules; `saved_count` returns the number of tensors saved so far."""
 
     def __init__(self, parts: dict[int, int], saved_count: Callable[[], int], calls: list[Call]) -> None:
         self._parts, self._saved_count, self._calls = parts, saved_count, calls
@@ -99,21 +99,22 @@ class _Noting:
 
 
 @contextlib.contextmanager
-def noted(parts: Sequence[nn.Module], saved_count: Callable[[], int], calls: list[Call]) -> Iterator[None]:
-    """Notes the calls of parts that the body makes in this thread; `saved_count` says how many tensors were saved."""
-    found = _that_can_be_told(parts)
-    with handlers_in(module for _, module in found):
+def recorded_calls(parts: Sequence[nn.Module], saved_count: Callable[[], int], calls: list[Call]) -> Iterator[None]:
+    """Record the calls of submodules that the body makes in this thread; `saved_count` counts saved tensors."""
+    handled = _hookable(parts)
+    with handlers_in(module for _, module in handled):
         before = _thread.listener
-        _thread.listener = _Noting({id(module): part for part, module in found}, saved_count, calls)
+        _thread.listener = _CallRecorder({id(module): part for part, module in handled}, saved_count, calls)
         try:
             yield
         finally:
             _thread.listener = before
 
 
-def _that_can_be_told(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
-    """The parts, each once, in whose calls a handler would run, and of which nobody else would notice it; none of a
-    block within which another plan is carried out, which hooks as well.
+def _hookable(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
+    """The submodules, each once, that can have a handler without an effect on anything else.
+
+    There are none in a block that contains blocks of another plan, whose executor adds handlers as well.
     """
     if any(
         isinstance(vars(c).get("forward"), PatchedForward) and not _has_handler(c) for m in parts for c in m.children()
@@ -121,10 +122,10 @@ def _that_can_be_told(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]
         return []
     compiled = {inner for module in parts for inner in _compat.parts_compiled_with(module)}
     first = {module: part for part, module in reversed(list(enumerate(parts)))}
-    return [(part, module) for module, part in first.items() if module not in compiled and _can_be_told(module)]
+    return [(part, module) for module, part in first.items() if module not in compiled and _is_hookable(module)]
 
 
-def _can_be_told(module: nn.Module) -> bool:
+def _is_hookable(module: nn.Module) -> bool:
     own = vars(module).get("forward")
     return (
         (own is None or _has_handler(module))
@@ -142,7 +143,7 @@ class _Thread(threading.local):
 
 
 class _Placed:
-    """The handler of a part, and how many want it to be there."""
+    """The handler of a submodule, and how many plans need it."""
 
     __slots__ = ("takeover", "wanted_by")
 
@@ -170,7 +171,7 @@ def _has_handler(module: nn.Module) -> bool:
 
 
 class Handlers:
-    """The parts that one plan wants handlers in, from `open` to `release`."""
+    """The submodules in which one plan needs handlers, from `open` to `release`."""
 
     def __init__(self) -> None:
         self._held: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -180,7 +181,7 @@ class Handlers:
         self._is_open = True
 
     def hold(self, modules: Iterable[nn.Module]) -> None:
-        """Sees to it that these have handlers, too; one in whose place there is something else keeps that."""
+        """Give these submodules handlers as well; a `forward` that someone else has replaced stays."""
         with _placing:
             for module in modules if self._is_open else ():
                 if module not in self._held:
@@ -193,7 +194,7 @@ class Handlers:
                     _placed[module].put(module)
 
     def release(self) -> None:
-        """Takes the handlers away that nobody else wants."""
+        """Remove the handlers that no other plan needs."""
         with _placing:
             self._is_open = False  # for a run that is under way in another thread
             for module in list(self._held):
@@ -207,7 +208,7 @@ class Handlers:
 
 @contextlib.contextmanager
 def handlers_in(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """The body finds handlers in these parts."""
+    """Give these submodules handlers while the body runs."""
     handlers = Handlers()
     try:
         handlers.hold(modules)

@@ -153,7 +153,7 @@ class StepAttributes(Attributes):
                     contents.container[name] = value
 
     def forget_graphs(self) -> None:
-        """Remove tensors with an autograd graph that finished steps have assigned, or detach those that replaced others.
+        """Remove tensors with a graph that finished steps have assigned; detach those that replaced a value.
 
         Their graphs would hold the steps' saved tensors.
         """

@@ -17,7 +17,7 @@ from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.module_state import Record
-from ..rerun_state.parametrized import CachedWeights
+from ..rerun_state.parametrized import ForwardWeights
 from ..rerun_state.rng_and_autocast import Modes, RandomState
 from ..schedule.program import Op
 from ..selective.recompute import TensorRecompute
@@ -121,7 +121,7 @@ class BlockRun:
     first: Packed | None = None
     recompute_state: RecomputeState | None = None  # selective recomputation
     calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
-    weights: CachedWeights | None = None  # weights that `parametrize.cached()` had
+    weights: ForwardWeights | None = None  # weights that `parametrize.cached()` had
     samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
     marks: Fingerprints | None = None  # fingerprints on an accelerator, of what it returned and saved
     standing: HooksAndNames | None = None  # attributes and hooks after it, where others change them later

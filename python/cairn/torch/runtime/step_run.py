@@ -193,7 +193,7 @@ class Run(Recomputation):
             finding = site.opened.find(tree, block.modes, self._switches.key)
             part = self._part(op, site, finding, block)
         if _compat.weights_are_cached():
-            block.weights = parametrized.CachedWeights(site.state.modules())
+            block.weights = parametrized.ForwardWeights(site.state.modules())
         if site.state.fills or site.state.brings_back:
             block.contents = Attributes(site.state.modules())
         if part is None:

@@ -79,7 +79,7 @@ class Returned:
 
 @dataclass(slots=True)
 class Argument:
-    """A tensor among a block's arguments: kept here, or found among the outputs of the stage before."""
+    """A tensor among a block's arguments: kept here, or an output of the stage before."""
 
     requires_grad: bool
     tensor: torch.Tensor | None = None
@@ -93,7 +93,7 @@ class Argument:
         return cls(leaf.requires_grad, leaf if leaf.is_leaf else leaf.detach(), _compat.version(leaf))
 
     @classmethod
-    def found(cls, leaf: torch.Tensor, returned: Sequence[Returned], outputs: Outputs | None) -> Argument:
+    def located(cls, leaf: torch.Tensor, returned: Sequence[Returned], outputs: Outputs | None) -> Argument:
         """An argument that is an output of the stage before, if that is kept; otherwise it is kept here."""
         for index, old in enumerate(returned):
             if old.tensor() is leaf and _compat.version(leaf) == old.version:
@@ -117,7 +117,7 @@ class BlockRun:
     modes: Modes
     random_state: RandomState | None
     variables: Variables
-    found: Record | None = None
+    state: Record | None = None
     first: Packed | None = None
     recompute_state: RecomputeState | None = None  # selective recomputation
     calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
@@ -145,9 +145,9 @@ class BlockRun:
                     "from it; keep this block, or merge it with the one before"
                 )
         for value in self.tree.opaque:
-            found = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
+            tensors = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
             before = [(id(tensor), version) for _, tensor, version in self.hidden]
-            if not set(found) <= set(before):
+            if not set(tensors) <= set(before):
                 raise Unsupported(
                     f"'{name}' puts tensors into an object that it is passed ({type(value).__name__}), and would do so "
                     "again when it is recomputed; keep this block"
@@ -156,15 +156,15 @@ class BlockRun:
 
 def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
     """The tensors inside objects that are passed to the block of this name, with their versions."""
-    found = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
-    for what, tensor, _ in found:
+    tensors = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
+    for what, tensor, _ in tensors:
         if tensor.requires_grad:
             cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in what else ""
             raise Unsupported(
                 f"'{name}' is passed an object that holds a tensor with gradients, {what}: it cannot be recomputed "
                 f"from that; keep this block, or pass the tensor itself{cache}"
             )
-    return found
+    return tensors
 
 
 class RecomputingStep(Step, Protocol):

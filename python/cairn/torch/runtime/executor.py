@@ -1,7 +1,7 @@
-"""Carries out a schedule on a model: takes over the forward of the model and of its blocks, and begins a `Run` a step.
+"""Executes a schedule on a model: replaces the forward of the model and of its blocks, and starts a `Run` in each step.
 
 Every call of the model with gradients on is a step of its own, so several forwards before a backward, and gradient
-accumulation, need nothing special. Calls without gradients, in evaluation mode, or inside a block are passed on.
+accumulation, need nothing special. Calls without gradients, in evaluation mode, or inside a block run unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOTHING = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class Prepared:
-    """A schedule made ready for a model's blocks."""
+    """A schedule compiled for a model's blocks."""
 
     settings: Settings
     sites: dict[int, Site]
@@ -55,19 +55,21 @@ class Prepared:
 
 
 class Guide(Protocol):
-    """Accompanies the steps of an executor."""
+    """Chooses the schedule of each step, and observes its end."""
 
     def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
-        """The schedule that a step with these arguments follows, made by `Executor.prepare`; or raises."""
+        """The schedule for a step with these arguments, made by `Executor.prepare`; raises if there is none."""
 
     def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
-        """The step's forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else
-        is not as planned, in the backward, too.
+        """Called when the step's forward has returned `output`.
+
+        missing: planned blocks that it has not run. notes: a list of other deviations from the plan; the backward adds
+        to it.
         """
 
 
 class _Thread(threading.local):
-    """What one thread carries out."""
+    """The run of one thread, and its schedule."""
 
     run: Run | None = None
     stage_of: Mapping[tuple[str, int], int] = types.MappingProxyType({})
@@ -76,18 +78,17 @@ class _Thread(threading.local):
 class Executor:
     """Replays the operations of a chain schedule on every training step of a model.
 
-    stages, ops: what each stage of the chain is in the model, and the schedule's list. The schedule must have been
-        verified: sizes and budgets are not looked at here.
+    stages, ops: the part of the model that each stage of the chain is, and the schedule's list. The schedule must have
+        been verified: sizes and budgets are not checked here.
     preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
-        block saves in its runs, but for the seeds of kernels.
-    guide: says which schedule a step follows; the given one, where there is none.
-    in_eval: carries out the schedule in evaluation mode, too.
-    inside: by stage, what its options other than keeping everything keep.
-    transfer_plan, plan_tier: of a schedule with transfers, whose `ops` are the transfer plan's: when they take place,
-        and where to.
-    outside: what is replaced outside blocks.
-    brought_back: blocks of which attributes and hooks are brought back that others have changed after their first runs.
-    kept: blocks that must not be recomputed, whatever runs of them come.
+        block saves in its runs, except seeds of kernels.
+    guide: chooses the schedule of each step; the given schedule if None.
+    in_eval: executes the schedule in evaluation mode, too.
+    inside: by stage, the tensors that each option of selective recomputation keeps.
+    transfer_plan, plan_tier: the times and the destination of transfers; `ops` is then the transfer plan's list.
+    outside: modules outside blocks that are replaced.
+    brought_back: blocks whose attributes and hooks are restored for recomputation, because others change them later.
+    kept: blocks that must not be recomputed, also when they run more often than planned.
     forward_returned: called with each step once the model's forward has returned.
     """
 
@@ -145,7 +146,7 @@ class Executor:
         if transfer_plan is None and has_transfers(ops):
             raise Unsupported("a schedule with transfers needs a transfer plan, which says when they take place")
         waits = transfer_plan.waits if transfer_plan is not None else ()
-        program = compile_program(stages, ops, {stage: len(found.options) for stage, found in inside.items()}, waits)
+        program = compile_program(stages, ops, {stage: len(block.options) for stage, block in inside.items()}, waits)
         stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
         if self._names and self._names != {name for name, _ in stage_of}:
             raise PlanMismatch("the schedule has other blocks than the one that is carried out")
@@ -170,12 +171,12 @@ class Executor:
 
     @property
     def notes(self) -> list[str]:
-        """What was not as planned in the latest step."""
+        """Deviations from the plan in the latest step."""
         return self._trace.notes
 
     @property
     def is_attached(self) -> bool:
-        """Whether the schedule is carried out."""
+        """Whether the executor is installed in the model."""
         return bool(self._takeovers)
 
     def attach(self, owner: object = None) -> None:
@@ -217,7 +218,7 @@ class Executor:
     # -- what runs instead of a forward ----------------------------------------------------------------------
 
     def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
-        """Blocks first, so that the model's own comes around a block that is the whole model."""
+        """The modules to take over. Blocks come first: the whole model may be a block, and its step encloses it."""
         parts: dict[int, tuple[nn.Sequential, list[Block]]] = {}
         for name in dict.fromkeys(name for name, _ in self.first.stage_of):
             block = resolve(model, name)
@@ -238,19 +239,19 @@ class Executor:
         yield model, self._run_model
 
     def _warn_of_own_checkpointing(self) -> None:
-        """Once, where layers were told to run themselves again after they were planned."""
+        """Warn once if gradient checkpointing was enabled after the model was planned."""
         first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
         modules = () if first is None else (first.module, self._model())  # layers have it with transformers
         switch = next(filter(None, (checkpointing_switch(module) for module in modules if module is not None)), "")
         if switch:
             self._has_warned = True
             warn(
-                "gradient checkpointing was enabled after the model was planned: every layer is recomputed beside what "
-                f"the plan does, and steps take longer for nothing; switch it off ({switch})",
+                "gradient checkpointing was enabled after the model was planned: every layer is recomputed once more "
+                f"than the plan needs, and steps take longer for nothing; switch it off ({switch})",
             )
 
     def _warn_of_blocks_alone(self, run: Run | None) -> None:
-        """Once, where a block runs in a step of training although the model does not."""
+        """Warn once if a block runs in training without a call of the model."""
         if run is None and not self._has_warned_of_blocks and self._is_active():
             self._has_warned_of_blocks = True
             warn(
@@ -260,7 +261,7 @@ class Executor:
             )
 
     def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
-        """What lies in a list beside blocks and is none: layers that were skipped at random in the sample step."""
+        """Modules in the same lists as blocks that are not blocks: layers skipped at random in the sample step."""
         names = dict.fromkeys(name for name, _ in self.first.stage_of)
         for prefix in dict.fromkeys(name.rpartition(".")[0] for name in names):
             container = model.get_submodule(prefix)
@@ -336,7 +337,7 @@ class Executor:
             return run.block(stage, forward, args, kwargs)
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ever, but that it leaves nothing in a cache that blocks are passed as well."""
+        """Run a skipped module with copies of caches, so that it adds nothing to a cache that blocks read."""
         run = self._thread.run
         if run is not None and not run.running:
             forward = with_own_caches(forward, args, kwargs)

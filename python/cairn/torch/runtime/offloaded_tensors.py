@@ -1,4 +1,4 @@
-"""Packs the tensors of a value for offloading, and puts them back after the prefetch."""
+"""Packs the tensors of a value for offloading, and restores them after the prefetch."""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ class Recomputation(StepValues):
     def record_of(self, stage: int) -> Record:
         """The parameters and buffers that were recorded when the block ran in the forward."""
         block = self._blocks.get(stage)
-        if block is None or block.found is None:
-            raise RecomputationError(f"what '{self.name(stage)}' found when it ran is gone")
-        return block.found
+        if block is None or block.state is None:
+            raise RecomputationError(f"the recorded state of '{self.name(stage)}' no longer exists")
+        return block.state
 
     def refuse_changed(self, stage: int, record: Record) -> None:
         """Raises if a block's parameters or buffers were written since its forward, or its training flags changed."""
@@ -108,14 +108,14 @@ class Recomputation(StepValues):
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
-        assert block.found is not None
-        block.samples = self._samples(output, block.found)
+        assert block.state is not None
+        block.samples = self._samples(output, block.state)
         if block.marks is not None:
             block.marks.returned(output)
 
-    def _samples(self, output: Any, found: Record) -> list[Any]:
+    def _samples(self, output: Any, state: Record) -> list[Any]:
         """Fingerprints of the tensors that a block returned: of some of their numbers, or of all."""
-        in_full = found.is_in_doubt or self._settings.determinism_check == "values"
+        in_full = state.is_in_doubt or self._settings.determinism_check == "values"
         return [fingerprint(tensor) if in_full else spread(tensor) for tensor in unique_tensors_in(output)]
 
     def refuse_other_values(self, stage: int) -> None:
@@ -148,7 +148,7 @@ class Recomputation(StepValues):
             return tensor.as_strided(*view)
 
     def note_again(self, stage: int) -> None:
-        """Notes that one saved tensor could not be recomputed, so that the whole block was."""
+        """Record that one saved tensor could not be recomputed, so that the whole block was."""
         self._trace.notes.append(
             f"'{self.name(stage)}' was recomputed as a whole: a tensor could not be recomputed alone"
         )
@@ -165,9 +165,9 @@ class Recomputation(StepValues):
         return block.variables.run(self._again, op, block)
 
     def _again(self, op: Op, block: BlockRun) -> Any:
-        site, first, found = self._sites[op.stage], block.first, block.found
-        assert first is not None and found is not None
-        self.refuse_changed(op.stage, found)
+        site, first, state = self._sites[op.stage], block.first, block.state
+        assert first is not None and state is not None
+        self.refuse_changed(op.stage, state)
         self.in_backward()
         saving = self._saving(op, block)
         checking = self._settings.determinism_check != "none"
@@ -194,7 +194,7 @@ class Recomputation(StepValues):
                 output = run(*args, **kwargs)
             later.finish()
             site.state.fills = site.state.fills or attributes.are_filled()
-        if block.samples is not None and self._samples(output, found) != block.samples:
+        if block.samples is not None and self._samples(output, state) != block.samples:
             site.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
         if marks is not None and block.marks is not None and self._check is not None:
@@ -209,15 +209,15 @@ class Recomputation(StepValues):
 
         Called after the forward, for schedules that keep the inputs of blocks.
         """
-        found = {}
+        errors = {}
         for stage in sorted(self._blocks, reverse=True):
             try:
                 self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                found[stage] = error.with_traceback(None)
-        return found
+                errors[stage] = error.with_traceback(None)
+        return errors
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
         """Restores, as long as `surroundings` is open, the state that the forward of the block read."""
@@ -228,8 +228,8 @@ class Recomputation(StepValues):
             surroundings.enter_context(block.standing.in_force())
         if block.contents is not None:
             block.contents.restore()
-        if block.found is not None:
-            copies = surroundings.enter_context(block.found.in_force())
+        if block.state is not None:
+            copies = surroundings.enter_context(block.state.in_force())
             if saves:
                 block.copies = frozenset(map(_compat.storage_key, copies))
         if block.random_state is not None:

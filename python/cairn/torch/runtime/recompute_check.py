@@ -1,11 +1,11 @@
 """Compares, on an accelerator, what blocks compute when they are recomputed; the host does not wait for it.
 
-A first run leaves a few numbers on the device: for each tensor that it returns a sum of all its bits, for each that it
-saves a sum of some. A recomputation makes the same numbers, and what differs is marked on the device, by stage. The
-marks are copied to the host behind the backward. They are read when the next step begins, if they are there by then,
-and waited for when its forward has returned: the device has that forward to do meanwhile, so it does not run dry. A
-mark is an error that names the block, one step late. Those of the last step are read when the plan is removed, when a
-report is asked for, or when the program ends.
+A block's forward computes a few numbers on the device: a sum of all bits of each returned tensor, and a sum of some
+bits of each saved tensor. A recomputation computes the same numbers. Stages whose numbers differ are marked on the
+device. The marks are copied to the host after the backward. They are read when the next step begins, if they have
+arrived. Otherwise they are awaited when its forward has returned; the device executes that forward meanwhile, so it
+does not idle. A mark raises an error that names the block, one step late. The marks of the last step are read when the
+plan is removed, when a report is made, or when the program ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Event(Protocol):
-    """When what was submitted to a device before is done."""
+    """An event on a device: it happens when all work submitted before it is done."""
 
     def query(self) -> bool: ...
 
@@ -37,7 +37,7 @@ class Event(Protocol):
 class Fingerprints:
     """Numbers of one run of a block, in the order in which it saves and returns tensors.
 
-    first: those of the first run, which says of which saved tensors there are any; None: this is the first run.
+    first: the numbers of the forward, which show which saved tensors have one; None in the forward itself.
     """
 
     __slots__ = ("_device", "_first", "_sums", "_taken", "numbers")
@@ -49,10 +49,10 @@ class Fingerprints:
         self.numbers = torch.empty(0, dtype=torch.int32, device=device)  # once the run has ended
 
     def saved(self, tensor: torch.Tensor, is_argument: bool = False) -> None:
-        """Takes the number of a tensor that autograd saves; of arguments and parameters, the versions tell."""
+        """Add the number of a saved tensor; arguments and parameters need none, because their versions are checked."""
         index = len(self._taken)
         if self._first is None:
-            is_taken = not is_argument and not _is_parameter(tensor) and self._is_told(tensor)
+            is_taken = not is_argument and not _is_parameter(tensor) and self._is_comparable(tensor)
         else:
             is_taken = self._first._taken[index : index + 1] == [True]
         self._taken.append(is_taken)
@@ -60,13 +60,13 @@ class Fingerprints:
             self._sums.append(_sum(_some(_bits(tensor))))
 
     def returned(self, output: Any) -> None:
-        """Takes the numbers of what the run returned, after which there are no more."""
-        self._sums += [_sum(_bits(tensor)) for tensor in unique_tensors_in(output) if self._is_told(tensor)]
+        """Add the numbers of the returned tensors, and finish."""
+        self._sums += [_sum(_bits(tensor)) for tensor in unique_tensors_in(output) if self._is_comparable(tensor)]
         if self._sums:
             self.numbers, self._sums = torch.stack(self._sums), []
 
-    def _is_told(self, tensor: torch.Tensor) -> bool:
-        """Whether its numbers are those of the device, and written by whoever has made it."""
+    def _is_comparable(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor can be compared: it is on the device, and its maker has written all of it."""
         is_opaque = tensor.dtype is torch.uint8 and tensor.dim() == 1  # what a library reserves for its backward
         is_seed = tensor.dtype in (torch.uint64, torch.int64) and tensor.nbytes <= SEED_BYTES
         is_here = tensor.device == self._device and memory.can_be_read(tensor)
@@ -74,7 +74,7 @@ class Fingerprints:
 
 
 class StepCheck:
-    """What differs in the recomputations of one step."""
+    """The comparison of the recomputations of one step."""
 
     def __init__(self, checks: Checks, program: Program) -> None:
         self._checks, self._program = checks, program
@@ -83,12 +83,12 @@ class StepCheck:
         self.event: Event | None = None
 
     def marks(self, first: Fingerprints | None = None) -> Fingerprints:
-        """For a first run, or for a recomputation of the block whose first run has made these."""
+        """Fingerprints for a forward, or for the recomputation of the forward that made `first`."""
         return Fingerprints(self._checks.device, first)
 
     @torch.no_grad()
     def compare(self, stage: int, first: Fingerprints, again: Fingerprints) -> None:
-        """Marks a stage if a recomputation was another than the first run. Does not wait for the device."""
+        """Mark a stage if its recomputation differs from the forward. Does not wait for the device."""
         if first.numbers.shape == again.numbers.shape:
             is_other = torch.ne(first.numbers, again.numbers).any()
         else:
@@ -111,7 +111,7 @@ class StepCheck:
 
 
 class Checks:
-    """The checks of an executor's steps that were not read yet."""
+    """The checks of an executor's steps that have not been read."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -120,7 +120,7 @@ class Checks:
         weakref.finalize(self, _warn_of_last, self.pending)
 
     def look(self, wait: bool) -> None:
-        """Reads the marks that are there, or waits for all. Raises RecomputationError that names what is marked."""
+        """Read the marks that have arrived, or wait for all. Raises RecomputationError that names the marked blocks."""
         with self.lock:
             names = _read(self.pending, wait)
         if names:
@@ -128,14 +128,14 @@ class Checks:
 
 
 def checks_for(device: torch.device | None, determinism_check: str) -> Checks | None:
-    """For a model on this device; None: there is nothing to compare later."""
+    """The checks for a model on this device; None if it has none, or recomputations are compared otherwise."""
     if device is None or determinism_check != "default":
         return None
     return Checks(device) if hasattr(torch.get_device_module(device), "current_stream") else None
 
 
 def sent(target: torch.Tensor, source: torch.Tensor) -> Event:
-    """Copies from the device to the host behind what was submitted to it; the event happens when that is done."""
+    """Submit the copy from the device to the host; the event happens when it is done."""
     target.copy_(source, non_blocking=True)
     stream = torch.get_device_module(source.device).current_stream(source.device)
     event: Event = stream.record_event()
@@ -168,14 +168,14 @@ def _message(names: list[str]) -> str:
 
 
 def _warn_of_last(pending: list[StepCheck]) -> None:
-    """When nothing will read the checks of the last step any more."""
+    """Read the checks of the last step, when the executor or the program ends."""
     names = _read(pending, wait=True)
     if names:
         warn(_message(names))
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether it is one, or a view of one."""
+    """Whether a tensor is a parameter, or a view of one."""
     return isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter)
 
 

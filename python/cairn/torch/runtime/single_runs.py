@@ -153,8 +153,8 @@ class Part(Lease):
     @property
     def record(self) -> Record:
         """The parameters and buffers that were recorded when the block ran."""
-        assert self._block.found is not None
-        return self._block.found
+        assert self._block.state is not None
+        return self._block.state
 
     def argument(self, index: int) -> torch.Tensor:
         return self.run.find(self.stage, self._block, index)
@@ -193,7 +193,7 @@ class Part(Lease):
         packed = [*items[: len(items) - operator.length_hint(self._coming)], *itertools.repeat(True, self._extra)]
         absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
         metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
-        self._block.first = Packed([found or _nobody for found in absent], metas)
+        self._block.first = Packed([holder or _nobody for holder in absent], metas)
         calls = self._recipe.calls
         self._block.calls = None if self._hooks is None or calls is None else self._hooks.entered(calls)
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)

@@ -222,7 +222,7 @@ class Run(Recomputation):
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != part.versions:
             block.refuse_written(self.name(part.stage), part.versions)
-        block.found = self._sites[part.stage].state.after(before)
+        block.state = self._sites[part.stage].state.after(before)
         reason = part.finish()
         if reason:
             self._note_reason(part.stage, reason)
@@ -248,7 +248,7 @@ class Run(Recomputation):
         except BaseException:
             self._forget(stage)
             raise
-        block.found = site.state.after(finding.before)
+        block.state = site.state.after(finding.before)
         self.note_returned(block, output)
         self._note_saved(stage, block, saving, output)
         if first.close():

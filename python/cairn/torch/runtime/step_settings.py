@@ -1,4 +1,4 @@
-"""What the steps of an executor share, and what they note."""
+"""Settings that the steps of an executor share, and the record of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..selective.block_runs import OpenedBlock
 
 @dataclass(frozen=True)
 class Settings:
-    """What all steps of an executor have in common."""
+    """Settings of all steps of an executor."""
 
     program: Program
     preserve_rng_state: bool = True
@@ -38,7 +38,7 @@ class Site:
 
 @dataclass
 class Trace:
-    """What a step did, in order: runs of blocks as (operation, stage), and what was not as planned."""
+    """The record of a step: runs of blocks as (operation, stage) in order, and deviations from the plan."""
 
     runs: list[tuple[str, int]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -43,7 +43,7 @@ class StepValues:
             return list(map(Argument.kept, leaves))
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
-        arguments = [Argument.found(leaf, returned, outputs) for leaf in leaves]
+        arguments = [Argument.located(leaf, returned, outputs) for leaf in leaves]
         self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
         for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
             if value in self._outputs:
@@ -144,9 +144,9 @@ class StepValues:
             return OffloadableTensors(None, (), self._outputs.get(value), device)
         given = {_compat.storage_key(a.tensor) for a in block.arguments if a.tensor is not None}
         before = self._outputs_there(stage)
-        found = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
+        outputs = {_compat.storage_key(tensor) for tensor in before.tensors.values()} if before else set()
         return OffloadableTensors(
-            block, self._resident | block.copies | given | found, self._outputs.get(value), device
+            block, self._resident | block.copies | given | outputs, self._outputs.get(value), device
         )
 
     @functools.cached_property

@@ -1,8 +1,8 @@
-"""Runs of a block that no plan has: more in a step than while it was profiled, or after blocks that come behind it.
+"""Runs of a block that the plan does not have: more calls in a step than in the profile, or calls in another order.
 
-Such a run keeps its inputs alone. The first tensor that its backward asks for recomputes it as a whole, from what was
-noted in the forward, and fills all its holders; autograd lets go of these as the block's backward goes on. The list of
-operations is not moved on by it.
+Such a run keeps only its inputs. When its backward reads the first saved tensor, the whole block is recomputed from the
+state recorded in the forward, and all its holders are filled. Autograd frees them as the block's backward goes on. The
+position in the schedule's list does not change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnplannedRun(Lease):
         with active(first):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
-        block.found = state.after(before)
+        block.state = state.after(before)
         if state.brings_back:
             block.standing = HooksAndNames(state.modules())
         self.run.note_returned(block, output)
@@ -51,13 +51,13 @@ class UnplannedRun(Lease):
         return output
 
     def missing(self, holder: Holder) -> None:
-        """Recomputes the block, whose backward wants a tensor."""
+        """Recompute the block, because its backward reads a saved tensor."""
         name = self.run.name(self.stage)
         if self._is_running:
             raise Unsupported(f"'{name}' computes gradients inside its own forward; keep this block")
         self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
         if holder.is_empty:
-            raise RecomputationError(f"a tensor that '{name}' saved is not there, although it was recomputed")
+            raise RecomputationError(f"a tensor that '{name}' saved is missing after its recomputation")
 
     def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""

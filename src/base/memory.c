@@ -192,6 +192,35 @@ char *crn_arena_text(crn_arena *arena, const char *text)
     return copy;
 }
 
+void *crn_arena_resize(crn_arena *arena, size_t old_count, size_t new_count, size_t size)
+{
+    size_t header = aligned(sizeof(crn_arena_block)), bytes;
+    if (!block_size(new_count, size, &bytes) || bytes > PTRDIFF_MAX - ARENA_BLOCK_MIN)
+        return NULL;
+    crn_arena_block *block =
+        crn_realloc(&arena->allocator, arena->blocks, header + old_count * size, header + bytes, 1);
+    if (!block)
+        return NULL;
+    *block = (crn_arena_block){NULL, header + bytes};
+    arena->blocks = block;
+    arena->total = arena->used = arena->capacity = block->bytes;
+    return (char *)block + header;
+}
+
+void crn_arena_join(crn_arena *arena, crn_arena *other)
+{
+    crn_arena_block **last = &arena->blocks;
+    while (*last)
+        last = &(*last)->next;
+    *last = other->blocks;
+    if (!arena->capacity) { /* nothing was there: what other was filling goes on */
+        arena->used = other->used;
+        arena->capacity = other->capacity;
+    }
+    arena->total += other->total;
+    crn_arena_init(other, other->allocator);
+}
+
 void crn_arena_clear(crn_arena *arena)
 {
     crn_arena all = *arena;

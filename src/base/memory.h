@@ -43,6 +43,13 @@ void *crn_arena_alloc(crn_arena *arena, size_t count, size_t size);
 void *crn_arena_alloc_zero(crn_arena *arena, size_t count, size_t size);
 /** A copy of a zero-terminated text; NULL on failure. */
 char *crn_arena_text(crn_arena *arena, const char *text);
+/**
+ * Resizes an array that is all there is in its arena (old_count 0: makes it), without a second copy where the allocator
+ * can. NULL on failure, and then nothing has changed.
+ */
+void *crn_arena_resize(crn_arena *arena, size_t old_count, size_t new_count, size_t size);
+/** Takes over all memory of another arena of the same allocator, which is empty then. */
+void crn_arena_join(crn_arena *arena, crn_arena *other);
 /** Frees everything; the arena is empty and usable again, unless it lies in its own memory, which it may. */
 void crn_arena_clear(crn_arena *arena);
 

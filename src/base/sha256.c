@@ -84,15 +84,12 @@ void crn_sha256_add(crn_sha256 *hash, const void *data, size_t length)
 {
     const uint8_t *bytes = data;
     while (length > 0) {
-        size_t filled = hash->length % 64, whole = filled == 0 ? length / 64 : 0;
-        size_t taken = whole > 0 ? 64 * whole : length < 64 - filled ? length : 64 - filled;
-        if (whole == 0)
-            memcpy(hash->block + filled, bytes, taken);
+        size_t filled = hash->length % CRN_SHA256_BUFFER, room = CRN_SHA256_BUFFER - filled;
+        size_t taken = length < room ? length : room;
+        memcpy(hash->buffer + filled, bytes, taken);
         hash->length += taken;
-        if (whole > 0)
-            hash->blocks(hash->state, bytes, whole);
-        else if (hash->length % 64 == 0)
-            hash->blocks(hash->state, hash->block, 1);
+        if (taken == room)
+            hash->blocks(hash->state, hash->buffer, CRN_SHA256_BUFFER / 64);
         bytes += taken;
         length -= taken;
     }
@@ -108,6 +105,7 @@ void crn_sha256_text(crn_sha256 *hash, char text[CRN_HASH_TEXT_MAX])
     while (hash->length % 64 != 56)
         crn_sha256_add(hash, &zero, 1);
     crn_sha256_add(hash, length, 8);
+    hash->blocks(hash->state, hash->buffer, (size_t)(hash->length % CRN_SHA256_BUFFER / 64));
     memcpy(text, "sha256:", 7);
     for (int i = 0; i < 8; i++)
         snprintf(text + 7 + 8 * i, 9, "%08x", (unsigned)hash->state[i]);

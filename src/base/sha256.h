@@ -14,11 +14,13 @@ crn_sha256_blocks *crn_sha256_native(void);
 
 extern const uint32_t crn_sha256_constants[64];
 
+enum { CRN_SHA256_BUFFER = 64 * 64 }; /* many blocks at a time: what is hashed comes in small pieces */
+
 typedef struct crn_sha256 {
     crn_sha256_blocks *blocks;
     uint32_t state[8];
     uint64_t length; /* bytes so far */
-    uint8_t block[64];
+    uint8_t buffer[CRN_SHA256_BUFFER];
 } crn_sha256;
 
 /** "sha256:", 64 hexadecimal digits, and the terminating zero. */

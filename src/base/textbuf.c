@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/digits.h"
+
 void crn_textbuf_init(crn_textbuf *buffer, cairn_allocator allocator)
 {
     *buffer = (crn_textbuf){.allocator = allocator};
@@ -52,17 +54,25 @@ void crn_textbuf_print(crn_textbuf *buffer, const char *format, ...)
     va_end(arguments);
 }
 
+void crn_textbuf_int(crn_textbuf *buffer, int64_t value)
+{
+    char text[CRN_DIGITS_MAX], *end = text + sizeof(text), *begin = crn_digits_before(end, value);
+    crn_textbuf_add(buffer, begin, (size_t)(end - begin));
+}
+
 void crn_textbuf_json(crn_textbuf *buffer, const char *text)
 {
     crn_textbuf_add(buffer, "\"", 1);
-    for (const char *p = text; *p; p++) {
-        unsigned char c = (unsigned char)*p;
-        if (c == '"' || c == '\\')
-            crn_textbuf_print(buffer, "\\%c", c);
-        else if (c < 0x20)
-            crn_textbuf_print(buffer, "\\u%04x", c);
-        else
-            crn_textbuf_add(buffer, p, 1);
+    for (const char *p = text; *p;) {
+        size_t plain = 0;
+        while ((unsigned char)p[plain] >= 0x20 && p[plain] != '"' && p[plain] != '\\')
+            plain++;
+        crn_textbuf_add(buffer, p, plain);
+        p += plain;
+        if (*p == '"' || *p == '\\')
+            crn_textbuf_print(buffer, "\\%c", *p++);
+        else if (*p)
+            crn_textbuf_print(buffer, "\\u%04x", (unsigned char)*p++);
     }
     crn_textbuf_add(buffer, "\"", 1);
 }

@@ -15,6 +15,7 @@ typedef struct crn_textbuf {
 void crn_textbuf_init(crn_textbuf *buffer, cairn_allocator allocator);
 void crn_textbuf_add(crn_textbuf *buffer, const char *text, size_t length);
 void crn_textbuf_print(crn_textbuf *buffer, const char *format, ...) CRN_PRINTF(2, 3);
+void crn_textbuf_int(crn_textbuf *buffer, int64_t value);
 /** Appends a JSON string, quotes and escapes included. */
 void crn_textbuf_json(crn_textbuf *buffer, const char *text);
 void crn_textbuf_free(crn_textbuf *buffer);

@@ -67,9 +67,25 @@ cairn_status crn_file_read(crn_file *file, const char *text, size_t length, cair
     return read_members(file);
 }
 
-cairn_status crn_file_elements(crn_file *file, const char *array,
-                               cairn_status (*element)(void *context, json_t *value, int64_t index,
-                                                       const crn_path *path, cairn_error *error))
+static cairn_status read_element(crn_file *file, const crn_element *element, const crn_path *path)
+{
+    crn_cursor *cursor = &file->cursor;
+    crn_plain in = {cursor->text + cursor->offset, cursor->text + cursor->length};
+    crn_plain_result result = file->by_tree ? CRN_PLAIN_ODD : element->plain(file->context, &in, path->index);
+    if (result == CRN_PLAIN_NO_MEMORY)
+        return crn_no_memory(cursor->error);
+    if (result == CRN_PLAIN_TAKEN) {
+        cursor->offset = (size_t)(in.at - cursor->text);
+        return CAIRN_OK;
+    }
+    json_t *value;
+    CRN_TRY(crn_cursor_value(cursor, JSON_REJECT_DUPLICATES, &value));
+    cairn_status status = element->parsed(file->context, value, path->index, path, cursor->error);
+    json_decref(value);
+    return status;
+}
+
+cairn_status crn_file_elements(crn_file *file, const char *array, const crn_element *element)
 {
     crn_path parent = {NULL, array, 0}, path = {&parent, NULL, 0};
     bool first = true, more;
@@ -82,15 +98,10 @@ cairn_status crn_file_elements(crn_file *file, const char *array,
     }
     CRN_TRY(crn_cursor_open(&file->cursor, '[', "a list"));
     for (;; path.index++) {
-        json_t *value;
         CRN_TRY(crn_cursor_step(&file->cursor, ']', &first, &more));
         if (!more)
             return CAIRN_OK;
-        CRN_TRY(crn_cursor_value(&file->cursor, JSON_REJECT_DUPLICATES, &value));
-        cairn_status status = element(file->context, value, path.index, &path, file->cursor.error);
-        json_decref(value);
-        if (status != CAIRN_OK)
-            return status;
+        CRN_TRY(read_element(file, element, &path));
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/failure.h"
 #include "base/utf8.h"
+#include "problem/problem.h"
 
 enum problem_row {
     ROW_FORMAT,
@@ -50,15 +51,29 @@ static const row_set chain_rows = {ROW(ROW_INPUT) | ROW(ROW_INPUT_GRAD) | ROW(RO
 static const row_set graph_rows = {ROW(ROW_NODES) | ROW(ROW_BACKWARD), ROW(ROW_NODES)};
 #undef ROW
 
-void *crn_draft_grow(crn_draft *draft, void *elements, int64_t count, int64_t *capacity, size_t size)
+void *crn_draft_grow(crn_draft *draft, void *elements, int64_t count, size_t size)
 {
-    if (count < *capacity)
+    if (count < draft->capacity)
         return elements;
-    int64_t grown = *capacity > 0 ? 2 * *capacity : 16;
-    void *moved = crn_realloc(&draft->arena.allocator, elements, (size_t)*capacity, (size_t)grown, size);
+    int64_t grown = draft->capacity > 0 ? draft->capacity + draft->capacity / 2 : 16;
+    void *moved = crn_arena_resize(&draft->elements, (size_t)draft->capacity, (size_t)grown, size);
     if (moved)
-        *capacity = grown;
+        draft->capacity = grown;
     return moved;
+}
+
+/* Everything that was read, the spare room after the last element given back. */
+static cairn_status gather(crn_draft *draft, size_t count, size_t size, void **elements, cairn_error *error)
+{
+    if (count > 0) {
+        *elements = crn_arena_resize(&draft->elements, (size_t)draft->capacity, count, size);
+        if (!*elements)
+            return crn_no_memory(error);
+        draft->capacity = (int64_t)count;
+    }
+    crn_arena_join(&draft->lists, &draft->arena);
+    crn_arena_join(&draft->elements, &draft->lists);
+    return CAIRN_OK;
 }
 
 /* What is no object is read, to say what it is. */
@@ -100,9 +115,9 @@ static cairn_status stream_row(void *context, size_t row)
     case ROW_MACHINE:
         return crn_file_machine(&draft->file, &draft->machine, &draft->has_machine);
     case ROW_STAGES:
-        return crn_file_elements(&draft->file, "stages", crn_read_stage);
+        return crn_file_elements(&draft->file, "stages", &crn_stage_element);
     default:
-        return crn_file_elements(&draft->file, "nodes", crn_read_node);
+        return crn_file_elements(&draft->file, "nodes", &crn_node_element);
     }
 }
 
@@ -163,8 +178,10 @@ static cairn_status make_chain(const cairn_env *env, crn_draft *draft, const cai
     CRN_TRY(check_rows(draft, &chain_rows));
     if (!(draft->file.target.seen >> ROW_INPUT_GRAD & 1))
         draft->input_grad_bytes = draft->input_bytes;
-    cairn_chain chain = {draft->input_bytes, draft->input_grad_bytes, (int32_t)draft->stage_count, draft->stages};
-    cairn_status status = cairn_problem_new_chain(env, &chain, info, problem, error);
+    void *stages = NULL;
+    CRN_TRY(gather(draft, (size_t)draft->stage_count, sizeof(*draft->stages), &stages, error));
+    cairn_chain chain = {draft->input_bytes, draft->input_grad_bytes, (int32_t)draft->stage_count, stages};
+    cairn_status status = crn_problem_make_chain(env, &chain, info, &draft->elements, problem, error);
     if (status != CAIRN_OK)
         complete_path(error, "stages", 1);
     return status;
@@ -179,8 +196,10 @@ static cairn_status make_graph(const cairn_env *env, crn_draft *draft, const cai
     if (draft->backward_begins_at > draft->node_count)
         return crn_path_fail(error, CAIRN_BAD_INPUT, &path, "%lld; at most the number of nodes, %lld",
                              (long long)draft->backward_begins_at, (long long)draft->node_count);
-    cairn_graph graph = {(int32_t)draft->node_count, draft->nodes, (int32_t)draft->backward_begins_at};
-    cairn_status status = cairn_problem_new_graph(env, &graph, info, problem, error);
+    void *nodes = NULL;
+    CRN_TRY(gather(draft, (size_t)draft->node_count, sizeof(*draft->nodes), &nodes, error));
+    cairn_graph graph = {(int32_t)draft->node_count, nodes, (int32_t)draft->backward_begins_at};
+    cairn_status status = crn_problem_make_graph(env, &graph, info, &draft->elements, problem, error);
     if (status != CAIRN_OK)
         complete_path(error, "nodes", 0);
     return status;
@@ -196,24 +215,31 @@ static cairn_status read_and_make(const cairn_env *env, crn_draft *draft, const 
                                            : make_graph(env, draft, &info, problem);
 }
 
-cairn_status cairn_problem_read(const cairn_env *env, const char *text, size_t length, cairn_problem **problem,
-                                cairn_error *error)
+cairn_status crn_problem_read(const cairn_env *env, const char *text, size_t length, bool by_tree,
+                              cairn_problem **problem, cairn_error *error)
 {
     crn_draft draft = {.name = "", .provenance = "{}", .backward_begins_at = -1};
     *problem = NULL;
     crn_arena_init(&draft.arena, crn_allocator(env));
+    draft.lists = draft.elements = draft.arena;
     draft.file = (crn_file){.fields = problem_fields,
                             .field_count = ROW_COUNT,
                             .target = {&draft, &draft.arena, 0},
                             .context = &draft,
                             .stream = stream_row,
-                            .look = look_at_row};
+                            .look = look_at_row,
+                            .by_tree = by_tree};
     cairn_status status = read_and_make(env, &draft, text, length, problem, error);
     if (status != CAIRN_OK)
         crn_error_locate(error, text, length);
-    const cairn_allocator *allocator = &draft.arena.allocator;
-    crn_free(allocator, draft.stages, (size_t)draft.stage_capacity, sizeof(*draft.stages));
-    crn_free(allocator, draft.nodes, (size_t)draft.node_capacity, sizeof(*draft.nodes));
+    crn_arena_clear(&draft.elements);
+    crn_arena_clear(&draft.lists);
     crn_arena_clear(&draft.arena);
     return status;
+}
+
+cairn_status cairn_problem_read(const cairn_env *env, const char *text, size_t length, cairn_problem **problem,
+                                cairn_error *error)
+{
+    return crn_problem_read(env, text, length, false, problem, error);
 }

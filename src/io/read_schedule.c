@@ -4,7 +4,7 @@
 
 #include "base/failure.h"
 #include "base/utf8.h"
-#include "io/json_file.h"
+#include "io/read_schedule.h"
 
 typedef struct schedule_draft {
     crn_file file;
@@ -186,6 +186,71 @@ static cairn_status read_op(void *context, json_t *value, int64_t index, const c
     return status == CAIRN_OK ? CAIRN_OK : crn_path_fail(error, status, path, "%s", reason.message);
 }
 
+/* ---- operations in their plain form ---- */
+
+static const op_syntax *find_plain_op(crn_plain *in, bool chain)
+{
+    const char *name;
+    size_t length;
+    if (!crn_plain_take(in, '[') || !crn_plain_text(in, &name, &length))
+        return NULL;
+    for (size_t i = 0; i < sizeof(op_table) / sizeof(op_table[0]); i++)
+        if (strncmp(op_table[i].name, name, length) == 0 && op_table[i].name[length] == '\0' &&
+            (op_table[i].kinds & (chain ? CHAIN : GRAPH)))
+            return &op_table[i];
+    return NULL;
+}
+
+static bool plain_number(crn_plain *in, int64_t limit, int64_t *number)
+{
+    return crn_plain_take(in, ',') && crn_plain_integer(in, number) && *number >= 0 && *number < limit;
+}
+
+static bool plain_value_name(crn_plain *in, cairn_op *op)
+{
+    const char *name;
+    size_t length;
+    if (!crn_plain_take(in, ',') || !crn_plain_text(in, &name, &length))
+        return false;
+    bool is_saved = length == 5 && memcmp(name, "saved", 5) == 0;
+    op->value = is_saved ? CAIRN_VALUE_SAVED : CAIRN_VALUE_OUTPUT;
+    return is_saved || (length == 6 && memcmp(name, "output", 6) == 0);
+}
+
+static bool parse_plain_op(crn_plain *in, bool chain, cairn_op *op)
+{
+    int64_t index, option = 0;
+    const op_syntax *syntax = find_plain_op(in, chain);
+    if (!syntax)
+        return false;
+    *op = (cairn_op){.code = syntax->code};
+    if (chain && syntax->kinds == BOTH && !plain_value_name(in, op))
+        return false;
+    if (!plain_number(in, (int64_t)INT32_MAX + 1, &index))
+        return false;
+    bool closed = crn_plain_take(in, ']');
+    if (!closed && syntax->code == CAIRN_OP_FORWARD_SAVE)
+        closed = plain_number(in, CAIRN_STAGE_OPTIONS_MAX, &option) && crn_plain_take(in, ']');
+    op->index = (int32_t)index;
+    op->option = (uint16_t)option;
+    return closed;
+}
+
+/* What the builder refuses is odd, too: the other way says where. */
+static crn_plain_result read_plain_op(void *context, crn_plain *in, int64_t index)
+{
+    schedule_draft *draft = context;
+    cairn_op op;
+    if (index >= CAIRN_OPS_MAX || !parse_plain_op(in, cairn_problem_kind_of(draft->problem) == CAIRN_KIND_CHAIN, &op))
+        return CRN_PLAIN_ODD;
+    cairn_status status = cairn_builder_add(draft->builder, op, NULL);
+    if (status == CAIRN_NO_MEMORY)
+        return CRN_PLAIN_NO_MEMORY;
+    return status == CAIRN_OK ? CRN_PLAIN_TAKEN : CRN_PLAIN_ODD;
+}
+
+static const crn_element op_element = {read_plain_op, read_op};
+
 /* ---- the file ---- */
 
 static cairn_status stream_row(void *context, size_t row)
@@ -201,7 +266,7 @@ static cairn_status stream_row(void *context, size_t row)
         draft->info.machine = present ? &draft->machine : NULL;
         return CAIRN_OK;
     default:
-        return crn_file_elements(&draft->file, "ops", read_op);
+        return crn_file_elements(&draft->file, "ops", &op_element);
     }
 }
 
@@ -229,8 +294,8 @@ static cairn_status read_and_finish(const cairn_env *env, schedule_draft *draft,
     return cairn_builder_finish(draft->builder, &draft->info, schedule, error);
 }
 
-cairn_status cairn_schedule_read(const cairn_env *env, const cairn_problem *problem, const char *text, size_t length,
-                                 cairn_schedule **schedule, cairn_error *error)
+cairn_status crn_schedule_read(const cairn_env *env, const cairn_problem *problem, const char *text, size_t length,
+                               bool by_tree, cairn_schedule **schedule, cairn_error *error)
 {
     schedule_draft draft = {.problem = problem, .info = CAIRN_SCHEDULE_INFO_INIT};
     *schedule = NULL;
@@ -240,11 +305,18 @@ cairn_status cairn_schedule_read(const cairn_env *env, const cairn_problem *prob
                             .target = {&draft, &draft.arena, 0},
                             .context = &draft,
                             .stream = stream_row,
-                            .look = look_at_row};
+                            .look = look_at_row,
+                            .by_tree = by_tree};
     cairn_status status = read_and_finish(env, &draft, text, length, schedule, error);
     if (status != CAIRN_OK)
         crn_error_locate(error, text, length);
     cairn_builder_free(draft.builder);
     crn_arena_clear(&draft.arena);
     return status;
+}
+
+cairn_status cairn_schedule_read(const cairn_env *env, const cairn_problem *problem, const char *text, size_t length,
+                                 cairn_schedule **schedule, cairn_error *error)
+{
+    return crn_schedule_read(env, problem, text, length, false, schedule, error);
 }

@@ -14,7 +14,10 @@ void crn_put(crn_textbuf *out, const char *text)
 
 void crn_put_int(crn_textbuf *out, const char *key, int64_t value)
 {
-    crn_textbuf_print(out, ", \"%s\": %" PRId64, key, value);
+    crn_put(out, ", \"");
+    crn_put(out, key);
+    crn_put(out, "\": ");
+    crn_textbuf_int(out, value);
 }
 
 void crn_put_optional(crn_textbuf *out, const char *key, int64_t value)

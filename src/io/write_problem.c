@@ -67,8 +67,11 @@ static void put_chain(crn_textbuf *out, const cairn_chain *chain)
 static void put_deps(crn_textbuf *out, const cairn_node *node)
 {
     crn_put(out, ", \"deps\": [");
-    for (int32_t i = 0; i < node->dep_count; i++)
-        crn_textbuf_print(out, i > 0 ? ", %" PRId32 : "%" PRId32, node->deps[i]);
+    for (int32_t i = 0; i < node->dep_count; i++) {
+        if (i > 0)
+            crn_put(out, ", ");
+        crn_textbuf_int(out, node->deps[i]);
+    }
     crn_put(out, "]");
 }
 

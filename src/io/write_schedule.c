@@ -1,6 +1,5 @@
 /* Writing cairn-schedule: what is not recorded is null, one operation a line. */
 #include <cairn/io.h>
-#include <inttypes.h>
 
 #include "base/failure.h"
 #include "io/write_parts.h"
@@ -9,12 +8,16 @@ static void put_op(crn_textbuf *out, cairn_op op, bool is_chain)
 {
     bool moves = op.code == CAIRN_OP_DROP || op.code == CAIRN_OP_OFFLOAD || op.code == CAIRN_OP_PREFETCH ||
                  op.code == CAIRN_OP_DISCARD;
-    crn_textbuf_print(out, "[\"%s\", ", cairn_op_name((cairn_op_code)op.code));
+    crn_put(out, "[\"");
+    crn_put(out, cairn_op_name((cairn_op_code)op.code));
+    crn_put(out, "\", ");
     if (moves && is_chain)
         crn_put(out, op.value == CAIRN_VALUE_SAVED ? "\"saved\", " : "\"output\", ");
-    crn_textbuf_print(out, "%" PRId32, op.index);
-    if (op.code == CAIRN_OP_FORWARD_SAVE)
-        crn_textbuf_print(out, ", %d", op.option);
+    crn_textbuf_int(out, op.index);
+    if (op.code == CAIRN_OP_FORWARD_SAVE) {
+        crn_put(out, ", ");
+        crn_textbuf_int(out, op.option);
+    }
     crn_put(out, "]");
 }
 

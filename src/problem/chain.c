@@ -159,15 +159,22 @@ static cairn_status copy_chain(cairn_problem *problem, const cairn_chain *chain,
     return CAIRN_OK;
 }
 
-cairn_status cairn_problem_new_chain(const cairn_env *env, const cairn_chain *chain, const cairn_problem_info *info,
-                                     cairn_problem **problem, cairn_error *error)
+static cairn_status take_chain(cairn_problem *problem, const cairn_chain *chain, crn_arena *own)
+{
+    problem->chain = *chain;
+    crn_arena_join(&problem->arena, own);
+    return CAIRN_OK;
+}
+
+cairn_status crn_problem_make_chain(const cairn_env *env, const cairn_chain *chain, const cairn_problem_info *info,
+                                    crn_arena *own, cairn_problem **problem, cairn_error *error)
 {
     cairn_problem *made;
     *problem = NULL;
     CRN_TRY(crn_problem_begin(env, CAIRN_KIND_CHAIN, info, &made, error));
     cairn_status status = check_chain(chain, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
-        status = copy_chain(made, chain, error);
+        status = own ? take_chain(made, chain, own) : copy_chain(made, chain, error);
     if (status != CAIRN_OK) {
         cairn_problem_free(made);
         return status;
@@ -175,4 +182,10 @@ cairn_status cairn_problem_new_chain(const cairn_env *env, const cairn_chain *ch
     crn_problem_hash_fill(made);
     *problem = made;
     return CAIRN_OK;
+}
+
+cairn_status cairn_problem_new_chain(const cairn_env *env, const cairn_chain *chain, const cairn_problem_info *info,
+                                     cairn_problem **problem, cairn_error *error)
+{
+    return crn_problem_make_chain(env, chain, info, NULL, problem, error);
 }

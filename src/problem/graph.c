@@ -81,21 +81,29 @@ static int compare_index(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static cairn_status sort_deps(int32_t *deps, size_t count, int32_t v, cairn_error *error)
+{
+    bool is_sorted = true;
+    for (size_t i = 1; i < count; i++)
+        is_sorted = is_sorted && deps[i - 1] < deps[i];
+    if (!is_sorted)
+        qsort(deps, count, sizeof(*deps), compare_index);
+    for (size_t i = 1; i < count; i++)
+        if (deps[i] == deps[i - 1])
+            return deps_error(error, v, " twice", deps[i]);
+    return CAIRN_OK;
+}
+
 static cairn_status copy_deps(crn_arena *arena, const cairn_node *from, int32_t v, cairn_node *to, cairn_error *error)
 {
     size_t count = (size_t)from->dep_count;
     int32_t *deps = crn_arena_alloc(arena, count, sizeof(*deps));
     if (!deps)
         return crn_no_memory(error);
-    if (count > 0) {
+    if (count > 0)
         memcpy(deps, from->deps, count * sizeof(*deps));
-        qsort(deps, count, sizeof(*deps), compare_index);
-    }
-    for (size_t i = 1; i < count; i++)
-        if (deps[i] == deps[i - 1])
-            return deps_error(error, v, " twice", deps[i]);
     to->deps = deps;
-    return CAIRN_OK;
+    return sort_deps(deps, count, v, error);
 }
 
 static cairn_status copy_graph(cairn_problem *problem, const cairn_graph *graph, cairn_error *error)
@@ -115,15 +123,25 @@ static cairn_status copy_graph(cairn_problem *problem, const cairn_graph *graph,
     return CAIRN_OK;
 }
 
-cairn_status cairn_problem_new_graph(const cairn_env *env, const cairn_graph *graph, const cairn_problem_info *info,
-                                     cairn_problem **problem, cairn_error *error)
+/* The lists lie in memory that becomes the problem's own, so they are sorted where they are. */
+static cairn_status take_graph(cairn_problem *problem, const cairn_graph *graph, crn_arena *own, cairn_error *error)
+{
+    for (int32_t v = 0; v < graph->node_count; v++)
+        CRN_TRY(sort_deps((int32_t *)graph->nodes[v].deps, (size_t)graph->nodes[v].dep_count, v, error));
+    problem->graph = *graph;
+    crn_arena_join(&problem->arena, own);
+    return CAIRN_OK;
+}
+
+cairn_status crn_problem_make_graph(const cairn_env *env, const cairn_graph *graph, const cairn_problem_info *info,
+                                    crn_arena *own, cairn_problem **problem, cairn_error *error)
 {
     cairn_problem *made;
     *problem = NULL;
     CRN_TRY(crn_problem_begin(env, CAIRN_KIND_GRAPH, info, &made, error));
     cairn_status status = check_graph(graph, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
-        status = copy_graph(made, graph, error);
+        status = own ? take_graph(made, graph, own, error) : copy_graph(made, graph, error);
     if (status != CAIRN_OK) {
         cairn_problem_free(made);
         return status;
@@ -131,6 +149,12 @@ cairn_status cairn_problem_new_graph(const cairn_env *env, const cairn_graph *gr
     crn_problem_hash_fill(made);
     *problem = made;
     return CAIRN_OK;
+}
+
+cairn_status cairn_problem_new_graph(const cairn_env *env, const cairn_graph *graph, const cairn_problem_info *info,
+                                     cairn_problem **problem, cairn_error *error)
+{
+    return crn_problem_make_graph(env, graph, info, NULL, problem, error);
 }
 
 int32_t crn_graph_root(const cairn_graph *graph, int32_t node)

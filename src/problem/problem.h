@@ -22,6 +22,15 @@ struct cairn_problem {
 cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, const cairn_problem_info *info,
                                cairn_problem **problem, cairn_error *error);
 
+/**
+ * As cairn_problem_new_chain and _graph. own: the arena in which the chain or graph lies, its names and lists too, which
+ * the problem takes over when it can be made; NULL: it is copied.
+ */
+cairn_status crn_problem_make_chain(const cairn_env *env, const cairn_chain *chain, const cairn_problem_info *info,
+                                    crn_arena *own, cairn_problem **problem, cairn_error *error);
+cairn_status crn_problem_make_graph(const cairn_env *env, const cairn_graph *graph, const cairn_problem_info *info,
+                                    crn_arena *own, cairn_problem **problem, cairn_error *error);
+
 /** Fills in the hash from the canonical form. Cannot fail: the form is streamed. */
 void crn_problem_hash_fill(cairn_problem *problem);
 

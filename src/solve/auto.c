@@ -207,18 +207,22 @@ static bool is_left_out(const crn_task *task, const candidate *c, int rank, cons
     return task->settings->minimize_memory && (is_covered(c, rank) || is_dear);
 }
 
+/*
+ * The others before the baselines: those have a way to their least of its own, which often ends the question, while a
+ * baseline has to try all of its schedules.
+ */
 static cairn_status auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
 {
     auto_session *session = state;
     cairn_status failed = CAIRN_OK;
     const char *known = NULL; /* whose least is in that of one that has answered */
-    int rank = 0;
+    int rank = 0, count = session->count;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
-    for (int i = 0; i < session->count && !least->is_exact && least->bytes != least->lower_bytes; i++) {
-        const crn_task part = crn_task_part(task, session->count - i);
-        candidate *c = &session->candidates[i];
+    for (int k = 0; k < 2 * count && !least->is_exact && least->bytes != least->lower_bytes; k++) {
+        const crn_task part = crn_task_part(task, 2 * count - k);
+        candidate *c = &session->candidates[k % count];
         crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-        if (!c->solver->least || is_left_out(task, c, rank, least) ||
+        if (!c->solver->least || crn_is_baseline(c->solver) != (k >= count) || is_left_out(task, c, rank, least) ||
             (known && strcmp(known, c->solver->info.name) == 0))
             continue;
         cairn_status status = least_of(&part, c, &own, error);

@@ -118,11 +118,35 @@ static void the_reason_names_the_baseline(void **state)
     cairn_problem_free(problem);
 }
 
+static int count_and_go_on(void *context, const cairn_progress *progress)
+{
+    (void)progress;
+    ++*(int *)context;
+    return 0;
+}
+
+/* Those who know the least of all are asked first: no baseline goes through its schedules, and polls at each. */
+static void the_least_of_a_long_chain_takes_no_schedules(void **state)
+{
+    int polls = 0;
+    const cairn_env env = {.poll = count_and_go_on, .poll_context = &polls};
+    cairn_problem *problem = chain_of_different_stages();
+    cairn_options *options = test_options("auto", -1, "");
+    cairn_limits limits;
+    (void)state;
+    assert_int_equal(cairn_limits_of(&env, problem, options, &limits, NULL), CAIRN_OK);
+    assert_true(limits.least_is_exact);
+    assert_true(polls < 100);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_is_cut_off_has_a_baselines_schedule),
         cmocka_unit_test(the_reason_names_the_baseline),
+        cmocka_unit_test(the_least_of_a_long_chain_takes_no_schedules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,1 +1,1 @@
-"""Takes a training step apart into stages, and measures the bytes and times of each."""
+"""Divides a training step into stages, and measures the bytes and times of each."""

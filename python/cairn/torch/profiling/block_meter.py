@@ -1,7 +1,7 @@
-"""Measures one run of one block alone: saving everything and then backward, and once more saving nothing.
+"""Measures one block alone: a run that saves everything, its backward, and a run that saves nothing.
 
-The run that saves nothing comes last and gives the result that the model goes on with: what a block hands to the rest
-of the model in other ways than by returning it (a loss of its own, left in an attribute) then has a graph that lives.
+The run that saves nothing comes last, and the model continues with its result. So side outputs of the block, such as a
+loss in an attribute, have an autograd graph that still exists.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .untracked_tensors import hidden_storages
 
 
 class Created:
-    """The gradients that parameters get, as they come.
+    """The gradients of parameters, in the order in which they arrive.
 
-    Some are parts of one tensor: those of what was concatenated. Where gradients exist already, it goes when the last
-    of its parts was added to one. A part that no parameter has got may be waiting for another gradient, so as long as
-    there is one, the tensor is taken to stay.
+    Some gradients are parts of one tensor, if the parameters were concatenated. With accumulation, that tensor is freed
+    after its last part was added to an existing gradient. A part that has reached no parameter may wait for another
+    gradient; as long as there is one, the tensor is counted as resident.
     """
 
     def __init__(self, meter: memory.Meter) -> None:
@@ -50,14 +50,14 @@ class Created:
         self.gone: list[tuple[int, int]] = []  # mark and bytes of what goes where gradients exist
 
     def note(self, gradient: torch.Tensor) -> None:
-        """A parameter has got its gradient."""
+        """Record that a parameter has received its gradient."""
         size, key = memory.storage_bytes(gradient), _compat.storage_key(gradient)
         parts = self._parts[key] = self._parts.get(key, 0) + gradient.numel() * gradient.element_size()
         if not key or parts >= size:
             self.gone.append((self._meter.mark(), size))
 
     def take_since(self, count: int) -> list[tuple[int, int]]:
-        """Takes out what has gone after so many; the gradients are let go of."""
+        """Remove the tensors that are freed after so many gradients, and release the gradients."""
         taken = self.gone[count:]
         del self.gone[count:]
         self._parts.clear()
@@ -65,7 +65,7 @@ class Created:
 
 
 class BlockMeter:
-    """See the top of this file. Readings are taken by `read`, once the meter was left."""
+    """The measurement of one block; see the top of this file. `read` evaluates it after the meter has closed."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class BlockMeter:
         self._held_outputs: set[int] = set()  # which of them anything holds when the block has returned them
         self.held_inputs: set[int] = set()  # storages of arguments that it holds until its backward
         self._handed_bytes = 0
-        self._visible_bytes = 0  # of what a run that saves has left where it can be found
+        self._visible_bytes = 0  # side outputs of a run that saves
 
     def run(
         self,
@@ -109,10 +109,10 @@ class BlockMeter:
         waiting: Sequence[nn.Parameter],
         created: Created,
     ) -> Any:
-        """Runs the block both ways; returns its output with a bridge for history.
+        """Run the block both ways, and return its output, connected to the model's autograd graph by a bridge.
 
-        `waiting` are parameters that have a gradient already when the block's backward begins, `created` is where the
-        gradients are noted that parameters get.
+        waiting: parameters that have a gradient when the block's backward begins. created: records the gradients that
+        parameters receive.
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
@@ -157,7 +157,7 @@ class BlockMeter:
         return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
 
     def held_outputs(self, output: Any) -> set[int]:
-        """The storages of the output that stay until the backward, whoever holds them."""
+        """The storages of the output that stay until the backward, held by the block or by others."""
         tensors = enumerate(tensors_in(output))
         return {_compat.storage_id(t) for i, t in tensors if i in self._held_outputs and memory.has_storage(t)}
 
@@ -171,8 +171,10 @@ class BlockMeter:
         created: Created,
         saving: Callable[[], isolated_block.Saved] | None = None,
     ) -> list[int] | None:
-        """Forward and backward; returns fingerprints of the output, or None if the block reads values with a history
-        that it is not passed, and has no backward alone. `saving` makes the hooks that save, if not all is saved.
+        """Run forward and backward, and return fingerprints of the output.
+
+        None if the block has captured inputs, so that it has no backward alone. `saving` makes the pack hooks, if not
+        everything is saved.
         """
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
@@ -234,7 +236,7 @@ class BlockMeter:
         return prints
 
     def _take_weight_grads(self) -> None:
-        """Notes the gradients that parameters got, each storage once, and lets go of them."""
+        """Record the gradients of parameters, each storage once, and release them."""
         counted: set[int] = set()
         for parameter in parameters_of(self._block):
             if parameter.grad is not None:
@@ -246,7 +248,7 @@ class BlockMeter:
     def _note_offloadable(
         self, saved: isolated_block.Saved, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
     ) -> None:
-        """What the executor can send away of what the block saved, its output included, and of the output alone."""
+        """Bytes that the executor can offload: of all saved tensors with the output, and of the output alone."""
         given = memory.storages(arguments.tensors)
         returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
         sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
@@ -269,20 +271,20 @@ class BlockMeter:
             self.leaving = layouts_of_all(grads)
             for tensor, grad in zip(inputs, grads, strict=True):
                 if grad is not None and memory.has_storage(tensor):
-                    found = self.grads.setdefault(_compat.storage_id(tensor), {})
-                    found[_compat.storage_key(grad) or id(grad)] = memory.storage_bytes(grad)
+                    sizes = self.grads.setdefault(_compat.storage_id(tensor), {})
+                    sizes[_compat.storage_key(grad) or id(grad)] = memory.storage_bytes(grad)
 
         return arrived
 
     def grad_bytes(self, inputs: Iterable[int]) -> int:
-        """Of the gradients of inputs, each storage once."""
-        found = {key: size for name in inputs for key, size in self.grads.get(name, {}).items()}
-        return sum(found.values())
+        """Bytes of the gradients of inputs, each storage once."""
+        sizes = {key: size for name in inputs for key, size in self.grads.get(name, {}).items()}
+        return sum(sizes.values())
 
     # saving nothing
 
     def _count_again(self, function: Callable[..., Any], arguments: isolated_block.Arguments) -> int:
-        """How many tensors are saved by a run that finds what the run before has left, with its history."""
+        """The number of saved tensors of a run that sees the previous run's side outputs with their autograd graph."""
         attributes, count = Attributes(self._block.parts()), itertools.count()
         takes_own = self._block.has_own_hooks
 
@@ -326,7 +328,7 @@ class BlockMeter:
     # readings
 
     def read(self) -> None:
-        """Fills the stage; its output's bytes must be known."""
+        """Set the measured values of the stage; its output's bytes must be known."""
         self.read_saving()
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["plain base"])
@@ -344,7 +346,7 @@ class BlockMeter:
             stage.untracked_bytes = max(0, hidden)
 
     def read_saving(self) -> None:
-        """Fills in what the run shows that saves."""
+        """Set the values measured by the run that saves."""
         stage, meter, at = self._stage, self._meter, self._marks
         base = meter.level(at["base"])
         stage.saved_bytes = max(meter.level(at["saved"]) - base, stage.output_bytes)
@@ -361,7 +363,7 @@ class BlockMeter:
 def captured_by(
     block: Block, function: Callable[..., Any], arguments: isolated_block.Arguments, device: torch.device
 ) -> list[str]:
-    """Makes what a block reads with a history, and is not passed, inputs among its arguments; where each was found."""
+    """Turn a block's captured inputs into arguments, and return the place of each."""
     state, attributes = Rewinding(block, device), Attributes(block.parts(), with_large=True)
     with collecting_apart():
         arguments.capture(function)
@@ -377,7 +379,7 @@ def parameters_of(block: Block) -> list[nn.Parameter]:
 
 
 def peak_without(meter: memory.Meter, first: int, last: int, going: Sequence[tuple[int, int]]) -> int:
-    """The peak if so many bytes were released at each of these marks."""
+    """The peak if this many bytes were freed at each of these marks."""
     peaks, start, gone = [], first, 0
     for mark, size in going:
         peaks.append(meter.peak(start, mark) - gone)
@@ -389,7 +391,7 @@ def peak_without(meter: memory.Meter, first: int, last: int, going: Sequence[tup
 
 
 class Rewinding:
-    """Sees to it that a second run of a block repeats the first, and notes what keeps it from that."""
+    """Makes a second run of a block repeat the first, and records a reason if that is impossible."""
 
     def __init__(self, block: Block, device: torch.device) -> None:
         self._device = device

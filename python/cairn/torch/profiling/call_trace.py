@@ -1,4 +1,4 @@
-"""What the sample step calls, in order: which modules run, what they save, and what they are passed."""
+"""The module calls of the sample step, in order: their modules, saved tensors and arguments."""
 
 from __future__ import annotations
 
@@ -55,23 +55,21 @@ class Trace:
         return [call for call in self.calls if call.module is module]
 
     def runs_of(self, modules: Sequence[nn.Module]) -> list[list[Call]]:
-        """The calls of modules that run one right after another, each time that they take gradients; none, if they do
-        not always run so.
-        """
+        """The calls with gradients of modules that always run directly after one another; none if they do not."""
         return [run for run in runs_of(self, modules) if any(call.takes_gradients for call in run)]
 
     def call_order(self, blocks: Iterable[Block]) -> list[Block]:
-        """The blocks as they run with gradients, one that runs several times as often."""
+        """The blocks in the order of their calls with gradients; a block called several times occurs several times."""
         first = {id(run[0]): block for block in blocks for run in self.runs_of(block.modules)}
         return [first[id(call)] for call in self.calls if id(call) in first]
 
     def saved_bytes(self, modules: Sequence[nn.Module]) -> int:
-        """Of all that autograd saves while these run, parameters left out."""
+        """Bytes of all tensors that autograd saves while these calls run, without parameters."""
         calls = [call for module in modules for call in self.calls_of(module)]
         return self._sum(set().union(*(call.saves for call in calls)), modules)
 
     def freed_bytes(self, modules: Sequence[nn.Module]) -> int:
-        """Of what autograd saves, what running these again can bring back: what they made, and nothing else saves."""
+        """Bytes of the saved tensors that recomputing these calls restores: made by them, and saved by no other."""
         calls = [call for module in modules for call in self.calls_of(module)]
         own = {id(module) for module in modules}
         read, made = set[int]().union(*(call.reads for call in calls)), set[int]().union(*(c.returns for c in calls))
@@ -89,34 +87,34 @@ class Trace:
         return {ref.key: ref.nbytes for ref in self.storages}
 
     def run_by(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
-        """The modules that these run, beside themselves and their parts."""
+        """Modules that these modules call, other than themselves and their submodules."""
         callers, own = set(map(id, modules)), {id(part) for module in modules for part in module.modules()}
-        found: list[nn.Module] = []
+        called: list[nn.Module] = []
         depth: int | None = None  # of the caller that runs
         for call in self.calls:
             if depth is not None and call.depth <= depth:
                 depth = None
             if depth is not None and id(call.module) not in own:
-                found.append(call.module)
+                called.append(call.module)
             elif depth is None and id(call.module) in callers:
                 depth = call.depth
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(called))
 
     def runs_compiled(self, modules: Iterable[nn.Module]) -> bool:
-        """Whether one of them runs what torch.compile has made."""
+        """Whether one of them runs code compiled by torch.compile."""
         own = set(map(id, modules))
         return any(around & own for around in self.compiled)
 
     def runs_compiled_outside(self, blocks: Iterable[Block]) -> bool:
-        """Whether the model does so itself."""
+        """Whether the model runs compiled code itself."""
         own = {id(module) for block in blocks for module in block.modules}
         return any(not around & own for around in self.compiled)
 
 
 def trace(model: nn.Module, run: Callable[[], Any], parameters: Parameters) -> Trace:
-    """Runs a forward and records its module calls; saves nothing for the backward. `parameters` are watched.
+    """Run a forward and record its module calls, without saving tensors for the backward.
 
-    A forward that has backwards of its own runs once more, and saves for these.
+    Writes to `parameters` are recorded as well. A forward that contains backwards runs once more, with saved tensors.
     """
     try:
         return _traced(model, run, parameters, _Recorder())
@@ -155,7 +153,7 @@ def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 class _HasBackward(Exception):
-    """Autograd wants a saved tensor, although the forward has not ended."""
+    """Autograd reads a saved tensor before the forward has ended."""
 
 
 class _Recorder:
@@ -202,15 +200,15 @@ class _Recorder:
         call.output_requires_grad = any(t.requires_grad for t in outputs)
 
     def note_compiled(self) -> None:
-        """A function that torch.compile has made is called."""
+        """Record the call of a function compiled by torch.compile."""
         self.compiled.append(self._around())
 
     def _around(self) -> frozenset[int]:
-        """The modules that run."""
+        """The modules that are running."""
         return frozenset(id(call.module) for call, _, _ in self._open)
 
     def note_written(self) -> None:
-        """A parameter is written."""
+        """Record a write to a parameter."""
         for call, _, _ in self._open:
             call.wrote_parameters = True
 
@@ -226,9 +224,9 @@ class _Recorder:
         return (tensor.detach(), [call for call, _, _ in self._open]) if self._saves else None
 
     def note_read(self, packed: Any) -> torch.Tensor:
-        """Called when autograd wants a saved tensor, although the forward has not ended.
+        """Called when autograd reads a saved tensor before the forward has ended.
 
-        The innermost call that has both, the saving and this, has the backward inside.
+        The innermost call that contains both the saving and the reading contains the backward.
         """
         if not self._open:
             raise Unsupported(LOSS_DIFFERENTIATES)
@@ -241,14 +239,14 @@ class _Recorder:
         return tensor
 
     def refuse_transform(self, error: RuntimeError | None = None) -> None:
-        """Called where what a transform saves for the backward cannot be had."""
+        """Called when a function transform saves tensors that no hook can see."""
         raise Unsupported(
             f"{self._where()} differentiates by torch.func (grad, vjp, jvp, ...) inside the model's forward, which "
             "saves tensors where no plan can reach them; plan the parts of the model that do not, each by itself"
         ) from error
 
     def _where(self) -> str:
-        """The innermost module that runs, or that an error has ended."""
+        """The innermost module that is running, or was when an error occurred."""
         running = (f"'{call.name}'" for call in reversed(self.calls) if call.name and not call.has_result)
         return next(running, "the model")
 
@@ -266,15 +264,13 @@ def _parameter_storages(module: nn.Module) -> list[int]:
 
 
 def runs_of(observed: Trace, modules: Sequence[nn.Module]) -> list[list[Call]]:
-    """The calls of modules that run one right after another, each time that the first one does; none, if they do not
-    always.
-    """
-    found = []
+    """The calls of modules that run directly after one another whenever the first one runs; none if they do not."""
+    runs = []
     for number, first in enumerate(observed.calls):
         if first.module is modules[0]:
             beside = (call for call in observed.calls[number + 1 :] if call.depth <= first.depth)
             following = list(itertools.islice(beside, len(modules) - 1))
             if [call.module for call in following] != list(modules[1:]):
                 return []
-            found.append([first, *following])
-    return found
+            runs.append([first, *following])
+    return runs

@@ -1,9 +1,9 @@
-"""Values with a history that a block reads and is not passed: captured inputs.
+"""Captured inputs: tensors with an autograd graph that a block reads although they are not arguments.
 
-Keys and values shared across layers, a hypernetwork's weights in an attribute, skips in a list, cached weights. A block
-that runs alone must be cut off from their history, or its backward would run on into the rest of the step. So they are
-found, by a run in which every function tells what it is given, and then are inputs as arguments are: in a run alone,
-functions get fresh graph inputs in their places, and the block's gradients end there.
+Examples are keys and values shared across layers, a hypernetwork's weights in an attribute, skips in a list, cached
+weights. When a block runs alone, it must be detached from their graphs, or its backward would run on into the rest of
+the step. One run records the arguments of every function, which shows the captured inputs. From then on they are
+treated as arguments: functions get fresh leaf tensors instead of them, and the block's gradients end there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..rerun_state.parametrized import cached_weights
 
 
 def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
-    """Whether a backward from these runs on into functions that ran before a mark, leaves of the graph aside."""
+    """Whether a backward from these outputs reaches functions that ran before a mark, leaves not counted."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen: set[Any] = {None}
     while waiting:
@@ -41,7 +41,7 @@ def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
 
 
 def leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The identities of the leaves to which a backward from these hands gradients."""
+    """The identities of the leaves that receive gradients in a backward from these outputs."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen: set[Any] = {None}
     leaves: set[int] = set()
@@ -57,7 +57,7 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 class _Given(TorchFunctionMode):
-    """Sees what functions are given, those of `torch.autograd.Function` as well."""
+    """Intercepts the arguments of functions, those of `torch.autograd.Function` included."""
 
     def __enter__(self) -> Any:
         self._entered = _compat.functions_given(self.given)
@@ -69,7 +69,7 @@ class _Given(TorchFunctionMode):
         self._entered.__exit__(*exc)
 
     def given(self, arguments: Any) -> Any:
-        """What a function is to be given: its arguments are (args, kwargs)."""
+        """The arguments to pass to a function that is called with (args, kwargs)."""
         raise NotImplementedError
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,27 +78,27 @@ class _Given(TorchFunctionMode):
 
 
 class InputFinder(_Given):
-    """Notes the tensors with a history from before a mark that functions are given, in order, each once."""
+    """Records the tensors with a graph from before a mark that functions get, in order, each once."""
 
     def __init__(self, since: int) -> None:
         super().__init__()
         self._since = since
-        self._found: dict[int, torch.Tensor] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return list(self._found.values())
+        return list(self._tensors.values())
 
     def given(self, value: Any) -> Any:
-        """Notes those in a value."""
+        """Record such tensors in a value."""
         for tensor in Tree.of(value).leaves:
             if tensor.grad_fn is not None and not _compat.is_made_since(tensor, self._since):
-                self._found.setdefault(id(tensor), tensor)
+                self._tensors.setdefault(id(tensor), tensor)
         return value
 
 
 class Replacing(_Given):
-    """Gives functions other tensors in the places of some."""
+    """Replaces some tensors in the arguments of functions."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -107,33 +107,33 @@ class Replacing(_Given):
         self._versions = _compat.versions(others)
 
     def given(self, value: Any) -> Any:
-        """A value with the others in their places."""
+        """A value with its tensors replaced."""
         tree = Tree.of(value)
         if not any(id(leaf) in self._others for leaf in tree.leaves):
             return value
         return tree.build([self._others.get(id(leaf), leaf) for leaf in tree.leaves])
 
     def wrote(self) -> bool:
-        """Whether one was written in place."""
+        """Whether one of the replacements was written in place."""
         return _compat.versions(self._others.values()) != self._versions
 
 
 def places_of(tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> list[str]:
-    """Where code of modules finds each tensor that they are not passed, in words."""
+    """The places from which code of modules reads each captured tensor, in words."""
     named = {id(tensor): where for tensor, where in _named(modules)}
     return [named.get(id(tensor), "a variable of its code") for tensor in tensors]
 
 
 def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
-    """The tensors that code of modules may find, with the places."""
+    """The tensors that code of modules may read, with their places."""
     read = values_read(modules, _may_hold)()
-    found: list[tuple[str, Any]] = [(name, value) for name, value in read]
-    found += [(f"'{name}', which it has at hand,", value) for _, name, value in reached(modules)]
+    places: list[tuple[str, Any]] = [(name, value) for name, value in read]
+    places += [(f"'{name}', which it has at hand,", value) for _, name, value in reached(modules)]
     for module in modules:
         for name, value in list(vars(module).items()):
             if name not in OF_EVERY_MODULE:
-                found.append((f"the attribute '{name}' of {type(module).__name__}", value))
-    for where, value in found:
+                places.append((f"the attribute '{name}' of {type(module).__name__}", value))
+    for where, value in places:
         inside = itertools.islice(_tensors_of(value), _MANY)
         yield from ((tensor, where) for tensor in inside)
     yield from ((weight, "a weight in parametrize.cached()") for weight in cached_weights(modules).values())
@@ -153,7 +153,7 @@ def _tensors_of(value: Any) -> Iterable[torch.Tensor]:
 
 
 def refuse(name: str, tensors: Sequence[torch.Tensor], modules: Sequence[nn.Module]) -> None:
-    """Raises Unsupported: the block of this name reads values with a history in a way that cannot be cut."""
+    """Raise Unsupported: the captured inputs of the block of this name cannot be detached."""
     places = places_of(tensors, modules)
     places += [where for tensor, where in _named(modules) if tensor.grad_fn is not None]  # written in place since
     raise Unsupported(

@@ -1,9 +1,9 @@
 """Which parameters autocast copies in a training step, and which of the copies autograd saves.
 
-Autocast casts a parameter once within the outermost region. Its cache holds the copy until the region ends, whoever
-else uses it; the graphs of those who save it hold it until their backwards. A later run of a block has a region of its
-own, and makes its copies again. So where a copy is counted depends on the schedule
-(`dependent_counts.py`); here is found who makes which.
+Autocast casts a parameter once within the outermost region. Its cache holds the copy until the region ends, and the
+autograd graphs that save the copy hold it until their backwards. A recomputation has a region of its own, and casts
+again. So the stage that counts a copy depends on the schedule (`dependent_counts.py`); this file determines which stage
+makes which copies.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from .sample import Sample
 
 @dataclasses.dataclass
 class Copies:
-    """Those of one stage, by name of the parameter: bytes of all that are in autocast's cache when it has run, were it
-    the first of its region; and for each tensor that autograd saves of which parameter it is the copy, or "".
+    """The copies of one stage.
+
+    By name of the parameter, the bytes of all copies in autocast's cache after the stage, if it were the first of its
+    region. For each saved tensor, the name of the parameter that it is a copy of, or "".
     """
 
     made: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -31,12 +33,12 @@ class Copies:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Of the copies that go with the cache."""
+        """Bytes of the copies that are freed with the cache."""
         return sum(size for name, size in self.made.items() if name not in self.saved)
 
 
 class _Casts(_compat.DispatchMode):
-    """Notes what becomes a copy of a parameter."""
+    """Records which tensors are copies of parameters."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
@@ -52,23 +54,23 @@ class _Casts(_compat.DispatchMode):
 
 
 class CopyPass:
-    """One forward that saves nothing, at the end of each stage of which autocast's cache is emptied."""
+    """One forward that saves nothing; autocast's cache is emptied at the end of each stage."""
 
     def __init__(self, sample: Sample, blocks: Sequence[Block]) -> None:
         self._sample, self._blocks = sample, blocks
         self._casts = _Casts({id(p): name for name, p in sample.model.named_parameters()})
         self._saved: list[str] = []
-        self._found: list[Copies] = []
+        self._copies: list[Copies] = []
 
     def run(self) -> list[Copies]:
-        """Of what runs before the first block, of that block, of what runs behind it, and so on."""
+        """The copies of each stage: of the code before the first block, of that block, of the code after it, and so on."""
         torch.clear_autocast_cache()
         hooks = _compat.saved_tensors_hooks(self._pack, Layout.tensor)
         with hooks, self._casts, intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             left = self._sample.forward()
             self._end_stage()
         del left
-        return self._found
+        return self._copies
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._end_stage()
@@ -88,5 +90,5 @@ class CopyPass:
         there = [(name, ref) for name, ref in self._casts.made.values() if ref.alive()]
         torch.clear_autocast_cache()
         made = {name: ref.nbytes for name, ref in there if not ref.alive()}
-        self._found.append(Copies(made, [name if name in made else "" for name in self._saved]))
+        self._copies.append(Copies(made, [name if name in made else "" for name in self._saved]))
         self._casts.made, self._saved = {}, []

@@ -1,9 +1,10 @@
-"""Which pieces of a model become stages: what the sample step really calls, in the order in which it calls it.
+"""Chooses the blocks of a model, from the module calls of the sample step in their order.
 
 The model runs once on the sample while nothing is saved for a backward. Every module call is recorded with the
-storages that it read and returned, so that layers which are skipped, shared or called twice are seen as they are.
-Then blocks are chosen: what the user names; gradient-checkpointing layers of Hugging Face; children of `Sequential`
-and `ModuleList`, or modules of which these have little; the model's own children as they were called; the whole model.
+storages that it read and returned, so skipped and shared layers and repeated calls are known. Blocks are the first of
+these that exist: modules that the user names; gradient-checkpointing layers of Hugging Face; children of `Sequential`
+and `ModuleList`, or modules that do more than such a child; the model's own children as they were called; the whole
+model.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from .call_trace import Trace, runs_of
 
 
 def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
-    """Modules of a list that did not run, although others of the same list did."""
+    """Modules of a list that did not run, while others of the same list did."""
     called = {id(call.module) for call in observed.calls}
-    found = []
+    skipped = []
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and any(id(child) in called for child in part):
-            found += [f"{name}.{key}" for key, child in part.named_children() if id(child) not in called]
-    return found
+            skipped += [f"{name}.{key}" for key, child in part.named_children() if id(child) not in called]
+    return skipped
 
 
 def skipping_parts(model: nn.Module, observed: Trace) -> list[str]:
-    """Modules that ran without a part that others of their class ran: a residual branch that was dropped, say."""
+    """Modules that did not call a submodule which others of their class called, as with a dropped residual branch."""
     called = {id(call.module) for call in observed.calls}
     ran = [(name, module) for name, module in model.named_modules() if id(module) in called]
     parts: collections.defaultdict[type, set[str]] = collections.defaultdict(set)
@@ -61,7 +62,7 @@ def find_blocks(model: nn.Module, observed: Trace, wanted: Any) -> list[Block]:
 
 
 def _with_their_backwards(observed: Trace, modules: list[nn.Module], named: bool) -> list[nn.Module]:
-    """In the place of modules of which a backward runs before the forward has ended, the module that has it inside."""
+    """Replace modules whose backward runs before the forward has ended by the module that contains this backward."""
     around = list(dict.fromkeys(call.module for call in observed.calls if call.has_gradients_inside))
     parts = {id(part): module for module in around for part in module.modules() if part is not module}
     inner = next((module for module in modules if id(module) in parts), None)
@@ -75,11 +76,11 @@ def _with_their_backwards(observed: Trace, modules: list[nn.Module], named: bool
 
 
 def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], room_bytes: int) -> list[Block]:
-    """The whole model as a block, where parts of it are worth more than the blocks that were found; else nothing.
+    """The whole model as one block, if selective recomputation of it is worth more than the chosen blocks; else none.
 
-    It is, where the model does more itself than they do. But not where its layers are written to be recomputed, or some
-    were skipped, which a whole would not know; nor where something in it is compiled, and so cannot be opened, or twice
-    what it saves, all at once, takes more than there is.
+    That is so if the model itself computes more than its blocks do. It does not apply if the layers support gradient
+    checkpointing, if some were skipped (one block could not show that), if code in the model is compiled and cannot be
+    recorded, or if the device has not twice the memory of all saved tensors.
     """
     whole = root_of(model)
     modules = [module for block in blocks for module in block.modules]
@@ -91,30 +92,30 @@ def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], 
 
 
 def named_by_user(model: nn.Module, wanted: Any, option: str = "blocks") -> list[nn.Module]:
-    """The modules that name patterns, classes, modules, or lists of these, stand for.
+    """The modules selected by name patterns, classes, modules, or lists of these.
 
-    In a pattern, `*` stays within one part of a name. A container given by itself stands for its children.
+    In a pattern, `*` matches within one component of a name. A container given by itself selects its children.
     """
     if isinstance(wanted, (nn.ModuleList, nn.Sequential)):
         return list(wanted)
     if isinstance(wanted, str):
-        found = [m for name, m in model.named_modules() if _matches(name, wanted)]
+        named = [m for name, m in model.named_modules() if _matches(name, wanted)]
     elif isinstance(wanted, type):
-        found = [m for m in model.modules() if isinstance(m, wanted)]
+        named = [m for m in model.modules() if isinstance(m, wanted)]
     elif isinstance(wanted, nn.Module):
-        found = [wanted]
+        named = [wanted]
     elif isinstance(wanted, Iterable):
         items = [[item] if isinstance(item, nn.Sequential) else named_by_user(model, item, option) for item in wanted]
-        found = [module for item in items for module in item]
+        named = [module for item in items for module in item]
     else:
         raise TypeError(
             f"{option} must be a name pattern, a module class, modules or a list of these, not {type(wanted).__name__}"
         )
-    return [part for m in found for part in (m if isinstance(m, nn.ModuleList) else [m])]
+    return [part for m in named for part in (m if isinstance(m, nn.ModuleList) else [m])]
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """The model itself has no name, and only a pattern without any stands for it."""
+    """The model itself, whose name is empty, is selected only by an empty pattern."""
     parts, wanted = name.split("."), pattern.split(".")
     return bool(name) == bool(pattern) and len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
@@ -141,9 +142,9 @@ def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
 
 
 def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
-    """Children of the outermost containers; a child that is little else than a container is opened as well."""
-    found = list(_in_containers(model, {id(call.module) for call in observed.calls}, observed))
-    return found if sum(len(observed.calls_of(module)) for module in found) > 1 else []
+    """Children of the outermost containers; a child that is little more than a container is replaced by its own."""
+    blocks = list(_in_containers(model, {id(call.module) for call in observed.calls}, observed))
+    return blocks if sum(len(observed.calls_of(module)) for module in children_used) > 1 else []
 
 
 def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
@@ -152,9 +153,9 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
     if _is_container(module) or _repeats_its_child(module, observed):
         yield from _opened(module, called, observed)
         return
-    found = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
-    whole = {id(child) for child, parts in found if parts and _is_mostly_beside(child, parts, observed)}
-    for child, parts in found:
+    containers = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
+    whole = {id(child) for child, parts in containers if parts and _is_mostly_beside(child, parts, observed)}
+    for child, parts in containers:
         if parts and id(child) not in whole:
             yield from parts
         elif whole and id(child) in called:
@@ -164,11 +165,12 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
 HALF = 0.52  # and the little that normalizations save beside what they are given
 
 
-def _is_mostly_beside(module: nn.Module, found: Sequence[nn.Module], observed: Trace) -> bool:
-    """Whether a module can be a block, and running these parts of it again brings back less than half of what running
-    it does: a residual block with a container of no more than a projection, say, or layers with functions between them.
+def _is_mostly_beside(module: nn.Module, children: Sequence[nn.Module], observed: Trace) -> bool:
+    """Whether a module can be a block, and recomputing these submodules restores less than half of what it saves.
+
+    Examples are a residual block whose container is only a projection, or layers with functions between them.
     """
-    return observed.freed_bytes(found) < HALF * observed.freed_bytes([module]) and _can_be_stage(
+    return observed.freed_bytes(children) < HALF * observed.freed_bytes([module]) and _can_be_stage(
         observed, Block("", (module,))
     )
 
@@ -183,7 +185,7 @@ def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator
 
 
 def _repeats_its_child(module: nn.Module, observed: Trace) -> bool:
-    """Whether a list of one child runs it several times, as models that share one layer's parameters do."""
+    """Whether a list has one child that runs several times, as in models that share one layer's parameters."""
     return isinstance(module, nn.ModuleList) and len(module) == 1 and len(observed.calls_of(module[0])) > 1
 
 
@@ -202,9 +204,7 @@ ALL_BUT = 0.9  # of a module's parameters
 
 
 def _all_but(module: nn.Module, observed: Trace) -> nn.Module | None:
-    """The container that a module is little else than: it has nearly all of the parameters, and what its last child
-    returns is what the module returns.
-    """
+    """The container that makes up a module: it has nearly all parameters, and its last child returns the result."""
     if _compat.compiled_inside(module) is not None:
         return None
     total = sum(p.numel() for p in module.parameters())
@@ -228,7 +228,7 @@ def _top_level_calls(model: nn.Module, observed: Trace) -> list[nn.Module]:
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Leaves out modules that lie inside another of the list."""
+    """Remove modules that are inside another module of the list."""
     chosen = {id(m) for m in modules}
     inner = {id(part) for m in modules for part in m.modules() if part is not m}
     return [m for m in dict.fromkeys(modules) if id(m) in chosen - inner]
@@ -256,7 +256,7 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
 
 
 def _refuse_checkpoints(observed: Trace, block: Block) -> None:
-    """Where one with use_reentrant=True is around a block, the forward records no graph for it."""
+    """Refuse reentrant checkpoints (use_reentrant=True) around a block: the forward records no graph for it."""
     first = block.modules[0]
     if any(call.is_reentrant for call in observed.calls_of(first)) and any(p.requires_grad for p in first.parameters()):
         raise Unsupported(
@@ -266,7 +266,7 @@ def _refuse_checkpoints(observed: Trace, block: Block) -> None:
 
 
 def _refuse_functional(observed: Trace, block: Block) -> None:
-    """What is recomputed is not transformed; and a backward of weights that are computed runs on, out of the block."""
+    """Refuse blocks in function transforms, which a recomputation would not have, and blocks with computed weights."""
     calls = [call for run in observed.runs_of(block.modules) for call in run]
     if any(call.is_transformed for call in calls):
         raise Unsupported(
@@ -281,7 +281,7 @@ def _refuse_functional(observed: Trace, block: Block) -> None:
 
 
 def _refuse_hooks(observed: Trace, block: Block) -> None:
-    """Of saved-tensor hooks only the innermost are called."""
+    """Refuse saved-tensor hooks around blocks: torch calls only the innermost hooks."""
     if any(run[0].has_hooks for run in observed.runs_of(block.modules)):
         raise Unsupported(
             f"the model's forward calls '{block.name}' within saved-tensor hooks of its own (torch.utils.checkpoint, "
@@ -291,7 +291,7 @@ def _refuse_hooks(observed: Trace, block: Block) -> None:
 
 
 def _can_be_stage(observed: Trace, block: Block) -> bool:
-    """Not without a backward, and not where a caller's tensor is changed in place or only looked at differently."""
+    """Whether a module can be a block: it has a backward, and returns no argument changed in place or viewed."""
     runs = observed.runs_of(block.modules)
     return bool(runs) and all(
         end.output_requires_grad and not begin.wrote_input and not (end.returns and end.returns <= begin.reads)
@@ -300,10 +300,10 @@ def _can_be_stage(observed: Trace, block: Block) -> bool:
 
 
 def _merged_children(model: nn.Module, observed: Trace, chosen: dict[int, nn.Module]) -> dict[int, Block]:
-    """Children of a Sequential that belong to their predecessor, merged with it; by id of the first module.
+    """Groups of a Sequential's children in which each is merged with its predecessor, by id of the first module.
 
-    A child may stand in several such groups, as an activation does that all layers share. A block is known by its first
-    module, so that one stands in no other.
+    A child may be in several groups, as an activation that all layers share. The first module identifies a block, so it
+    is in no other group.
     """
     groups: list[Block] = []
     for prefix, container in model.named_modules():
@@ -332,10 +332,10 @@ def _runs(
 
 
 def _belongs_to(observed: Trace, group: Sequence[nn.Module], module: nn.Module) -> bool:
-    """Whether a child works on its predecessor's output, or is all that keeps that output from being let go.
+    """Whether a child is merged with its predecessor: it writes to its output in place, or alone holds that output.
 
-    The first cannot be run apart from it. In the second case neither saves what lies between them, and a stage that
-    ended there would count it as saved; but two modules with parts of their own are worth more apart.
+    In the first case it cannot run apart. In the second case neither saves the tensor between them, and a stage that
+    ended there would count it as saved. Two modules with submodules of their own are worth more apart.
     """
     calls = [(first, second) for *_, first, second in runs_of(observed, [*group, module])]
     if not calls or module in group:

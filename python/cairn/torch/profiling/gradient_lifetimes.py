@@ -1,9 +1,8 @@
-"""Which of the memory that a backward takes outside of blocks goes again, and when.
+"""Lifetimes of gradients outside of blocks: when the backward allocates them, and when they are freed.
 
-Where a value goes two ways, the gradient of the way that is done first waits for that of the other: that of a sum
-around a block during the block's backward, that of a U-Net's skip from one end to the other. It is on its way back
-beside the chain's own, so it is counted as a part of that, from stage to stage, until it goes. What never goes, the
-gradients of parameters, is what a stage leaves.
+A value with two readers gets two gradients, and the first waits for the second: at a residual sum during the block's
+backward, at a U-Net's skip from one end to the other. A waiting gradient exists next to the chain's own, so it counts
+as a part of that, from stage to stage, until it is freed. Gradients of parameters are never freed; a stage leaves them.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from ..base.stage_measure import StageMeasure
 
 
 def parted(changes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Parts what is there after each of some changes of a level.
+    """Split the level after each of several changes into a lasting and a temporary part.
 
-    Returns by how much each raises what is there from then on, and what is there beside that after each, which goes
-    later. A level is at least zero: what goes beyond that was counted elsewhere.
+    Returns the lasting rise of each change, and the temporary bytes after each, which are freed later. A level is at
+    least zero: bytes below that were counted elsewhere.
     """
     levels = list(itertools.accumulate(changes, lambda level, change: max(0, level + change), initial=0))[1:]
     lasting = list(itertools.accumulate(reversed(levels), min))[::-1]
@@ -27,8 +26,9 @@ def parted(changes: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def count(stages: Sequence[StageMeasure], created: Sequence[int], accumulated: Sequence[int]) -> None:
-    """Counts by how much the backwards of stages change what is there outside of blocks, where the step creates its
-    gradients and where it adds to existing ones. All in the order of the forward pass.
+    """Count the changes of memory outside of blocks by the stages' backwards, with new and with accumulated gradients.
+
+    Everything is in the order of the forward pass.
     """
     raised, waiting = parted(created[::-1])
     raised_adding, waiting_adding = parted(accumulated[::-1])

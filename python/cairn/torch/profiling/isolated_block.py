@@ -1,15 +1,15 @@
-"""Running one block alone, with a backward whose memory is that of the real step.
+"""Runs one block alone, with a backward that uses the same memory as in the real step.
 
-How the backward is begun decides what is measured: `y.backward(d)` keeps y and d alive for the whole backward, which
-no training step does. So the block stands between two functions that save nothing: `_Source` hands over the inputs and
-is where their gradients end; `_Sink` takes the outputs, and in the backward makes their gradients and hands them over
-as their only owner. `bridge` joins the surroundings of a block, without the block, in one autograd graph. It is two
-functions: between them in the backward, what arrived has gone, unless others wait for it, too.
+`y.backward(d)` keeps y and d alive for the whole backward, which no training step does. So the block runs between two
+autograd functions that save nothing. `_Source` passes the inputs, and their gradients end there. `_Sink` takes the
+outputs; in the backward it makes their gradients and passes them on as their only owner. `bridge` connects the graph
+before and after a block without the block. It consists of two functions, so that in the backward the arriving gradients
+are freed between them, unless others hold them.
 
-How a gradient lies in memory matters as well: some kernels copy one that does not lie as the output does. So gradients
-are made with the layout in which they arrive, once that is known. One that others wait for, too, does not go when the
-block has read it: that of a sum around the block, or a view of one of which others have views (those of what was
-concatenated, say). Those of several outputs may lie in one storage, as that of their sum, which goes with the last.
+The layout of a gradient matters as well: some kernels copy a gradient whose layout differs from that of the output. So
+gradients are made with the layout in which they arrive, once it is known. A gradient that others hold is not freed when
+the block has read it: that of a residual sum, or a view of a gradient that others view too, as after a concatenation.
+Gradients of several outputs may share a storage, as those of their sum, which is freed with the last.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .captured_inputs import InputFinder, Replacing, reaches_back
 
 @dataclasses.dataclass
 class Hooks:
-    """What a handler is told while autograd runs."""
+    """Called by a handler while autograd runs."""
 
     begun: Callable[[], None] = lambda: None  # the gradients of the outputs exist
     arrived: Callable[[Sequence[torch.Tensor | None]], None] = lambda grads: None  # so do those of the inputs
@@ -98,7 +98,7 @@ class _Leaving(torch.autograd.Function):
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage without history and without being a view to autograd, so that it may be changed in place."""
+    """A tensor on the same storage, detached and no view for autograd, so that it may be changed in place."""
     is_plain = type(tensor) in _compat.PLAIN_CLASSES and not _compat.is_fake(tensor)
     if not is_plain or not memory.has_storage(tensor):
         return tensor.detach()
@@ -111,19 +111,18 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Arguments:
-    """The arguments of one call of a block, which can be passed on with fresh graph inputs; and after `capture`, what
-    it reads beside them.
+    """The arguments of one call of a block, which can be passed as fresh leaf tensors, and its captured inputs.
 
     Attributes
     ----------
     tensors
-        All of them.
+        All tensors among the arguments.
     differentiable
         Those with gradients.
     captured
-        What it reads with a history without having it from its arguments, once that is known.
+        The captured inputs (`captured_inputs.py`), after `capture`.
     writes_captured
-        It has written some of that in place.
+        The block has written a captured input in place.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], block: Block) -> None:
@@ -154,7 +153,7 @@ class Arguments:
         return saving_nothing(self._block.has_gradients_inside, self._block.has_own_hooks)
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the block with what `source` gave."""
+        """Call the block with the arguments that `source` returned."""
         if not self.captured:
             return function(*args, **kwargs)
         fresh, self._fresh = self._fresh, ()
@@ -165,11 +164,11 @@ class Arguments:
         return replacing.given(result)
 
     def reach_back(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether a backward from what a run made runs on into what was there before the block."""
+        """Whether a backward from the outputs of a run reaches functions from before the block."""
         return reaches_back(tensors, self._since)
 
     def capture(self, function: Callable[..., Any]) -> None:
-        """Runs the block, and takes what it reads with a history and is not passed for inputs."""
+        """Run the block, and take its captured inputs for inputs."""
         args, kwargs = self.source(Hooks())
         finding = InputFinder(self._since)
         with self.saving_nothing(), finding:
@@ -179,11 +178,11 @@ class Arguments:
         self._take([tensor for tensor in self.captured if id(tensor) not in passed])
 
     def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContainerCopies:
-        """To be asked before the run that is passed these, if it is the one that the caller sees."""
+        """The arguments for the run whose result the caller sees; call this before the run."""
         return ContainerCopies(self._value, (args, kwargs))
 
     def refuse_iterators(self, name: str) -> None:
-        """Raises if the block of this name is passed something that its first run uses up."""
+        """Raise if the block of this name gets an argument that its first run uses up, such as an iterator."""
         for value in self._tree.opaque:
             if isinstance(value, Iterator):
                 raise Unsupported(
@@ -193,8 +192,9 @@ class Arguments:
 
 
 class ContainerCopies:
-    """Lists, dicts and the like that a run of a block is passed as copies of the caller's, which it may change: each
-    run finds them as they were, and the caller finds what the last one has left.
+    """Copies of the caller's lists, dicts and other containers, which a run of a block may change.
+
+    Every run gets fresh copies, and the caller's containers get the changes of the last run.
     """
 
     def __init__(self, theirs: tuple[Any, Any], own: tuple[Any, Any]) -> None:
@@ -207,8 +207,10 @@ class ContainerCopies:
         self._theirs = {id(copied): (_reference_to(copied), value) for value, copied in pairs} if self._lent else {}
 
     def hand_back(self, name: str, result: Any, output: Any) -> None:
-        """Makes the caller's be as the run of the block of this name left its own. `output` is what stands for its
-        result. Raises Unsupported where that does not say what stands for a tensor that is left.
+        """Apply the changes that the run of the block of this name made in its copies to the caller's containers.
+
+        output: the tensors that replace those of the block's result. Raises Unsupported for a changed tensor that has
+        no replacement there.
         """
         if not self._lent:
             return
@@ -240,7 +242,7 @@ def _can_be_filled(value: Any) -> bool:
 
 
 def _reference_to(value: Any) -> Callable[[], Any]:
-    """Keeps no tensor, and nothing that may hold one, but lists and dicts that are lent."""
+    """A structure without tensors and objects that may hold one, in which copied lists and dicts stay."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -248,7 +250,7 @@ def _reference_to(value: Any) -> Callable[[], Any]:
 
 
 def _pairs(theirs: Any, own: Any) -> Iterator[tuple[Any, Any]]:
-    """What stands in one place in two values that are alike, and is not the same."""
+    """The pairs of values that differ at the same place of two equal structures."""
     if theirs is own:
         return
     yield theirs, own
@@ -257,13 +259,14 @@ def _pairs(theirs: Any, own: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def differentiable(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value that have a backward, each once."""
+    """The tensors in a value that require gradients, each once."""
     return list({id(t): t for t in tensors_in(value) if t.requires_grad}.values())
 
 
 def sink(outputs: Sequence[torch.Tensor], hooks: Hooks, grads: Layouts) -> torch.Tensor:
-    """The root from which the backward of outputs (and of tied parameters, which get a gradient first) begins, with
-    gradients of these layouts. Outputs without a gradient are left out, as long as there is another.
+    """The root of the backward of outputs and of tied parameters, which get a gradient first.
+
+    Gradients have the given layouts. Outputs without a gradient are left out, unless there is no other.
     """
     pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
     if not pairs:
@@ -296,12 +299,12 @@ def _replaced(tensor: torch.Tensor, same: dict[Any, torch.Tensor], fresh: Iterat
 
 @functools.lru_cache
 def _anchor(device: torch.device) -> torch.Tensor:
-    """Something to differentiate with respect to, so that what comes out of a function has a backward."""
+    """A tensor that requires gradients, so that the outputs of a function have a backward."""
     return torch.zeros((), requires_grad=True, device=device)
 
 
 def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that show the same storage in the same way."""
+    """A key that is equal for tensors with the same storage, size, stride and offset."""
     if not memory.has_storage(tensor):
         return (id(tensor),)
     return (_compat.storage_id(tensor), tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride()))
@@ -309,7 +312,7 @@ def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def as_in_backward(device: torch.device) -> Iterator[None]:
-    """A backward runs outside the autocast region of its forward, whose copies of parameters are gone by then."""
+    """Leave the autocast region: a backward runs outside of it, when its cached copies of parameters are freed."""
     if not torch.is_autocast_enabled(device.type):
         yield
         return
@@ -321,7 +324,7 @@ def as_in_backward(device: torch.device) -> Iterator[None]:
 
 
 class _Holder:
-    """What the graph keeps for one saved tensor."""
+    """The object that the autograd graph keeps for one saved tensor."""
 
     __slots__ = ("tensor",)
 
@@ -341,14 +344,14 @@ class Saved(Protocol):
         """The hooks, in force."""
 
     def given(self, args: Any, kwargs: Any) -> None:
-        """The arguments that the block is about to be called with."""
+        """Called with the block's arguments before each call."""
 
 
 class SavedTensors:
     """Pack hooks that keep all saved tensors, as the executor does for a kept block, and count them.
 
-    takes_own: those that are saved under hooks of the block's own as well, as these hooks keep them.
-    sees_own_hooks: there are such hooks, and they were left alone.
+    takes_own: also tensors that are saved under hooks of the block's own, in the form in which those keep them.
+    sees_own_hooks: the block has such hooks, and they were not replaced.
 
     Tensors on another device take no memory of this one, and need not be offloaded: attention kernels on CUDA save
     their seed on the CPU.
@@ -380,7 +383,7 @@ class SavedTensors:
         return packed, unpack
 
     def given(self, args: Any, kwargs: Any) -> None:
-        """Of no importance here."""
+        """Ignored here."""
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         self.count += 1

@@ -62,7 +62,7 @@ class MemoryPass(StepRecording):
         kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
         if left := kept + sum(run.left_bytes + run.stage.leftover_bytes for run in self._runs):
             pinned[LEFT_BESIDE] = left
-        if (others := self._found_bytes - left) > SLACK_BYTES:
+        if (others := self._attribute_bytes - left) > SLACK_BYTES:
             pinned[IN_ATTRIBUTES] = others
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
@@ -196,7 +196,7 @@ class MemoryPass(StepRecording):
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
         meter, middle = self._meter, returned or end
-        stage.listed, level = self._found_by(index, segment)
+        stage.listed, level = self._held_outputs(index, segment)
         missing = self._pinned_but_gone(begin, begin, middle)
         stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level + missing
         if returned is not None:
@@ -205,7 +205,7 @@ class MemoryPass(StepRecording):
             stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
-    def _found_by(self, index: int, segment: Segment) -> tuple[dict[str, int], int]:
+    def _held_outputs(self, index: int, segment: Segment) -> tuple[dict[str, int], int]:
         """The outputs that the model's own code holds at a segment's peak, and the level at which it begins."""
         begin, middle = segment.begin, segment.returned or segment.end
         assert middle is not None
@@ -243,11 +243,11 @@ class MemoryPass(StepRecording):
     @functools.cached_property
     def _makers(self) -> dict[int, str]:
         """For each output that is freed before the backward begins, but counts in what its block saves: the block."""
-        found: dict[int, str] = {}
+        makers: dict[int, str] = {}
         for run in self._runs:
             left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
-            found |= dict.fromkeys(left - self._lasting - self._pinned, shown(run.stage.name, run.stage.call))
-        return found
+            makers |= dict.fromkeys(left - self._lasting - self._pinned, shown(run.stage.name, run.stage.call))
+        return makers
 
     def _read_outside_backward(self, segment: Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
@@ -282,7 +282,7 @@ class MemoryPass(StepRecording):
         peak = meter.peak(segment.begin.mark, segment.end.mark)
         if peak <= meter.level(segment.begin.mark):  # which has the input of the block before, freed at once
             return
-        listed, level = self._found_by(index, segment)
+        listed, level = self._held_outputs(index, segment)
         gone = sum(size for name, size in listed.items() if name not in behind.listed)
         behind.between_forward_rise_bytes = max(0, peak - level - made_bytes + gone)
 
@@ -330,7 +330,7 @@ class MemoryPass(StepRecording):
 
         Two lists of marks and bytes: where the step creates its gradients, and where it adds to existing ones.
         """
-        added = [found for found in self._added if begin.mark < found[0] <= end.mark]
+        added = [addition for addition in self._added if begin.mark < addition[0] <= end.mark]
         gone = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
         return [(mark, size) for mark, size, _ in added], sorted([*gone, *((mark, size) for mark, _, size in added)])
 

@@ -1,8 +1,8 @@
-"""Memory of an optimizer: its state, also where the first step has yet to create it, and the peak of its step.
+"""Memory of an optimizer: its state, even before its first step has created it, and the peak of its step.
 
-The optimizer itself is never stepped. A copy of it, with a clone of the largest parameter of each group, takes two
-steps under a meter; what they take is scaled to all parameters (state is taken to be proportional to the parameters).
-In training, what optimizers have really created is looked at after their steps.
+The optimizer itself is never stepped. A copy with a clone of the largest parameter of each group takes two steps under
+a meter. Their memory is scaled to all parameters, on the assumption that state is proportional to them. In training,
+the state that optimizers have created is read after their steps.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class OptimizerMemory:
 
 
 class KeptStates:
-    """What the optimizers of a model keep, as their steps create it."""
+    """The state of a model's optimizers, as their steps create it."""
 
     def __init__(self) -> None:
-        self._found: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def note(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
-        """Looks at an optimizer that has stepped; whether it keeps more or less than was known."""
-        entries, size = self._found.get(optimizer, (0, 0))
+        """Read the state of an optimizer that has stepped; returns whether its size has changed."""
+        entries, size = self._states.get(optimizer, (0, 0))
         if len(optimizer.state) == entries and not needs_closure(optimizer):  # such keep more with every step
             return False
         kept = _state_of(optimizer, model)
-        self._found[optimizer] = len(optimizer.state), kept
+        self._states[optimizer] = len(optimizer.state), kept
         return kept != size
 
     @property
     def bytes(self) -> int:
-        """Of all that exist."""
-        return sum(size for _, size in self._found.values())
+        """Bytes of state of all optimizers that exist."""
+        return sum(size for _, size in self._states.values())
 
     @property
     def can_be_measured(self) -> bool:
         """Whether a profile can be made with each of them."""
-        return not any(map(needs_closure, self._found))
+        return not any(map(needs_closure, self._states))
 
 
 def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
@@ -67,7 +67,7 @@ def _state_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step runs the model itself, as often as it wants, as that of LBFGS does."""
+    """Whether its step calls the model itself, any number of times, as LBFGS does."""
     kind: Any = type(optimizer)
     return _takes_closure(kind)
 
@@ -79,13 +79,13 @@ def _takes_closure(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside of others such as accelerate's, whose copies would write to it and step it."""
+    """The optimizer inside wrappers such as accelerate's, whose copies would write to it and step it."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def measure_optimizer(optimizer: torch.optim.Optimizer | None) -> OptimizerMemory:
-    """What `optimizer` takes once every parameter with a gradient has its state."""
+    """The memory of `optimizer` once every parameter with a gradient has its state."""
     if optimizer is None:
         return OptimizerMemory()
     state = memory.unique_bytes(tensors_in(list(optimizer.state.values())))

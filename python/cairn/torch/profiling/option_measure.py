@@ -1,14 +1,15 @@
-"""Finds and measures the options inside the blocks of a profiled step.
+"""Computes and measures the options of selective recomputation for the blocks of a profiled step.
 
-One block of each kind is opened: it is recorded twice (`block_graph.py`), which gives the times of its operations and
-shows whether it does the same twice; the choices along the hull are found (`block_options.py`); each is proved by
-recomputing every tensor that it does not keep and comparing it in full with what autograd saved, which also gives its
-time; and each runs forward and backward alone under a meter, as the executor will run it, which gives its bytes.
-An operation that does not give the same result again is not replayed, and the choices are found anew. Blocks of the
-same kind, which by their own recorded operations do the same, share what was measured.
+For one block of each kind:
 
-Bytes and times are differences to a run of the same kind that keeps everything, added to what was measured of the stage
-in its surroundings.
+1. It is recorded twice (`block_graph.py`), which gives the times of its operations and shows whether they repeat.
+2. Choices along the hull of bytes and time are computed (`block_options.py`).
+3. Each choice is proved: every tensor that it does not keep is recomputed and compared in full with the saved tensor.
+   This also gives its time. An operation with another result is no longer replayed, and step 2 is repeated.
+4. Each choice runs forward and backward alone under a meter, as the executor will run it, which gives its bytes.
+
+Blocks of the same kind whose recorded operations are equal share the measurement. Bytes and times of an option are
+differences to a run of the same kind that keeps everything, added to the stage's values in the measured step.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ PARTS = 12  # of what a step saves: options of a block lie no further apart
 
 
 class OptionPass:
-    """One forward of the model in which one block of each kind is opened; see the top of this file."""
+    """One forward of the model in which one block of each kind is recorded; see the top of this file."""
 
     def __init__(
         self, sample: Sample, blocks: Sequence[Block], measured: StepMeasure, owners: Owners, device: torch.device
     ) -> None:
         self._sample, self._blocks, self._measured = sample, blocks, measured
         self._owners, self._device = owners, device
-        self._found: dict[Any, _Opening] = {}
+        self._measured_kinds: dict[Any, _Opening] = {}
         self._index = 0
         self._calls: dict[int, int] = {}
         self._part_bytes = sum(stage.saved_bytes for stage in measured.stages) // PARTS
@@ -102,15 +103,15 @@ class OptionPass:
         with run.rewound():
             graph = run.recorded(saving=False)
             kind = (stage.signature(), graph.digest(), graph.closed)
-            if kind not in self._found:
+            if kind not in self._measured_kinds:
                 run.waiting = self._owners.waiting(block, call)
                 run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
-                self._found[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.teller)
-        self._found[kind].describe(stage)
+                self._measured_kinds[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.teller)
+        self._measured_kinds[kind].describe(stage)
 
 
 class _Opening:
-    """What was found inside one kind of block."""
+    """The measured options of one kind of block."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class _Opening:
         del self._run, self._teller
 
     def describe(self, stage: StageMeasure) -> None:
-        """Tells a stage what was found."""
+        """Store the options in a stage."""
         stage.closed = self.reason
         if not self.reason:
             stage.digest, stage.asked, stage.draws = self.digest, list(self.asked), list(self.draws)
@@ -174,28 +175,29 @@ def _option(
 ) -> OptionMeasure:
     """The stage with an option of selective recomputation. Buffers, `copied_bytes`, are copied before it first runs."""
     recipe, took = proved
-    found = option_beside(stage, everything[0], measured[0], took, recipe.decisions, _described(recipe))
-    return dataclasses.replace(found, forward_rise_bytes=found.forward_rise_bytes + copied_bytes)
+    option_alone = option_beside(stage, everything[0], measured[0], took, recipe.decisions, _described(recipe))
+    return dataclasses.replace(option_alone, forward_rise_bytes=option_alone.forward_rise_bytes + copied_bytes)
 
 
 def option_beside(
-    stage: StageMeasure, base: StageMeasure, found: StageMeasure, took: OptionTimes, decisions: str, recomputes: str
+    stage: StageMeasure, base: StageMeasure, alone: StageMeasure, took: OptionTimes, decisions: str, recomputes: str
 ) -> OptionMeasure:
-    """The stage with an option: what was measured of it, and by how much the option, `found` alone, differs from
-    keeping everything, `base` alone.
+    """The stage with an option: its measured values, changed by the difference of `alone` to `base`.
+
+    alone: the option, run alone. base: keeping everything, run alone.
     """
     return OptionMeasure(
         decisions=decisions,
-        saved_bytes=max(stage.saved_bytes + found.saved_bytes - base.saved_bytes, stage.output_bytes),
-        forward_rise_bytes=stage.forward_rise_bytes + found.forward_rise_bytes - base.forward_rise_bytes,
-        backward_rise_bytes=stage.backward_rise_bytes + found.backward_rise_bytes - base.backward_rise_bytes,
+        saved_bytes=max(stage.saved_bytes + alone.saved_bytes - base.saved_bytes, stage.output_bytes),
+        forward_rise_bytes=stage.forward_rise_bytes + alone.forward_rise_bytes - base.forward_rise_bytes,
+        backward_rise_bytes=stage.backward_rise_bytes + alone.backward_rise_bytes - base.backward_rise_bytes,
         accumulated_backward_rise_bytes=stage.accumulated_backward_rise_bytes
-        + found.accumulated_backward_rise_bytes
+        + alone.accumulated_backward_rise_bytes
         - base.accumulated_backward_rise_bytes,
         forward_ns=stage.forward_ns + took.saving_ns,
         backward_ns=stage.backward_ns + took.recomputing_ns,
-        offloadable_bytes=stage.offloadable_bytes + found.offloadable_bytes - base.offloadable_bytes
-        if min(stage.offloadable_bytes, found.offloadable_bytes, base.offloadable_bytes) > 0
+        offloadable_bytes=stage.offloadable_bytes + alone.offloadable_bytes - base.offloadable_bytes
+        if min(stage.offloadable_bytes, alone.offloadable_bytes, base.offloadable_bytes) > 0
         else 0,
         recomputes=recomputes,
     )
@@ -218,7 +220,7 @@ def moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) ->
 
 
 def _described(recipe: Recipe) -> str:
-    """What an option recomputes, for people: the operations, most frequent first."""
+    """The operations that an option recomputes, as text, most frequent first."""
     names: dict[str, int] = {}
     for function in recipe.code.operations:
         name = getattr(function, "__name__", str(function)).lstrip("_")
@@ -229,14 +231,14 @@ def _described(recipe: Recipe) -> str:
 
 
 def pareto(options: list[OptionMeasure]) -> list[OptionMeasure]:
-    """Without the options that another one beats in bytes and time; the first, which keeps everything, stays."""
+    """Remove dominated options: another one is better in bytes and time. The first, which keeps everything, stays."""
     less = [option for option in options[1:] if option.saved_bytes + LEAST_BYTES < options[0].saved_bytes]
     kept = [option for option in less if not any(_beats(other, option) for other in less)]
     return [options[0], *sorted(kept, key=lambda option: (-option.saved_bytes, option.time_ns))]
 
 
 def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
-    """Whether it takes no more of anything, and less of something: what is slower may still peak lower."""
+    """Whether an option dominates another: no worse in bytes, peak and time, and better in one."""
     ours, theirs = (
         (o.saved_bytes, o.forward_rise_bytes, o.backward_rise_bytes, o.accumulated_backward_rise_bytes, o.time_ns)
         for o in (option, other)
@@ -245,15 +247,16 @@ def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
 
 
 def _thinned(options: list[OptionMeasure], at_most: int) -> list[OptionMeasure]:
-    """At most so many, among them those that set what a step takes at least: the one that saves least, which is the
-    last, and those that peak lowest.
+    """At most so many options, among them those that determine the least budget.
+
+    These are the last, which saves least, and those with the lowest peaks.
     """
     stay = {id(min(options, key=_peak)), id(min(options, key=_accumulated_peak))}
     return thinned(options, at_most, lambda option: (option.saved_bytes, option.time_ns), stay)
 
 
 def _peak(option: OptionMeasure) -> tuple[int, int]:
-    """Of a block with nothing beside it; of equal ones, the fastest."""
+    """The option with the lowest peak of the block alone; the fastest among equals."""
     return max(option.forward_rise_bytes, option.saved_bytes + option.backward_rise_bytes), option.time_ns
 
 

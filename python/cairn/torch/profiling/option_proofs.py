@@ -80,8 +80,8 @@ class Proofs:
         torch.clear_autocast_cache()
         if len(saved) != len(self._graph.packs):
             return []
-        found = candidates(self._graph, self._part_bytes)
-        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in found]
+        choices = candidates(self._graph, self._part_bytes)
+        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in choices]
         return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
 
     def _proved(
@@ -145,11 +145,11 @@ class Where:
         return self.arguments[index].detach()
 
     def parameter(self, index: int) -> torch.Tensor:
-        found = self.parameters[index]
-        assert found is not None
-        return found
+        parameter = self.parameters[index]
+        assert parameter is not None
+        return parameter
 
     def buffer(self, index: int) -> torch.Tensor:
-        found = self.buffers[index]
-        assert found is not None
-        return found
+        buffer = self.buffers[index]
+        assert buffer is not None
+        return buffer

@@ -1,4 +1,4 @@
-"""One block of a profiled step, run again and again: recorded, and with its backward."""
+"""Repeated runs of one block of a profiled step: recorded, and with its backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .side_outputs import SideOutputs
 
 
 class BlockRuns:
-    """Runs one call of a block alone, as often as is needed, each time the same."""
+    """Runs one call of a block alone, any number of times, from the same state."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BlockRuns:
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
-        """A context after which generators, buffers and attributes are as before it."""
+        """Restore generators, buffers and attributes after the body."""
         try:
             yield
         finally:
@@ -61,7 +61,7 @@ class BlockRuns:
         return [b for part in self.block.parts() for b in part._buffers.values()]
 
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
-        """The operations of a run; with `saving`, a backward too, which notes in which order tensors are asked for."""
+        """The operations of a run; with `saving` also a backward, which records the order of reads of saved tensors."""
         self.rewind()
         constants, buffers, beside = Constants(self.block.parts()), self.buffers(), SideOutputs(self.block.parts())
         args, kwargs = self.arguments.source(isolated_block.Hooks())

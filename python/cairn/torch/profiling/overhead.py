@@ -1,10 +1,10 @@
-"""What it costs to carry a schedule out, beside the operations themselves: hooks, holders, random states, comparisons.
+"""The overhead of executing a schedule: hooks, holders, random states, comparisons.
 
-Measured once per process, in processor time, on small layers that do what blocks do: normalise, multiply, drop out. An
-interpreter that has just run kernels finds its own code and data no longer in the nearest cache, so the same
-bookkeeping takes several times as long as in a loop of nothing else, and blocks that compute nothing would tell too
-little. Plain steps and planned ones take turns; what a planned step takes more is divided among blocks and the tensors
-that they save, by two sizes of layers. On CUDA all this happens on the host while the device works, and is not counted.
+It is measured once per process, in processor time, on small layers with the operations of real blocks: normalisation,
+matrix products, dropout. Blocks without kernels would show too little: after a kernel, the interpreter's code and data
+are no longer in the nearest cache, and the same bookkeeping takes several times as long. Plain and planned steps take
+turns. The extra time of a planned step is divided among blocks and their saved tensors, by two sizes of layers. On CUDA
+the overhead occurs on the host while the device works, and is not counted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Layer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Nanoseconds: for running a block again once, and for keeping a part of one."""
+    """Overhead in nanoseconds: of recomputing a whole block once, and of selective recomputation."""
 
     again_ns: float  # a block
     again_saved_ns: float  # and each tensor that it saves
@@ -72,27 +72,27 @@ class Cost:
     recomputed_ns: float  # and each tensor that is recomputed, beside the operations
 
     def of(self, block: Block, saved_count: int) -> int:
-        """For running a block again that saves so many tensors."""
+        """The overhead of recomputing a block that saves so many tensors."""
         buffers = sum(len(part._buffers) for part in block.parts())
         return round(self.again_ns + self.again_saved_ns * saved_count + self.buffer_ns * buffers)
 
     def of_part(self, saved_count: int) -> int:
-        """For keeping a part of what a block saves, in its forward."""
+        """The overhead of selective recomputation in a block's forward."""
         return round(self.part_ns + self.part_saved_ns * saved_count)
 
     def of_recomputing(self, count: int) -> int:
-        """For recomputing so many tensors in a backward."""
+        """The overhead of recomputing so many tensors in a backward."""
         return round(self.recomputed_ns * count)
 
 
 def counts(device: torch.device) -> bool:
-    """Whether it adds to a step's time there: not beside an accelerator's, nor where a step runs on fake tensors."""
+    """Whether the overhead adds to a step's time: not on an accelerator, nor on fake tensors."""
     return device.type == "cpu" and not _compat.is_faked()
 
 
 @functools.cache
 def cost() -> Cost:
-    """Measures; takes about a second, the first time."""
+    """Measure the overhead; takes about a second, the first time."""
     with torch.enable_grad(), no_autocast(("cpu",)), torch.random.fork_rng(devices=[]), _one_thread():
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
@@ -104,7 +104,7 @@ def cost() -> Cost:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Bookkeeping is done by one; where others wait for a core, kernels this small would wait for them."""
+    """Use one thread: bookkeeping has only one, and kernels this small would wait for others that wait for a core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,14 +114,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def _line(small: _Measured, large: _Measured, name: str) -> tuple[float, float]:
-    """What a block takes, and what each tensor that it saves."""
+    """The extra time of a block, and of each saved tensor."""
     low, high = getattr(small, name), getattr(large, name)
     each = max(0.0, high - low) / (large.saved_count - small.saved_count)
     return max(0.0, low - each * small.saved_count), each
 
 
 class _Measured:
-    """What a kind of layer takes more in planned steps than in a plain one, per block."""
+    """The extra time of planned steps over a plain one, per block of one kind of layer."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         with torch.device("cpu"):  # whose being in force would take its own time in every step

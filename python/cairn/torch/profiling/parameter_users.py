@@ -14,11 +14,11 @@ from .block_meter import parameters_of
 
 @dataclasses.dataclass(frozen=True)
 class UsedOutside:
-    """Which parameters of blocks the model itself uses.
+    """Parameters of blocks that the model itself uses.
 
-    places: by the identity of each, how many of the blocks' calls come before that in the forward, so that their
-        gradients come after it.
-    unused: where a call of a block does not use one of them: the block's name, the number of the call, the parameter.
+    places: by the identity of each, the number of calls of blocks before this use in the forward; the gradients of
+        these calls come after that of the use.
+    unused: calls of blocks that do not use one of them: the block's name, the number of the call, the parameter.
         Hooks compute weights from such parameters before the block runs.
     """
 
@@ -27,9 +27,9 @@ class UsedOutside:
 
 
 class Owners:
-    """Knows who uses which parameters; the gradients of those with several users wait for each other in the engine.
+    """The stages that use each parameter; gradients of parameters with several users wait for each other in autograd.
 
-    order: the blocks, as they are called. outside: what the model itself uses of their parameters.
+    order: the blocks, in the order of their calls. outside: the parameters of blocks that the model itself uses.
     """
 
     def __init__(self, order: Sequence[Block], outside: UsedOutside) -> None:
@@ -49,19 +49,19 @@ class Owners:
                     self._users.setdefault(id(p), []).append(place)
 
     def is_in_blocks(self, parameter: torch.Tensor) -> bool:
-        """Whether blocks have it."""
+        """Whether a parameter belongs to a block."""
         return id(parameter) in self._in_blocks
 
     def is_used_in_blocks(self, parameter: torch.Tensor) -> bool:
-        """Whether blocks use it."""
+        """Whether a block uses a parameter."""
         return id(parameter) in self._users
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
-        """Whether several stages use it."""
+        """Whether several stages use a parameter."""
         return len(self._users.get(id(parameter), ())) + (id(parameter) in self._used_outside) > 1
 
     def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
-        """Parameters of a block that a later stage uses too, so that one gradient is there when its own arrives."""
+        """Parameters of a block that a later stage uses too, so that a gradient exists when the block's own arrives."""
         place = self._places.get((id(block), call), 0)
 
         def used_later(p: nn.Parameter) -> bool:

@@ -1,4 +1,4 @@
-"""What can be profiled. All else is refused by name, before anything is measured."""
+"""Checks what can be profiled: everything else is refused by name, before anything is measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_gradients(sample: Sample) -> None:
 
 
 def check_named(model: nn.Module, **named: Any) -> None:
-    """Raises ValueError where what a user names is not in the model; () names nothing, "auto" leaves it open."""
+    """Raise ValueError if the user names something that is not in the model; () names nothing, "auto" is no name."""
     for option, wanted in named.items():
         is_none = isinstance(wanted, (tuple, list)) and not wanted
         if not is_none and not (option == "blocks" and isinstance(wanted, str) and wanted == "auto"):
@@ -43,12 +43,12 @@ def check_named(model: nn.Module, **named: Any) -> None:
                 )
 
 
-def _check_names_part(model: nn.Module, wanted: Any, found: Sequence[nn.Module], option: str) -> None:
-    """Raises ValueError where something that a user names stands for nothing, or for what is not in the model."""
+def _check_names_part(model: nn.Module, wanted: Any, modules: Sequence[nn.Module], option: str) -> None:
+    """Raise ValueError if a name of the user's selects no module, or a module that is not in the model."""
     own, kind = set(map(id, model.modules())), type(model).__name__
-    if not found:
+    if not modules:
         raise ValueError(f"{option}={wanted!r} names no module of this {kind}")
-    stranger = next((module for module in found if id(module) not in own), None)
+    stranger = next((module for module in modules if id(module) not in own), None)
     if stranger is not None:
         raise ValueError(
             f"{option}= has a {type(stranger).__name__} that is no part of this {kind}: is it one of another model, or "
@@ -57,8 +57,8 @@ def _check_names_part(model: nn.Module, wanted: Any, found: Sequence[nn.Module],
 
 
 def device_of(sample: Sample) -> torch.device:
-    """The one device that a model and its sample lie on; of a sample some may be on the host beside it, such as the
-    lengths of packed sequences.
+    """The one device of a model and its sample; tensors of the sample may also be on the host, such as lengths of
+    packed sequences.
     """
     cpu, placed = torch.device("cpu"), [*sample.model.parameters(), *sample.model.buffers()]
     devices = {t.device for t in (*placed, *sample.static_tensors()) if t.device != cpu}
@@ -75,7 +75,7 @@ def device_of(sample: Sample) -> torch.device:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuses wrappers and models that recompute by themselves."""
+    """Refuse wrappers, and models that recompute by themselves."""
     name = type(model).__name__
     if name in ("DataParallel", "DistributedDataParallel"):
         raise Unsupported(f"profile the module inside {name}, before it is wrapped")
@@ -117,7 +117,7 @@ def _refuse_static_graph(model: nn.Module) -> None:
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     kind = torch.nn.parallel.DistributedDataParallel
-    for wrapper in [found for found in gc.get_objects() if type(found) is kind]:
+    for wrapper in [value for value in gc.get_objects() if type(value) is kind]:
         if wrapper.static_graph and any(part is model for part in wrapper.module.modules()):
             raise Unsupported(
                 "the model is in a DistributedDataParallel with static_graph=True, which takes a profile's backwards "

@@ -1,4 +1,4 @@
-"""One training step on sample data: how its forward and backward are run, and where its loss is."""
+"""One training step on sample data: runs its forward and its backward, and computes its loss."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ LOSS_DIFFERENTIATES = (
 class Sample:
     """One training step on sample data: forward and loss.
 
-    Every forward begins with the random state that there was first, so that layers which are skipped at random are the
-    same ones each time; and with the same numbers in attributes, such as counts of steps.
+    Every forward begins with the same random state, so that the same layers are skipped at random each time, and with
+    the same numbers in attributes, such as counts of steps.
     """
 
     def __init__(
@@ -65,27 +65,25 @@ class Sample:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """What a forward is called with: its own lists, dicts and caches each time, for a model may take things out of
-        them, or add to them.
-        """
+        """The positional arguments of a forward, with fresh lists, dicts and caches, which a model may change."""
         return self._built()[0]
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """The same of what is passed by name."""
+        """The keyword arguments of a forward, with fresh containers."""
         return self._built()[1]
 
     def _built(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return own_caches(*self._call.build(self._tensors))
 
     def forward(self, returned: Callable[[], None] = lambda: None) -> tuple[Any, torch.Tensor | None]:
-        """Runs the forward; its `results`. `returned` is called when the model has returned."""
+        """Run the forward and return its `results`. `returned` is called when the model has returned."""
         output = self.output()
         returned()
         return self.results(output)
 
     def results(self, output: Any) -> tuple[Any, torch.Tensor | None]:
-        """What the loop has while the backward runs, and the loss; None where that is computed elsewhere."""
+        """The values that the training loop holds in the backward, and the loss; None if it is computed elsewhere."""
         loss = self.loss(output)
         self.has_no_loss = loss is None
         if loss is None and not self.holds_output:
@@ -108,7 +106,7 @@ class Sample:
 
     @contextlib.contextmanager
     def untouched(self, device: torch.device) -> Iterator[Parameters]:
-        """`untouched` of the model, and of all else that its step and its loss use."""
+        """`preserve.untouched` of the model, and of all other modules that its step and its loss use."""
         with untouched(self.model, device, self.attributes, self.others) as parameters:
             try:
                 yield parameters
@@ -117,30 +115,30 @@ class Sample:
 
     @contextlib.contextmanager
     def stateless(self) -> Iterator[None]:
-        """A context after which what every forward leaves anew in attributes is as it was."""
+        """Restore, after the body, the attributes that every forward sets anew."""
         try:
             yield
         finally:
             self.attributes.restore_states()
 
     def watch(self, parameters: Parameters) -> None:
-        """Runs a forward that saves nothing, so that what it writes of the parameters can be put back."""
+        """Run a forward that saves nothing, and record the parameters that it writes, to restore them."""
         with restored_attributes(self.model), saving_nothing(), parameters.watching():
             self.output()
 
     @property
     def random(self) -> Randomness:
-        """The random state with which a forward begins."""
+        """Record the random state as that with which every forward begins."""
         if self._random is None:
             self._random = self._random_now()
         return self._random
 
     def begin_with(self, state: Randomness) -> None:
-        """Makes it the random state with which a forward begins."""
+        """Set the random state with which a forward begins."""
         self._random = state
 
     def begin_with_seed(self, seed: int) -> None:
-        """The same, by a seed of every generator."""
+        """Set a new random state, by a seed for every generator."""
         torch.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -148,7 +146,7 @@ class Sample:
         self._random = self._random_now()
 
     def draws(self) -> bool:
-        """Whether the forward that ran last has drawn random numbers."""
+        """Whether the last forward has drawn random numbers."""
         now = self._random_now()
         return self.random.torch_differs(now) or bool(self.random.foreign_differs(now))
 
@@ -173,7 +171,7 @@ class Sample:
             raise
 
     def _checked(self, output: Any, loss: Any) -> torch.Tensor:
-        """What loss_fn made, if a backward can begin with it."""
+        """The result of loss_fn, if a backward can begin with it."""
         if not isinstance(loss, torch.Tensor):
             raise ValueError(
                 f"loss_fn must return the loss, a tensor of one number; it returned a {type(loss).__name__}"
@@ -187,19 +185,19 @@ class Sample:
         return loss
 
     def static_tensors(self) -> list[torch.Tensor]:
-        """What the caller brings: the arguments, and what the loss function has at hand."""
+        """The caller's tensors: the arguments, and those that the loss function holds."""
         return list(tensors_in((self.args, self.kwargs, list(brought_by(self.loss_fn)))))
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values; a forward may ask for gradients of those of a tensor that has none yet (`requires_grad_`)."""
+    """Copies of tensors with the same values, because a forward may call `requires_grad_` on its arguments."""
     if tensor.requires_grad:
         return tensor.detach().requires_grad_()
     return tensor.detach() if type(tensor) is torch.Tensor and tensor.is_floating_point() else tensor
 
 
 def backward_of(output: Any, loss: torch.Tensor | None) -> None:
-    """Runs the backward from the loss, or from gradients of the output's size where there is none."""
+    """Run the backward from the loss, or without one from gradients of the output's size."""
     roots = isolated_block.differentiable(output) if loss is None else [loss]
     with isolated_block.as_in_backward(roots[0].device):
         if loss is not None:

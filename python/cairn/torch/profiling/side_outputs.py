@@ -1,8 +1,8 @@
-"""What a block leaves for the loss beside its result.
+"""Side outputs: tensors that a block stores for the loss elsewhere than in its result.
 
-Some blocks put a loss of their own into an attribute (routers do), hooks collect features of modules inside of blocks,
-and transformers what these return. Where the loss reads such a tensor, its gradient waits from the loss until the
-block's backward, which then begins with it, too.
+Routers store a loss of their own in an attribute, hooks collect features of modules inside of blocks, and transformers
+collects their results. If the loss reads such a tensor, its gradient exists from the loss to the block's backward,
+which begins with this gradient as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import isolated_block
 
 
 class SideOutputs:
-    """Finds what a run of modules that is about to begin leaves beside its result."""
+    """The side outputs of a run of modules that is about to begin."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._parts = parts
@@ -35,20 +35,21 @@ class SideOutputs:
         self._owners = {place: id(names) for place, names in self._named()}
 
     def tensors(self, result: Any) -> list[torch.Tensor]:
-        """Those with a backward, each once, that the run made and `result` does not have."""
+        """The tensors with a backward, each once, that the run made and `result` does not contain."""
         returned = {id(t) for t in tensors_in(result)}
         left = (tensor for tensor in self._tensors() if _compat.is_made_since(tensor, self._since))
         return [tensor for tensor in left if id(tensor) not in returned]
 
     def storages(self, others: Iterable[int]) -> dict[int, _compat.StorageRef]:
-        """The large storages behind all that the run left, with a backward or without, but for those of others."""
+        """The large storages of all side outputs, with a backward or without, except the given ones."""
         known = self._there.keys() | set(others)
         left = self._storages().items()
         return {key: ref for key, ref in left if ref.nbytes > LARGE_BYTES and key not in known}
 
     def added(self) -> list[_compat.StorageRef]:
-        """The storages of what the run left elsewhere than under names that were there before it: a run again puts its
-        own beside them, and holds both until its end.
+        """The storages of side outputs under names that did not exist before the run.
+
+        A recomputation adds its own next to them, and both exist until its end.
         """
         there = (names for place, names in self._named() if self._owners.get(place) == id(names))
         replaced = [value for names in there for value in names.values() if isinstance(value, torch.Tensor)]
@@ -56,12 +57,12 @@ class SideOutputs:
         return [ref for key, ref in self._storages().items() if key not in known]
 
     def _storages(self) -> dict[int, _compat.StorageRef]:
-        """The storages of what is there now."""
+        """The storages of the present values."""
         refs = map(_compat.StorageRef, filter(memory.has_storage, self._tensors()))
         return {ref.key: ref for ref in refs}
 
     def _named(self) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """The attributes of parts and of objects there, and the dicts among them, each by its place."""
+        """The attributes of modules and of objects in them, and the dicts among them, each by its place."""
         seen: set[int] = set()
         for part in self._parts:
             yield from _names_in(vars(part), (id(part),), seen, _HIDDEN)
@@ -73,17 +74,17 @@ class SideOutputs:
         at_hand = (value for _, _, value in reached(self._parts))
         attributes = [value for part in self._parts for _, value in _items_of(vars(part), _HIDDEN)]
         weights = list(cached_weights(self._parts).values())
-        found = unique_tensors_in(
+        tensors = unique_tensors_in(
             [*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected(), weights]
         )
-        retained = [tensor.grad for tensor in found if tensor.retains_grad]
-        return unique_tensors_in([*found, *retained]) if retained else found
+        retained = [tensor.grad for tensor in tensors if tensor.retains_grad]
+        return unique_tensors_in([*tensors, *retained]) if retained else tensors
 
     def root(self, result: Any, known: Layouts) -> tuple[list[torch.Tensor], list[Layout | None]]:
-        """What a backward of the block begins with, and how the gradients lie, None where there is none.
+        """The tensors with which a backward of the block begins, and the layouts of their gradients; None for none.
 
-        `known` is what is known of the gradients of the result, and then of what is left beside it. As long as nothing
-        is, all of the result gets gradients, which lie as it does, and the rest gets none.
+        known: the known layouts of gradients, of the result and then of side outputs. Without known layouts, all of the
+        result gets gradients of its own layout, and side outputs get none.
         """
         returned, others = isolated_block.differentiable(result), self.tensors(result)
         if len(known) == len(returned) + len(others):
@@ -98,7 +99,7 @@ _HIDDEN = OF_EVERY_MODULE - {"_parameters", "_buffers"}
 def _names_in(
     names: dict[Any, Any], place: tuple[Any, ...], seen: set[int], hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """The names at a place, and those of dicts and objects among them, each once; those under hidden names left out."""
+    """The names at a place, and those of dicts and objects among their values, each once; hidden names are left out."""
     yield place, names
     seen.add(id(names))
     for name, value in _items_of(names, hidden) if len(place) <= NESTED and len(names) <= MANY else ():
@@ -108,7 +109,7 @@ def _names_in(
 
 
 def _items_of(names: dict[Any, Any], hidden: frozenset[str]) -> list[tuple[Any, Any]]:
-    """Those that may have to do with a tensor; they are a few of many."""
+    """The values that may contain a tensor, which are few."""
     return [(name, value) for name, value in list(names.items()) if type(value) not in ATOMS and name not in hidden]
 
 
@@ -119,7 +120,7 @@ def _filled(value: Any) -> Any:
 
 
 class Arrivals:
-    """How the gradients of tensors lie when a backward brings them."""
+    """The layouts of the gradients of tensors when they arrive in a backward."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.layouts: list[Layout | None] = [None] * len(tensors)
@@ -144,7 +145,7 @@ def _collected() -> Any:
 
 @contextlib.contextmanager
 def collecting_apart() -> Iterator[None]:
-    """What blocks run for is not seen by who collects what modules return (`output_hidden_states` and the like)."""
+    """Hide the body's module calls from code that collects results of modules, such as `output_hidden_states`."""
     collector, collected = _collector(), _collected()
     if collected is None:
         yield

@@ -78,9 +78,9 @@ class StepRecording:
         self._added: list[tuple[int, int, int]] = []
         self._kept_bytes = 0  # large gradients that hooks have kept
         self._left: set[int] = set()  # parameters of blocks that have side outputs, by identity
-        self._found_bytes = 0  # tensors in attributes of modules before the step
-        self._found: list[InAttribute] = []  # of these, the ones that the attribute still has
-        self._found_places: list[InAttribute] = []  # all of them
+        self._attribute_bytes = 0  # tensors in attributes of modules before the step
+        self._in_attributes: list[InAttribute] = []  # of these, the ones that the attribute still has
+        self._attributes_before: list[InAttribute] = []  # all of them
         self._replaced_bytes = 0  # of these, bytes that were replaced outside of blocks
 
     def record(self) -> None:
@@ -92,10 +92,10 @@ class StepRecording:
         torch.clear_autocast_cache()
         replaced = stored(self._sample.model)  # kept alive: freeing it in the step would hide as much of its rise
         there = memory.storages(replaced).items()
-        self._found_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
-        named = (found for module in self._sample.model.modules() for found in in_attributes(module))
-        self._found = [found for found in named if self._counts(found)]
-        self._found_places = list(self._found)
+        self._attribute_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
+        named = (item for module in self._sample.model.modules() for item in in_attributes(module))
+        self._in_attributes = [item for item in named if self._counts(item)]
+        self._attributes_before = list(self._in_attributes)
         try:
             with self._meter:
                 self._step()
@@ -104,24 +104,24 @@ class StepRecording:
                 handle.remove()
         del replaced
 
-    def _counts(self, found: InAttribute) -> bool:
-        return found.nbytes > LARGE_BYTES and found.storage not in self._static
+    def _counts(self, item: InAttribute) -> bool:
+        return item.nbytes > LARGE_BYTES and item.storage not in self._static
 
     def _without_replaced(self) -> int:
-        """Bytes of tensors found in attributes that were replaced since the last call."""
-        sizes = {found.storage: found.nbytes for found in self._found}
-        self._found = [found for found in self._found if found.is_there()]
-        there = {found.storage for found in self._found}
+        """Bytes of tensors in attributes, from before the step, that were replaced since the last call."""
+        sizes = {item.storage: item.nbytes for item in self._in_attributes}
+        self._in_attributes = [item for item in self._in_attributes if item.is_there()]
+        there = {item.storage for item in self._in_attributes}
         return sum(size for key, size in sizes.items() if key not in there)
 
-    def _stand_for_found(self) -> dict[int, int]:
+    def _replaced_attributes(self) -> dict[int, int]:
         """For each storage that an attribute has now: bytes of the tensor that it had before the step."""
-        return {now.storage: found.nbytes for found in self._found_places for now in found.now()}
+        return {now.storage: item.nbytes for item in self._attributes_before for now in item.now()}
 
     def _end_segment(self) -> None:
         """Closes the current segment."""
         self._replaced_bytes += self._without_replaced()
-        self._segments[-1].replacing = self._stand_for_found()
+        self._segments[-1].replacing = self._replaced_attributes()
         self._segments[-1].end = self._moment()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
@@ -180,7 +180,7 @@ class StepRecording:
         stage.random_state_is_new, self._random_state = state != self._random_state, state
         alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
         hooks, shared = isolated_block.Hooks(), self._owners.waiting(block, call)
-        computed = [found for part in block.parts() for found in in_attributes(part)]
+        computed = [item for part in block.parts() for item in in_attributes(part)]
         output = alone.run(function, arguments, hooks, shared, self._created)
         run = BlockRun(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
         self._note_held(run.chained)
@@ -190,7 +190,7 @@ class StepRecording:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.WriteDetector, [*arguments.tensors, *large_buffers(block, stage)]))
-        run.computed = [found for found in computed if found.is_there()]
+        run.computed = [item for item in computed if item.is_there()]
         self._without_replaced()  # tensors that the block replaced are counted as its side outputs
         self._runs.append(run)
         self._segments.append(Segment(self._moment()))
@@ -251,7 +251,7 @@ class StepRecording:
     def _keep_overwritten(self) -> None:
         """Marks blocks as kept if tensors that they read were changed later: they cannot be recomputed from these."""
         for run in self._runs:
-            replaced = {found.storage: found.nbytes for found in run.computed if not found.is_there()}
+            replaced = {item.storage: item.nbytes for item in run.computed if not item.is_there()}
             counted = self._static | memory.storages(run.arguments).keys()
             run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
             if replaced or any(witness.has_changed() for witness in run.read):

@@ -70,7 +70,7 @@ class Segment:
     backward_end: Moment | None = None
     returned: Moment | None = None  # in the last segment: when the model's forward has returned
     saved_bytes: int = 0  # what it makes and its backward frees, or is taken to free
-    replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_stand_for_found` at its end
+    replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_replaced_attributes` at its end
 
 
 class InAttribute(NamedTuple):

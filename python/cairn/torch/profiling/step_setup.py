@@ -1,4 +1,4 @@
-"""What every step of a sample begins with, so that steps can be compared."""
+"""The state with which every step of a sample begins, so that steps can be compared."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .sample import Sample
 
 
 class Beginning:
-    """The random state, the buffers, the parameters that a forward writes, and what is in attributes: of the model, and
-    of all else that its step uses.
+    """The random state, buffers, parameters that a forward writes, and attributes: of the model, and of all other
+    modules that its step uses.
     """
 
     def __init__(self, sample: Sample, device: torch.device, parameters: Parameters | None = None) -> None:
-        """parameters: has watched a forward; None where no parameters are written."""
+        """parameters: the record of those that a forward writes; None if it writes none."""
         self._parameters, self._own = parameters, list(sample.model.parameters())
         self._modules = nn.ModuleList([sample.model, *sample.others])
         self._random, self._buffers = Randomness(device), Buffers(self._modules)
         self._attributes: Attributes | None = None
 
     def restore(self, gradients_exist: bool) -> None:
-        """A step begins, onto gradients that exist already or creating them."""
+        """Begin a step, which accumulates into existing gradients or creates them."""
         self._random.restore()
         self._buffers.restore()
         if self._parameters is not None:
@@ -33,7 +33,7 @@ class Beginning:
         self._attributes = Attributes(self._modules.modules(), with_large=True)
 
     def leave(self) -> None:
-        """It has ended: what it left in attributes goes, and its gradients do."""
+        """End the step: restore attributes, and drop its gradients."""
         if self._attributes is not None:
             self._attributes.restore()
         for p in self._own:

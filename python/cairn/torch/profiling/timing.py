@@ -1,8 +1,8 @@
-"""Takes the times of a step's stages, in passes like that which measures memory, but without a meter.
+"""Times the stages of a step, in passes like the one that measures memory, but without a meter.
 
-In each pass every block runs forward once without saving; one block of each kind also runs forward saving everything,
-and backward, without any hooks, as a kept block does. What runs outside blocks is timed where it runs. A stage's time
-is the median over the passes and over blocks of its kind.
+In each pass every block runs forward once without saving. One block of each kind also runs forward and backward with
+everything saved and without hooks, as a kept block does. Code outside blocks is timed in place. A stage's time is the
+median over the passes and over blocks of its kind.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Recomputes each block once after the sample step's forward has returned, as plans will do it.
 
-Blocks are measured while the model's forward runs. What a model sets for the time of its forward alone (a thread-local
-stack, a global, an attribute of a class, hooks that are removed again) is still there then, and gone when a plan
-recomputes a block in the backward. So one more forward runs under a plan that recomputes every block; after it each
-block is recomputed from what the executor noted of its first run, in the thread that runs backwards. What a block saves
-and returns must be the same, value by value. Where it is not, the same is tried with the attributes of the block and
-the hooks on its parts as they were in the forward; plans bring these back if that helps, else the block is kept.
+Blocks are measured while the model's forward runs. State that a model sets only during its forward (a thread-local
+stack, a global, a class attribute, hooks that it removes) exists at that time, but no longer when a plan recomputes a
+block in the backward. So one more forward runs under a plan that recomputes every block. After it, each block is
+recomputed from the state that the executor recorded, in the thread that runs backwards. The tensors that it saves and
+returns must be equal, value by value. If they are not, the block is recomputed once more with its attributes and the
+hooks on its submodules restored. If that helps, plans restore them, too; else the block is kept.
 
-Memory needed: the inputs of all blocks, what one block takes while it runs, and what is saved outside of blocks.
+This needs memory for the inputs of all blocks, for one running block, and for tensors saved outside of blocks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from .sample import Sample
 
 
 def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: torch.device) -> bool:
-    """Gives every block that computes something else after the forward a reason to be kept.
+    """Give a reason to be kept to every block that computes other values after the forward.
 
-    False: there was no memory for it, and no block was tried. A planned step compares what recomputed blocks return.
+    Returns False if there was not enough memory, so that no block was tried; a planned step then compares the results
+    of recomputed blocks.
     """
     if all(stage.kind != "block" or stage.keep_reason for stage in stages):
         return True
@@ -54,8 +55,9 @@ def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: to
 def _differences(
     sample: Sample, stages: Sequence[StageMeasure], device: torch.device, brought_back: Set[str]
 ) -> Mapping[int, str]:
-    """Reasons to keep blocks, by the number of the stage. brought_back: blocks that find attributes and hooks as they
-    were in the forward.
+    """Reasons to keep blocks, by the number of the stage.
+
+    brought_back: blocks whose attributes and hooks are restored as they were in the forward.
     """
     runs: list[Run] = []
     refs = [StageRef(stage.kind, stage.name, stage.call) for stage in stages]
@@ -83,7 +85,7 @@ def _differences(
 
 
 def _reason(error: Exception) -> str:
-    """Why to keep a block whose recomputation after the forward has ended in an error."""
+    """The reason to keep a block whose recomputation after the forward raised an error."""
     if isinstance(error, RecomputationError) and not error.difference:
         return f"cannot be recomputed once the model's forward has returned: {error}"
     if isinstance(error, RecomputationError):
@@ -109,7 +111,7 @@ def _recompute_each(stages: Sequence[StageMeasure]) -> list[tuple[Any, ...]]:
 
 
 def _in_backward(work: Callable[[], Any], device: torch.device) -> None:
-    """Calls a function as autograd's backward for a device would: in its thread, outside of autocast."""
+    """Call a function as autograd's backward for a device would: in its thread, outside of autocast."""
     root = torch.zeros((), device=device, requires_grad=True)
     with torch.enable_grad():
         end = _Calling.apply(root, work)
@@ -118,7 +120,7 @@ def _in_backward(work: Callable[[], Any], device: torch.device) -> None:
 
 
 class _Calling(torch.autograd.Function):
-    """Calls something in its backward."""
+    """Calls a function in its backward."""
 
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, work: Callable[[], Any]) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What custom functions of a block hold beside what autograd saves (`ctx.x = x`, or a closure, as that of torch.cond):
-no hook sees or frees it.
+"""Tensors that custom functions of a block hold outside of autograd's saved tensors (`ctx.x = x`, or a closure, as in
+torch.cond): no hook can see or free them.
 
-Where it is a tensor that the block makes on its way, it shows in the memory that is left when nothing is saved. Where
-it is the block's input or output, others have that as well, so it is looked for in the graph.
+An intermediate tensor of the block shows in the memory that stays allocated when nothing is saved. The block's input or
+output does not show there, because others hold it too, so it is searched for in the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..base.tree import tensors_inside
 
 
 def hidden_storages(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """The storages behind the attributes of custom functions in the history of tensors."""
+    """The storages of tensors in attributes of custom functions, in the autograd graph of tensors."""
     held = (tensor for node in _nodes(tensors) for tensor in _held_by(node))
     return {_compat.storage_id(tensor) for tensor in held if memory.has_storage(tensor)}
 

@@ -97,7 +97,7 @@ def nothing_proved() -> Iterator[None]:
 def _needs_chunks() -> None:
     """Ends a test on a machine whose library has other bits in parts."""
     if not any(
-        head.Found(case, chunks).largest * 4 <= case.rows * case.words
+        head.HeadMethod(case, chunks).largest * 4 <= case.rows * case.words
         for case, chunks in head_proof._known.items()
         if chunks
     ):

@@ -97,7 +97,7 @@ def measured(
             with untouched(model, torch.device("cpu")):
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
-                kept = step_memory.Found(plan, model)
+                kept = step_memory.AttributeMemory(plan, model)
                 there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model))
                 begin = meter.mark()
                 with region():

@@ -26,9 +26,9 @@ PHASES = [
     "finding blocks",
     "measuring memory",
     "recomputing blocks after the forward",
-    "taking times",
-    "measuring what a plan takes itself",
-    "looking into blocks",
+    "timing blocks",
+    "measuring the overhead of plans",
+    "measuring options inside blocks",
 ]
 
 
@@ -57,8 +57,8 @@ def test_each_phase_is_told_block_by_block() -> None:
     told = {name: list(group) for name, group in itertools.groupby(news, lambda one: one.phase)}
     assert list(told) == PHASES
     assert [(one.done, one.total) for one in told["finding blocks"]] == [(None, None)]
-    assert [(one.done, one.total) for one in told["taking times"]] == [(i, 2 * count) for i in range(2 * count + 1)]
-    looking = told["looking into blocks"]  # and at each option of those that are opened
+    assert [(one.done, one.total) for one in told["timing blocks"]] == [(i, 2 * count) for i in range(2 * count + 1)]
+    looking = told["measuring options inside blocks"]  # and at each option of those that are opened
     assert [one.done for one in looking] == list(range(len(looking))) and looking[0].total == count
     assert looking[-1].done == looking[-1].total and looking[-1].total > count
     assert told["measuring memory"][-1].done == told["measuring memory"][-1].total == count

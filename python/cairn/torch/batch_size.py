@@ -20,7 +20,7 @@ from .._budget import Budget
 from .base import budgets
 from .base.choices import ACCUMULATED
 from .base.errors import BudgetExceeded, InfeasibleBudget, Unsupported, is_out_of_memory
-from .base.progress import telling
+from .base.progress import reported_progress
 from .planning import arguments
 from .planning.estimates import power_of_growth, scaled
 from .planning.offload_plans import Destination, destination
@@ -137,8 +137,8 @@ def max_batch(
     """
     _check(model, args, kwargs, budget, extra_time, loss_fn, targets, options)
     resizing = Resizing(arguments.positional(args), dict(kwargs or {}), targets, dim)
-    with telling(progress, f"max_batch of {type(model).__name__}") as teller:
-        search = _Search(Steps(model, resizing, loss_fn, teller, options), budget, extra_time)
+    with reported_progress(progress, f"max_batch of {type(model).__name__}") as reporter:
+        search = _Search(Steps(model, resizing, loss_fn, reporter, options), budget, extra_time)
         return search.proved()
 
 
@@ -269,7 +269,7 @@ class _Search:
             return
         if all(entry.profile is None for entry in self._judged.values()):
             self._resolve(made)
-        self._steps.teller.begin(f"batch {batch}: planning")
+        self._steps.reporter.begin(f"batch {batch}: planning")
         self._judged[batch] = self._verdict(made.corrected(self._miss_bytes))
 
     def _resolve(self, sample: Profile) -> None:
@@ -310,7 +310,7 @@ class _Search:
         high = leap if high is None else min(high, leap)
 
         def fits(batch: int) -> bool:
-            self._steps.teller.begin(f"predicting batch {batch}")
+            self._steps.reporter.begin(f"predicting batch {batch}")
             by = batch / base
             growth = Growth(by ** (2 - power), by ** (power - 1))  # all together, by and by**power
             made = self._verdict(scaled(known[base], growth, known[base].fingerprint["inputs"]))
@@ -347,8 +347,8 @@ class _Search:
     def _too_slow(self, task: Task) -> InfeasibleBudget:
         """A batch of 1 fits, but takes more extra time than it may; the error names a budget that works."""
         made, limit = task.plan(self._budget), self._extra_time or 0.0
-        found: Sequence[Any] = task.plans(task.even_budgets(BUDGETS_TRIED))
-        fast = [plan.budget_bytes for plan in found if isinstance(plan, Plan) and plan.overhead <= limit]
+        plans: Sequence[Any] = task.plans(task.even_budgets(BUDGETS_TRIED))
+        fast = [plan.budget_bytes for plan in plans if isinstance(plan, Plan) and plan.overhead <= limit]
         works = min(fast, default=made.plain_peak_bytes + made.reserve_bytes)
         at = made.peak_moment()
         parts = {part.name: part.bytes for part in at.parts}

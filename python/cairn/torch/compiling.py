@@ -16,7 +16,7 @@ from .base import _compat_compile, budgets, clock, memory
 from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
-from .base.progress import telling
+from .base.progress import reported_progress
 from .compiled.backend import Backend
 from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
 from .compiled.compiled_plan import CompiledPlan
@@ -127,7 +127,7 @@ def compile(
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
     device = device_of(sample)
-    with telling(progress, "compile") as teller, sample.untouched(device):
+    with reported_progress(progress, "compile") as teller, sample.untouched(device):
         teller.begin("measuring the optimizer and the loss")
         _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
         if regions is False or (regions == "auto" and (plan is not None or not has_compiled_parts(model))):

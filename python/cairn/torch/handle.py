@@ -184,7 +184,7 @@ def apply_by_shape(
     refuse_tensor_parallel(model)
     plan.check_fits(model)
     outside = Outside.from_json(plan.outside)
-    outside.prove_again()
+    outside.check_proofs()
     shapes = ShapePlans(model, plan, on_shape_change, source)
     executor = Executor(
         model,
@@ -230,15 +230,15 @@ def handle(model: nn.Module) -> Handle | None:
         None if no plan is at work, for which `report` raises.
     """
     check_call(model, None)
-    found = _handles.get(model)
-    return None if found is None else found()
+    reference = _handles.get(model)
+    return None if reference is None else reference()
 
 
 @contextlib.contextmanager
 def set_aside(*models: nn.Module) -> Iterator[None]:
     """Without the plans that are at work on some models, for the body of a with statement."""
-    found = [(model, handle(model)) for model in models]
-    applied = [(model, each) for model, each in found if each is not None and each.is_applied]
+    plans = [(model, handle(model)) for model in models]
+    applied = [(model, each) for model, each in plans if each is not None and each.is_applied]
     for model, each in applied:
         _stop(model, each)
     try:

@@ -14,7 +14,7 @@ from .base import memory
 from .base.blocks import Block, resolve
 from .base.budgets import free_bytes
 from .base.errors import Unsupported
-from .base.progress import telling
+from .base.progress import reported_progress
 from .base.stage_measure import (
     BUFFERS,
     CHANGES_INPUT,
@@ -26,7 +26,7 @@ from .base.stage_measure import (
     WORKSPACES,
     StageMeasure,
 )
-from .base.stages import told
+from .base.stages import sentences
 from .base.tree import tensors_in
 from .handle import refuse_planned_parts, set_aside
 from .head.replacements import Outside, Replaced
@@ -169,21 +169,26 @@ def profile_by(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
-    tells = telling(progress, f"profiling {type(model).__name__}")
-    as_found = sample.untouched(device)
-    with tells as sample.teller, set_aside(model, *sample.others), as_found as parameters, sample.stateless():
+    progress_reports = reported_progress(progress, f"profiling {type(model).__name__}")
+    restored = sample.untouched(device)
+    with (
+        progress_reports as sample.reporter,
+        set_aside(model, *sample.others),
+        restored as parameters,
+        sample.stateless(),
+    ):
         refuse_planned_parts(model)
-        sample.teller.begin("finding blocks")
+        sample.reporter.begin("finding blocks")
         workspaces = memory.library_bytes(device)
         observed = _trace(sample, parameters)
-        found = discovery.find_blocks(model, observed, blocks)
-        looks_outside = outside and not observed.runs_compiled_outside(found)
-        replaced = find_outside(model, sample.output, found) if looks_outside else Outside()
+        stages = discovery.find_blocks(model, observed, blocks)
+        looks_outside = outside and not observed.runs_compiled_outside(stages)
+        replaced = find_outside(model, sample.output, stages) if looks_outside else Outside()
         sample.replaced = Replaced(model, replaced)
         looks_at_whole = blocks == "auto" and inside and not keep and not replaced.notes()
-        whole = discovery.whole_if_better(model, observed, found, free_bytes(device)) if looks_at_whole else []
+        whole = discovery.whole_if_better(model, observed, stages, free_bytes(device)) if looks_at_whole else []
         opened = _as_whole(sample, whole, observed, device, how) if whole else None
-        measured, found = opened or _measure_all(sample, found, observed, device, how)
+        measured, stages = opened or _measure_all(sample, stages, observed, device, how)
         notes = [*_notes(sample, measured), *_skipped(measured, model, observed)]
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
@@ -199,7 +204,7 @@ def profile_by(
         present_bytes=_present_bytes(model, given, optimizer) + workspaces,
         excess=measured.excess,
         notes=(*notes, *replaced.notes()),
-        outside=dataclasses.replace(replaced, runs=_ran_outside(found, observed, measured)),
+        outside=dataclasses.replace(replaced, runs=_ran_outside(stages, observed, measured)),
         holds_output=holds_output,
     )
 
@@ -231,13 +236,13 @@ def _measure_all(
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
     _keep_what_takes_gradients(measured, blocks)
-    sample.teller.begin("recomputing blocks after the forward")
+    sample.reporter.begin("recomputing blocks after the forward")
     measured.is_rehearsed = trial_recompute.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
-    sample.teller.begin("taking times", how.passes * len(measured.blocks))
+    sample.reporter.begin("timing blocks", how.passes * len(measured.blocks))
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)
     if how.inside:
-        sample.teller.begin("looking into blocks", len(measured.blocks))
+        sample.reporter.begin("measuring options inside blocks", len(measured.blocks))
         owners = Owners(observed.call_order(blocks), measured.used_outside)
         how.options(sample, blocks, measured, owners, device).run()
     return measured, blocks
@@ -273,7 +278,7 @@ def _measure(
     again = 0
     while True:
         order = observed.call_order(blocks)
-        sample.teller.begin("measuring memory", len(order))
+        sample.reporter.begin("measuring memory", len(order))
         owners = Owners(order, used_outside)
         copies = CopyPass(sample, blocks).run() if copied else []
         measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
@@ -390,11 +395,13 @@ _LEAVES = (
 
 
 def _notes(sample: Sample, measured: StepMeasure) -> list[str]:
-    notes = told(((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept")
+    notes = sentences(
+        ((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept"
+    )
     closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_opened)
-    notes += told(closed, "kept or recomputed as a whole")
+    notes += sentences(closed, "kept or recomputed as a whole")
     leftovers = (stage for stage in measured.blocks if stage.leftover_bytes)
-    notes += told(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
+    notes += sentences(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
     if not any(stage.kind == "block" and (not stage.keep_reason or stage.opened()) for stage in measured.stages):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     if not measured.is_rehearsed:
@@ -420,7 +427,7 @@ def _skipped(measured: StepMeasure, model: nn.Module, observed: call_trace.Trace
             f"{name} did not run in the sample step; a step in which it runs may take more than its budget"
             for name in layers
         ),
-        *told(((name, _SKIPPED_PARTS) for name in parts), "perhaps larger in other steps"),
+        *sentences(((name, _SKIPPED_PARTS) for name in parts), "perhaps larger in other steps"),
     ]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from .base.choices import ACCUMULATED
 from .base.errors import is_out_of_memory
-from .base.progress import ProgressTeller
+from .base.progress import ProgressReporter
 from .base.tree import Tree
 from .evaluation.verification import verify
 from .planning import arguments
@@ -73,7 +73,7 @@ class Steps:
     model: nn.Module
     resizing: Resizing
     loss_fn: Callable[..., torch.Tensor] | None
-    teller: ProgressTeller
+    reporter: ProgressReporter
     options: Mapping[str, Any]
     stopped_by: Exception | None = None  # what a progress callback raised
 
@@ -82,25 +82,25 @@ class Steps:
         to_profile = arguments.sorted_options(self.options)[0]
         args, kwargs, loss_fn = self._sample(batch)
         with self._resized_to(batch):
-            return profile(self.model, args, kwargs, loss_fn=loss_fn, **to_profile, progress=self._told(batch))
+            return profile(self.model, args, kwargs, loss_fn=loss_fn, **to_profile, progress=self._progress_of(batch))
 
     def measured(self, batch: int, plan: Plan) -> int:
         """The peak of a step with this plan."""
-        self.teller.begin(f"batch {batch}: measuring the planned step")
+        self.reporter.begin(f"batch {batch}: measuring the planned step")
         args, kwargs, loss_fn = self._sample(batch)
         with self._resized_to(batch):
             made = verify(self.model, plan, args, kwargs, loss_fn=loss_fn, compare=False, strict=False)
         return made.accumulated.peak_bytes if plan.gradients == ACCUMULATED else made.created.peak_bytes
 
-    def _told(self, batch: int) -> Callable[[Progress], None]:
-        def told(news: Progress) -> None:
+    def _progress_of(self, batch: int) -> Callable[[Progress], None]:
+        def report(news: Progress) -> None:
             try:
-                self.teller.pass_on(f"batch {batch}", news)
+                self.reporter.pass_on(f"batch {batch}", news)
             except Exception as error:
                 self.stopped_by = error
                 raise
 
-        return told
+        return report
 
     def _sample(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any], Callable[[Any], torch.Tensor] | None]:
         args, kwargs, targets = self.resizing.to(batch)

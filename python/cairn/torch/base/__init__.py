@@ -1,1 +1,1 @@
-"""What everything builds on: torch's private interfaces, memory and its meters, blocks, stages, trees, errors."""
+"""The base layer: torch's private interfaces, memory and its meters, blocks, stages, trees, errors."""

@@ -1,8 +1,8 @@
-"""Blocks: the pieces of a model that run as one stage each, and how their calls are taken over.
+"""Blocks: the pieces of a model that run as one stage each, and the interception of their calls.
 
-A block is one module, or several consecutive children of an `nn.Sequential` that cannot be told apart by what they
-hold (an activation in place after the layer that it changes). Taking over a call leaves the module's hooks, names and
-parameters as they are: only `forward` is set on the instance, and removed again.
+A block is one module, or several consecutive children of an `nn.Sequential` that cannot be separated (an in-place
+activation after the layer that it changes). Interception leaves the module's hooks, names and parameters unchanged:
+`forward` is set on the instance, and removed afterwards.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def root_of(model: nn.Module) -> nn.Module:
 
 
 def resolve(model: nn.Module, name: str) -> Block:
-    """The block that a stage's name stands for.
+    """The block of a stage's name.
 
     "" is the model itself, "features.3-5" the children 3 to 5 of the Sequential `features`.
     """

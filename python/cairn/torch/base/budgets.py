@@ -1,4 +1,4 @@
-"""Turns what a user gives as a budget into bytes on a device."""
+"""Converts a user's budget into bytes on a device."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def total_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What could be allocated now."""
+    """Bytes that could be allocated now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         allocated = torch.cuda.memory_allocated(device)
@@ -108,7 +108,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _process_share(device: torch.device) -> float:
-    """What of a CUDA device torch lets this process have; all of it where torch does not say."""
+    """The share of a CUDA device that torch allows this process; all of it if torch has no limit."""
     share = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     return 1.0 if share is None else float(share(device))
 

@@ -1,4 +1,4 @@
-"""What control groups allow this process of memory, versions 1 and 2, in containers and outside."""
+"""The memory limits of this process by control groups, versions 1 and 2, in containers and outside."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Tells by one look whether anything was put into the dicts of some objects since.
+"""Detects in one call whether the dicts of some objects have changed.
 
-Problem. A planned block has to know, in every run, whether anything is another than when it was recorded: of a hundred
-dicts, spread over memory. To ask for the number of each by a call of its own takes as long as running a small kernel.
+Problem. In every run, a planned block must check that none of about a hundred dicts has changed since it was recorded.
+To read the change counter of each by a call of its own takes as long as a small kernel.
 
-So where CPython keeps these numbers is found out once (`_compat.number_at`), and one call of C compares all of them:
-for an object that its class and its dict are those that they were, for a dict that its number is. Where objects do not
-lie in memory as supposed, there is no witness, and whoever asks has to look himself.
+So the addresses at which CPython keeps these counters are determined once (`_compat.number_at`), and one call of C
+compares all of them: for an object its class and its dict, for a dict its counter. If objects do not have the expected
+memory layout, there is no such check, and the caller compares the values themselves.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class DictVersions:
 
     @classmethod
     def of(cls, owners: Iterable[Any], dicts: Iterable[dict[Any, Any]]) -> DictVersions | None:
-        """Of the attributes of objects, and of other dicts, which are there as long as those attributes are.
+        """The check for the attributes of objects, and for other dicts, which exist as long as those attributes do.
 
-        None where it cannot be told.
+        None if the memory layout is unknown.
         """
         at = _compat.number_at()
         if at is None:

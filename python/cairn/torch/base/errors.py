@@ -1,4 +1,4 @@
-"""What can go wrong, each with what to do about it."""
+"""The errors of `cairn.torch`, each with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, without the tensors: gradients that a backward is to bring, and what is not saved."""
+"""Memory layouts without tensors: of gradients that a backward makes, and of tensors that are not saved."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Layout:
         return 1 + sum((size - 1) * stride for size, stride in zip(stored, self._strides, strict=True))
 
     def _stored_shape(self) -> torch.Size:
-        """Without what an expanded tensor only repeats."""
+        """The tensor without the repeated elements of an expanded one."""
         strides = self._strides or (1,) * len(self._shape)
         return torch.Size(1 if stride == 0 else size for size, stride in zip(self._shape, strides, strict=True))
 
@@ -137,7 +137,7 @@ def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None
         if tensor is not None and layout is not None and memory.has_storage(tensor):
             lying = places.setdefault((_compat.storage_id(tensor), tensor.dtype), [])
             lying.append((layout, int(tensor.storage_offset())))
-    for number, lying in enumerate((found for found in places.values() if len(found) > 1), 1):
+    for number, lying in enumerate((sharing for sharing in places.values() if len(sharing) > 1), 1):
         begin = min(offset for _, offset in lying)
         for layout, offset in lying:
             layout.lie(number, offset - begin)
@@ -170,7 +170,7 @@ def made(layouts: Layouts) -> list[torch.Tensor | None]:
 def saving_nothing(takes_gradients: bool = False, and_own: bool = False) -> Iterator[None]:
     """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
 
-    A backward through it, from what a block hands out beside its result, gets tensors of the right kind, made up.
+    A backward from a side output gets made-up tensors of the right kind.
     takes_gradients: the forward itself has backwards; tensors are kept until it has ended.
     and_own: saved-tensor hooks that the forward itself sets up are not called either.
     """

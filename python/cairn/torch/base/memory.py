@@ -1,9 +1,9 @@
-"""How much memory a piece of a training step takes: levels and peaks of the allocator, and sizes by unique storage.
+"""Memory of a piece of a training step: levels and peaks of the allocator, and sizes by unique storage.
 
-On the CPU the allocator's own events are read (scratch of kernels included); on CUDA the caching allocator's counters.
-That one takes more than it is asked for: it rounds up, and gives away a larger free block whole where little would be
-left of it, which depends on what was freed before. What is asked for does not, and adds up; so steps are measured and
-planned in it, and by how much more is taken is measured apart (`Meter.excess`). All sizes are bytes.
+On the CPU the allocator's events are read (workspaces of kernels included); on CUDA the caching allocator's counters.
+The caching allocator allocates more than is requested: it rounds up, and it does not split a larger free block if
+little would remain, which depends on earlier frees. Requested bytes do not depend on that, and they add up. So steps
+are measured and planned in requested bytes, and the excess is measured separately (`Meter.excess`). Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def is_at_hand(tensor: torch.Tensor) -> bool:
 
 
 def can_be_offloaded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than bytes in one storage, so that copies of them give it again elsewhere."""
+    """Whether a tensor is only bytes in one storage, so that a copy of these bytes is a copy of the tensor."""
     is_plain = type(tensor) in _compat.PLAIN_CLASSES and not tensor.is_quantized and not tensor.is_nested
     return is_plain and has_storage(tensor)
 
@@ -80,7 +80,7 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -> int:
-    """Bytes of the storages behind the tensors, each once, those named in `without` left out."""
+    """Bytes of the storages of tensors, each once, without those named in `without`."""
     left_out = set(without)
     return sum(size for key, size in storages(tensors).items() if key not in left_out)
 
@@ -217,10 +217,10 @@ _before_profilers = _compat.BeforeProfilers(CpuMeter.give_way)
 class CudaMeter(Meter):
     """Reads the caching allocator's counters; they are kept on the host, so no synchronisation is needed.
 
-    A device has one counter of peaks, which begins anew at each mark. Several meters may run, of models that train in
-    turns; so what the counter has seen by then is told to all of them.
+    A device has one counter of peaks, which is reset at each mark. Several meters may run, for models that train in
+    turns, so the counter's value before a reset is passed to all of them.
 
-    taken: of what the allocator takes, rather than of what it is asked for.
+    taken: count allocated instead of requested bytes.
     """
 
     _running: ClassVar[weakref.WeakSet[CudaMeter]] = weakref.WeakSet()
@@ -255,7 +255,7 @@ class CudaMeter(Meter):
             CudaMeter._running.discard(self)
 
     def _begin_section(self) -> int:
-        """Has the counter of peaks begin anew; the peak of the section that ends."""
+        """Reset the counter of peaks, and return the peak of the section that ends."""
         with CudaMeter._turn:
             counters = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
             for meter in CudaMeter._running:
@@ -281,7 +281,7 @@ fake_meter: contextvars.ContextVar[Callable[[], Meter] | None] = contextvars.Con
 def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:
     """A meter of the device's allocator; an interruptible one gives way when another is wanted.
 
-    taken: it measures what has to fit into the device, rather than what tensors ask for.
+    taken: measure the bytes that must fit into the device, instead of those that tensors request.
     """
     faked = fake_meter.get()
     if faked is not None:
@@ -293,9 +293,10 @@ def meter_for(device: torch.device, interruptible: bool = False, taken: bool = F
 
 
 def library_bytes(device: torch.device) -> int:
-    """What cuBLAS keeps on a device for its matrix products, once the threads that compute have made one: this thread,
-    and that of autograd, which has a workspace of its own. All of them have when this returns; but where deterministic
-    algorithms are asked for and cuBLAS is not configured for them, no thread ever makes one.
+    """Bytes of cuBLAS's workspaces on a device, after this thread and autograd's have computed a matrix product.
+
+    Each thread has a workspace of its own, and all have it when this returns. If deterministic algorithms are requested
+    and cuBLAS is not configured for them, no thread can compute a product, and there is no workspace.
     """
     if device.type != "cuda":
         return 0

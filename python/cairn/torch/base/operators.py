@@ -1,6 +1,6 @@
-"""What an operator does beside computing new tensors: it may write into its arguments, or make numbers of tensors.
+"""Effects of operators other than new tensors: an operator may write its arguments, or turn tensors into numbers.
 
-Operators say most of it themselves, in their schemas and tags. What they leave out is written down here.
+Schemas and tags of operators declare most of these effects. This file lists the others.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _is_on_cuda(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """What one operator does.
+    """The effects of one operator.
 
     Attributes
     ----------
@@ -99,9 +99,9 @@ class Facts:
     is_literal
         It makes a tensor of numbers in the program text.
     overwrites
-        It does not read what it writes into.
+        It does not read the argument that it writes.
     changes_view
-        What it writes is a tensor's shape and strides, not its contents.
+        It writes a tensor's shape and strides, not its contents.
     """
 
     name: str
@@ -181,11 +181,11 @@ def out_of_place(operator: Operator) -> Operator | None:
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    found = getattr(packet, operator._overloadname, None)
-    if found is None or facts_of(found).written:
+    functional = getattr(packet, operator._overloadname, None)
+    if functional is None or facts_of(functional).written:
         return None
-    names = [[argument.name for argument in each._schema.arguments] for each in (operator, found)]
-    return found if names[0] == names[1] else None
+    names = [[argument.name for argument in each._schema.arguments] for each in (operator, functional)]
+    return functional if names[0] == names[1] else None
 
 
 def label(function: Callable[..., Any]) -> str:
@@ -204,18 +204,18 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Checked:
-    """An operator that must give what it gave when it was traced: the same numbers, or tensors of the same shapes."""
+    """An operator whose results must be those of the trace: the same numbers, or tensors of the same shapes."""
 
     def __init__(self, operator: Callable[..., Any], given: Any) -> None:
-        self._operator, self._given = operator, _told(given)
+        self._operator, self._given = operator, _visible(given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it and compares."""
         given = self._operator(*args, **kwargs)
-        if _told(given) != self._given:
+        if _visible(given) != self._given:
             raise PlanMismatch(
-                f"{self} gave {self._given} when the step was traced and gives {_told(given)} now: the step would go "
-                "another way than the graph; trace it again"
+                f"{self} gave {self._given} when the step was traced and gives {_visible(given)} now: the step would "
+                "take another branch than the graph; trace it again"
             )
         return given
 
@@ -243,12 +243,12 @@ class SynchronousCollective:
         return str(self._operator)
 
 
-def _told(given: Any) -> Any:
-    """What the program learns from a result: numbers, or the shapes of tensors."""
+def _visible(given: Any) -> Any:
+    """The part of a result that the program can read: numbers, or the shapes of tensors."""
     if isinstance(given, torch.Tensor):
         return f"a tensor of shape {list(given.shape)}"
     if isinstance(given, (tuple, list)):
-        return [_told(item) for item in given]
+        return [_visible(item) for item in given]
     return repr(given)
 
 

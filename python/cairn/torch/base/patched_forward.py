@@ -1,9 +1,9 @@
-"""Taking over the `forward` of single modules, so that nothing else about them changes.
+"""Replaces the `forward` of single modules, and changes nothing else about them.
 
-The replacement sits in the instance's `__dict__`, beside the class's own `forward`: no renaming, no wrapper module, the
-same `state_dict`, hooks and type. A copy or a pickle of a module must not carry it along, for it belongs to the
-original; so the instance also gets a `__reduce_ex__` that leaves both out. A replica made by `nn.DataParallel` shares
-the `__dict__`; making one is refused.
+The replacement is in the instance's `__dict__`; the class keeps its own `forward`. There is no renaming and no wrapper
+module; `state_dict`, hooks and type stay the same. A copy or a pickle of a module must not contain the replacement,
+which belongs to the original, so the instance also gets a `__reduce_ex__` that leaves both out. A replica made by
+`nn.DataParallel` shares the `__dict__`; making one is refused.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class PatchedForward:
         return before if before is not None else _of_class(module)
 
     def remove(self) -> None:
-        """Puts the module back as it was. If someone replaced `forward` again meanwhile, theirs stays, and this only
-        passes on.
+        """Restore the module. If someone else has replaced `forward` since, theirs stays, and this one only calls the
+        original.
         """
         self._handler = self._owner = None
         module = self._module()

@@ -1,4 +1,4 @@
-"""What a profile tells while it is made: what is being done, and how much of it is; to a function, or on a terminal."""
+"""Progress reports of a profile, to a function or on a terminal: the phase, and how much of it is done."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from torch import distributed
 SECONDS_BETWEEN = 0.2  # two pieces of news of the same phase on a terminal
 
 
-class ProgressTeller:
-    """Tells somebody, or nobody, how far a call has come."""
+class ProgressReporter:
+    """Reports the progress of a call to a function, or to nothing."""
 
     def __init__(self, to: ProgressCallback | None = None) -> None:
         self._to = to
         self._phase, self._done, self._total = "", 0, 0
 
     def begin(self, phase: str, total: int = 0) -> None:
-        """From now on, this is done; in so many pieces, or in one of unknown size."""
+        """Begin a phase of `total` pieces; 0 if their number is unknown."""
         self._phase, self._done, self._total = phase, 0, total
-        self._tell()
+        self._report()
 
     def more(self, pieces: int) -> None:
-        """So many pieces more turn out to be needed."""
+        """Add pieces to the phase."""
         self._total += pieces
 
     def one_done(self) -> None:
-        """One piece more is done."""
+        """Report that one more piece is done."""
         self._done += 1
-        self._tell()
+        self._report()
 
     def pass_on(self, of: str, news: Progress) -> None:
-        """Tells how far a part of the call has come."""
+        """Report the progress of a part of the call."""
         self._phase, self._done, self._total = f"{of}: {news.phase}", news.done or 0, news.total or 0
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._to is None:
             return
         done, total = (self._done, self._total) if self._total else (None, None)
@@ -50,29 +50,31 @@ class ProgressTeller:
 
 
 @contextlib.contextmanager
-def telling(progress: Any, what: str) -> Iterator[ProgressTeller]:
-    """A teller for the body. `progress` is a function; or None, for a line on the terminal if there is one, or False,
-    for nothing. `what` is done, in the words of that line.
+def reported_progress(progress: Any, what: str) -> Iterator[ProgressReporter]:
+    """The progress reporter for the body.
+
+    progress: a function; None for a line on the terminal, if there is one; False for nothing. what: the words of that
+    line.
     """
     check_progress(progress)
     if progress is not None or not _may_write():
-        yield ProgressTeller(None if progress is False else progress)
+        yield ProgressReporter(None if progress is False else progress)
         return
     line = _Line(what)
     try:
-        yield ProgressTeller(line)
+        yield ProgressReporter(line)
     finally:
         line.clear()
 
 
 def check_progress(progress: Any) -> None:
-    """Raises TypeError for what cannot be told anything."""
+    """Raise TypeError if `progress` is neither a function, None nor False."""
     if progress is not None and progress is not False and not callable(progress):
         raise TypeError(f"progress must be a function of a cairn.Progress, or False, not {type(progress).__name__}")
 
 
 def _may_write() -> bool:
-    """Whether people look at what this process writes; of those of a job, at the first one's."""
+    """Whether to write to the terminal: it is one, and this is the first process of a distributed job."""
     is_first = not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
     return is_first and sys.stderr is not None and sys.stderr.isatty()
 

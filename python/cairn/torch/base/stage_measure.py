@@ -1,4 +1,4 @@
-"""What is measured of one stage of a training step."""
+"""The measurement of one stage of a training step."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class StageMeasure:
     def copies_held(self, number: int = 0) -> set[str]:
         """The parameters of which an option saves autocast's copies."""
         decisions = self.options[number].decisions if number else KEEP * len(self.saved_copies)
-        found = zip(self.saved_copies, decisions, strict=True) if self.saved_copies else ()
-        return {name for name, decision in found if name and decision == KEEP}
+        pairs = zip(self.saved_copies, decisions, strict=True) if self.saved_copies else ()
+        return {name for name, decision in pairs if name and decision == KEEP}
 
     def opened(self) -> list[tuple[int, OptionMeasure]]:
         """The options besides keeping everything, with their numbers."""
@@ -140,7 +140,7 @@ class StageMeasure:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageMeasure:
-        """Reads what `dataclasses.asdict` wrote."""
+        """Read the output of `dataclasses.asdict`."""
         return cls(**{**data, "options": [OptionMeasure(**option) for option in data.get("options", ())]})
 
     def signature(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a stage of a plan's chain is in the model: the one vocabulary that profiler, planner and executor share."""
+"""The stages of a plan's chain in the model: the vocabulary that profiler, planner and executor share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OUTSIDE = "outside"
 
 
 def shown(name: str, call: int = 0) -> str:
-    """What a stage is called where people read it. A model that is one block has no name of its own."""
+    """The name of a stage in reports. A model that is one block has no name of its own."""
     name = name or "the model"
     return name if call == 0 else f"{name} (call {call})"
 
 
-def told(reasons: Iterable[tuple[str, str]], what: str) -> list[str]:
-    """For each reason one sentence about the stages that are something for it: "a is always kept: it draws"."""
+def sentences(reasons: Iterable[tuple[str, str]], what: str) -> list[str]:
+    """One sentence for each reason, about all stages that it applies to: "a is always kept: it draws"."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons:
         by_reason.setdefault(reason, []).append(shown(name))

@@ -44,7 +44,7 @@ def spread(tensor: torch.Tensor) -> bytes | None:
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    """What of a tensor is in memory, each element once, in the order of its strides."""
+    """The elements of a tensor in memory, each once, in the order of its strides."""
     strides = tensor.stride()
     for dim, stride in enumerate(strides):
         if stride == 0:

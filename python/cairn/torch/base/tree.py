@@ -1,7 +1,7 @@
-"""Arguments and results as trees: their tensors taken out in a fixed order, and put back in.
+"""Arguments and results as trees: their tensors are extracted in a fixed order, and can be replaced.
 
-Tuples, lists, dicts, named tuples, dataclasses and subclasses of these (a Hugging Face `ModelOutput`) are opened.
-Other objects are passed on as they are; `tensors_inside` says what such an object hides.
+Tuples, lists, dicts, named tuples, dataclasses and subclasses of these (a Hugging Face `ModelOutput`) are traversed.
+Other objects are leaves; `tensors_inside` returns the tensors in such an object.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Tree:
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
-    """The parts of a container with their keys; None for what is no container."""
+    """The items of a container with their keys; None for a value that is no container."""
     cls = type(value)
     if cls is tuple or cls is list:
         return list(enumerate(value))
@@ -242,18 +242,18 @@ def unique_tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in nested containers, once, in the order of `tensors_in`; containers may hold themselves."""
     if isinstance(value, torch.Tensor):
         return [value]
-    found: dict[int, torch.Tensor] = {}
-    _collect(value, found, set())
-    return list(found.values())
+    tensors: dict[int, torch.Tensor] = {}
+    _collect(value, tensors, set())
+    return list(tensors.values())
 
 
-def _collect(value: Any, found: dict[int, torch.Tensor], seen: set[int]) -> None:
+def _collect(value: Any, tensors: dict[int, torch.Tensor], seen: set[int]) -> None:
     if isinstance(value, torch.Tensor):
-        found[id(value)] = value
+        tensors[id(value)] = value
     elif type(value) not in ATOMS and id(value) not in seen:
         seen.add(id(value))
         for _, item in children(value) or ():
-            _collect(item, found, seen)
+            _collect(item, tensors, seen)
 
 
 def tensors_inside(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -278,7 +278,7 @@ def _search(value: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple
 
 
 def fields_in_slots(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object has in the places that `__slots__` gave it, by their names."""
+    """The values of an object's `__slots__`, by name."""
     for cls in type(value).__mro__:
         for name, place in vars(cls).items() if "__slots__" in vars(cls) else ():
             if isinstance(place, types.MemberDescriptorType):

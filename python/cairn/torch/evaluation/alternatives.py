@@ -1,11 +1,12 @@
-"""Other ways than Cairn's to run a training step in less memory, of the same model, without changing it.
+"""PyTorch's ways to run a training step in less memory, applied to the same model without changing it.
 
-Checkpointing every block: transformers' own switch where the model has it, else torch's `checkpoint` around each block,
-which is the same. `checkpoint_sequential`: torch's own, over the longest run of blocks that form a sequence; the first
-of them, when it is called, runs all, and the others hand on what they are given. In a sequence each block is called
-with what its predecessor returned, and all with the same other arguments. torch.compile: its partitioner keeps a share
-of what it would keep (`activation_memory_budget`); the backend "aot_eager" runs the partitioned graph by the kernels of
-eager mode, so that what is compared is the choice of what to keep.
+* Checkpointing every block: transformers' own switch if the model has it, else torch's `checkpoint` around each block,
+  which is equivalent.
+* `checkpoint_sequential`: torch's own, over the longest run of blocks that form a sequence. In a sequence each block
+  gets the result of its predecessor, and all get the same other arguments. The call of the first block runs all of
+  them, and the other blocks return their argument.
+* torch.compile: its partitioner keeps a share of the tensors that it would save (`activation_memory_budget`). The
+  backend "aot_eager" runs the partitioned graph with eager kernels, so that only the choice of saved tensors differs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of torch.compile's activation memory bud
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """One of the ways: its setting, what it does to a chain of whole blocks (None: not known), and how it is run."""
+    """A way to run the step: its setting, its schedule on whole blocks (None: unknown), and how to run it."""
 
     method: str
     turn: Turn
@@ -50,23 +51,23 @@ def alternatives(
     """The wanted ways of running a sample's step, and, by name, why one is left out."""
     numbers = [number for number, ref in enumerate(refs, 1) if ref.is_block]
     blocks = [resolve(sample.model, refs[number - 1].name) for number in numbers]
-    found: list[Alternative] = []
+    ways: list[Alternative] = []
     left_out: dict[str, str] = {}
     if EVERY_BLOCK in wanted:
         each = [(number, number) for number in numbers]
-        found.append(Alternative(EVERY_BLOCK, _every_block(sample.model, blocks), reruns=each))
+        ways.append(Alternative(EVERY_BLOCK, _every_block(sample.model, blocks), reruns=each))
     if SEQUENTIAL in wanted:
         run, reason = longest_sequence(sample, blocks)
         counts = range(2, len(blocks[run]) + 1)
-        found += [
+        ways += [
             Alternative(SEQUENTIAL, _in_segments(sample.model, blocks[run], k), k, reruns=segments(numbers[run], k))
             for k in counts
         ]
         if not counts:
             left_out[SEQUENTIAL] = reason
     if COMPILE in wanted:
-        found += [Alternative(COMPILE, _compiled(sample.model, share), share=share) for share in SHARES]
-    return found, left_out
+        ways += [Alternative(COMPILE, _compiled(sample.model, share), share=share) for share in SHARES]
+    return ways, left_out
 
 
 # -- checkpointing every block -------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Steps of one model run in several ways, measured in turns: peak, time, and whether the loss is the plain step's.
 
-Every way first runs a step that does not count, in which plans and compilers find things out, and one under a meter,
-which gives the peak. Then come rounds in which each way runs one step for the clock. What slows a machine for a while
-slows all ways of a round alike, so the extra time of a way is the median, over the rounds, of its ratio to the plain
-step of that round.
+Each way first runs a warm-up step, in which plans record and compilers compile, and a step under a meter, which gives
+the peak. Then come rounds in which each way runs one timed step. Other load of the machine slows all ways of a round
+alike, so the extra time of a way is the median, over the rounds, of its ratio to the plain step of that round.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from ..base import clock, memory
 from ..base.choices import ACCUMULATED
 from ..planning.plan import Plan
-from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import Beginning
 from ..rerun_state.preserve import Parameters
@@ -31,7 +30,7 @@ Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What was measured of a way; overhead as a share of the plain step's time."""
+    """The measurement of a way; overhead as a share of the plain step's time."""
 
     peak_bytes: int
     step_ns: int
@@ -59,13 +58,13 @@ class Comparison:
         first = [self._tried(turn) for turn in turns]
         times: list[list[int]] = [[] for _ in turns]
         for _ in range(rounds):
-            for turn, found, taken in zip(turns, first, times, strict=True):
-                if not isinstance(found, str):
+            for turn, first_step, taken in zip(turns, first, times, strict=True):
+                if not isinstance(first_step, str):
                     taken.append(self._timed(turn))
         plain_times = times[0] or [self._plan.plain_ns] * rounds
         return [
-            found if isinstance(found, str) else _summed_up(found, taken, first[0], plain_times)
-            for found, taken in zip(first, times, strict=True)
+            first_step if isinstance(first_step, str) else _summed_up(first_step, taken, first[0], plain_times)
+            for first_step, taken in zip(first, times, strict=True)
         ]
 
     def _tried(self, turn: Turn) -> _First | str:
@@ -82,14 +81,14 @@ class Comparison:
         meter = memory.meter_for(self._device, taken=True)
         with meter:  # what is allocated under it is released under it
             self._prepare()
-            existing, found = gradient_bytes_of(model), Found(plan, model)
+            existing, attributes = gradient_bytes_of(model), AttributeMemory(plan, model)
             with turn() as run:
                 first = meter.mark()
                 loss = self._step(run)
                 last = meter.mark()
                 value = None if loss is None else loss.item()
                 del loss
-            beside = found.beside(model, sees_going=False) - uncounted_bytes(plan, model, existing)
+            beside = attributes.beside(model, sees_going=False) - uncounted_bytes(plan, model, existing)
             self._beginning.leave()
         rise = meter.peak(first, last) - meter.level(first) + beside
         return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)

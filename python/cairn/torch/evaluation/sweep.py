@@ -1,4 +1,4 @@
-"""`sweep`: the trade-off curve of a model, as predicted, and as measured beside what PyTorch offers for the same."""
+"""`sweep`: the trade-off curve of a model, predicted and measured, next to PyTorch's own ways to save memory."""
 
 from __future__ import annotations
 
@@ -66,34 +66,35 @@ def sweep(
     """The trade-off curve: a plan for each budget.
 
     Many budgets take little more time than one: the solver's tables serve all of them. With a model, steps are run and
-    measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and what PyTorch offers.
+    measured, too: plain ones, up to five plans of the curve and of that of whole blocks, and PyTorch's own ways.
 
     Parameters
     ----------
     profile : Profile
         Made by `profile`. Or a model that `compile` returned, for the curve of its graph: `sweep(compiled, 10)`.
     budgets : int or iterable
-        How many budgets, from the least that works to the one that stores everything; or a list of what `plan` takes as
-        one ("6MiB", bytes, "80%", a cairn.Budget).
+        The number of budgets, from the least that works to the one that stores everything; or a list of budgets as
+        `plan` takes them ("6MiB", bytes, "80%", a cairn.Budget).
     plot : str or Path, optional
-        A picture to draw (needs matplotlib): the curve, where blocks have options inside with that of whole blocks
-        beside it, and all that is measured. Where the number of budgets is given, curves are drawn through more.
+        The file of a picture to draw (needs matplotlib): the curve, that of whole blocks if there is selective
+        recomputation, and all measurements. If the number of budgets is given, curves are drawn through more budgets.
     model, args, kwargs, loss_fn
-        What was profiled, to measure steps. It is left as it was; a plan at work on it is set aside meanwhile.
+        The profiled model and sample, to measure steps. The model is restored afterwards; its plan is inactive
+        meanwhile.
     beside : iterable of str
-        Of PyTorch, "every block" (each checkpointed; a transformers model does so by itself), "checkpoint_sequential"
-        (over the longest run of blocks that form a sequence, with every number of segments), and "torch.compile"
-        (backend "aot_eager", with activation memory budgets from 0 to 1). What fails, or does not apply, is in
-        `left_out`.
+        PyTorch's ways to measure: "every block" (each checkpointed; a transformers model does so by itself),
+        "checkpoint_sequential" (over the longest run of blocks that form a sequence, with every number of segments),
+        and "torch.compile" (backend "aot_eager", with activation memory budgets from 0 to 1). Ways that fail or do not
+        apply are in `left_out`.
     rounds : int
-        How many steps of each way are timed, in turns.
+        The number of timed steps of each way, in turns.
     host_budget, tier, link, allow, solver, scope, gradients, **options
         As for `plan`.
 
     Returns
     -------
     Sweep
-        A sequence of points, and what was measured.
+        A sequence of points, and the measurements.
 
     Examples
     --------
@@ -120,20 +121,22 @@ def sweep(
     def planned(profiled: Profile, wanted: int | Sequence[Any]) -> _Curve:
         return _Curve.of(Task(profiled, scope, gradients, solver, options, to), wanted)
 
-    found = [planned(profile, wanted)]
+    curves = [planned(profile, wanted)]
     if (plot is not None or model is not None) and any(stage.options for stage in profile.stages):
-        found.append(
-            dataclasses.replace(planned(profile.without_options(), found[0].budgets), is_whole=found[0].is_whole)
+        curves.append(
+            dataclasses.replace(planned(profile.without_options(), curves[0].budgets), is_whole=curves[0].is_whole)
         )
-    whole_blocks = found[1].points if len(found) > 1 else ()
-    made = Sweep(profile.model_name, profile.device, scope, gradients, found[0].points, whole_blocks)
+    whole_blocks = curves[1].points if len(curves) > 1 else ()
+    made = Sweep(profile.model_name, profile.device, scope, gradients, curves[0].points, whole_blocks)
     if model is not None:
         check_call(model, kwargs, loss_fn, args)
         arguments = positional(args)
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
-        made = _measured(made, dict(zip(made.curves, found, strict=True)), sample, others, rounds)
+        made = _measured(made, dict(zip(made.curves, curves, strict=True)), sample, others, rounds)
     if plot is not None:
-        sweep_plot.draw(made, {name: curve.drawn() for name, curve in zip(made.curves, found, strict=True)}, Path(plot))
+        sweep_plot.draw(
+            made, {name: curve.drawn() for name, curve in zip(made.curves, curves, strict=True)}, Path(plot)
+        )
     return made
 
 
@@ -146,12 +149,12 @@ def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
         return Sweep(task.profile.model_name, task.profile.device, "step", task.gradients, tuple(map(_point, plans)))
     plan = compiled.report.plans[-1]
     return Sweep(plan.model_name, plan.device, "step", plan.gradients, tuple(
-        Point(budget, *found) for budget, found in curve(plan, wanted)
+        Point(budget, *result) for budget, result in curve(plan, wanted)
     ))  # fmt: skip
 
 
 def _wanted(budgets: Any) -> int | list[Any]:
-    """The budgets, or how many there shall be. Raises TypeError or ValueError for what is neither."""
+    """The budgets, or their number. Raises TypeError or ValueError for other values."""
     if hasattr(type(budgets), "__index__") and not isinstance(budgets, bool):  # an integer, one of NumPy's too
         if budgets < 1:
             raise ValueError(f"a sweep has at least one point, not {budgets}")
@@ -228,8 +231,8 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     roomy = task.plan(_UNLIMITED)
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    as_found = sample.untouched(memory.device_of(model))
-    with set_aside(model, *sample.others), as_found as parameters, restored_attributes(model):
+    restored = sample.untouched(memory.device_of(model))
+    with set_aside(model, *sample.others), restored as parameters, restored_attributes(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
         others, left_out = alternatives(sample, task.profile.refs, beside)
@@ -239,11 +242,11 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
             ways += [(_planned(method, plan), _following(model, plan)) for plan in curve.to_measure()]
         steps = _in_turns(Comparison(sample, roomy, parameters), ways, rounds)
     measured = []
-    for way, found in steps:
-        if isinstance(found, str):
-            left_out[way.name] = found
+    for way, result in steps:
+        if isinstance(result, str):
+            left_out[way.name] = result
         else:
-            measured.append(Measurement(**dataclasses.asdict(way), **dataclasses.asdict(found)))
+            measured.append(Measurement(**dataclasses.asdict(way), **dataclasses.asdict(result)))
     return dataclasses.replace(made, measured=tuple(measured), left_out=left_out, rounds=rounds)
 
 
@@ -251,11 +254,11 @@ def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: 
     """All in turns, but each that is compiled alone with plain steps: for what others change it would compile again."""
     together = [(way, turn) for way, turn in ways if way.activation_memory_budget is None]
     steps = comparison.measured([turn for _, turn in together], rounds)
-    found = [(way, its) for (way, _), its in zip(together, steps, strict=True)]
+    results = [(way, its) for (way, _), its in zip(together, steps, strict=True)]
     for way, turn in ways:
         if way.activation_memory_budget is not None:
-            found.append((way, comparison.measured([ways[0][1], turn], rounds)[1]))
-    return found
+            results.append((way, comparison.measured([ways[0][1], turn], rounds)[1]))
+    return results
 
 
 def _following(model: nn.Module, plan: Plan) -> Turn:
@@ -281,9 +284,9 @@ def _planned(method: str, plan: Plan) -> Way:
 
 def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
     """One of PyTorch's; those that run whole blocks again can be predicted."""
-    found = None if other.reruns is None else predicted(chain, other.reruns)
-    peak = None if found is None else _if_untouched(plan, max(found[0], plan.optimizer_peak_bytes))
-    overhead = None if found is None or peak is None else found[1] / plan.plain_ns - 1
+    result = None if other.reruns is None else predicted(chain, other.reruns)
+    peak = None if result is None else _if_untouched(plan, max(result[0], plan.optimizer_peak_bytes))
+    overhead = None if result is None or peak is None else result[1] / plan.plain_ns - 1
     return Way(other.method, None, other.segments, other.share, peak, overhead)
 
 

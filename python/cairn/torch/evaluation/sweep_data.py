@@ -42,7 +42,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to run the step, and what was predicted of it (None: nothing was).
+    """A way to run the step, and its prediction (None: there is none).
 
     method: "plain", "every block" (each checkpointed), "checkpoint_sequential", "torch.compile", or one of the curves,
         "parts of blocks" or "whole blocks".
@@ -107,9 +107,9 @@ class Sweep(Sequence[Point]):
         The curve of whole blocks at the same budgets, where blocks have options inside and a picture or measurements
         were asked for.
     measured : tuple of Measurement
-        What was measured.
+        The measurement.
     left_out : dict
-        What was not measured, and why.
+        Ways that were not measured, with the reason.
     rounds : int
         How many steps of each way were timed.
     """

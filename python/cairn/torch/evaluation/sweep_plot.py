@@ -1,4 +1,4 @@
-"""The picture of a sweep: extra time against peak memory, lines as predicted, marks as measured."""
+"""The picture of a sweep: extra time against peak memory, with lines for predictions and marks for measurements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draw(sweep: Sweep, curves: Mapping[str, Sequence[Point]], path: Path) -> Non
         raise ImportError("plot= needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.add_subplot()
-    peaks = [found.peak_bytes for found in sweep.measured]
+    peaks = [own.peak_bytes for own in sweep.measured]
     peaks += [point.peak_bytes for curve in curves.values() for point in curve if point.peak_bytes is not None]
     unit, unit_bytes = unit_of(peaks)
     for method, points in curves.items():
@@ -51,9 +51,9 @@ def draw(sweep: Sweep, curves: Mapping[str, Sequence[Point]], path: Path) -> Non
         shown = "" if sweep.measured or len(points) > len(sweep) else marker
         axes.plot(*_predicted(points, unit_bytes), color=color, marker=shown, label=f"{_label(method)}, predicted")
     for method in STYLES:
-        found = [m for m in sweep.measured if m.method == method]
-        if found:
-            _mark(axes, method, found, unit_bytes)
+        own = [m for m in sweep.measured if m.method == method]
+        if own:
+            _mark(axes, method, own, unit_bytes)
     figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     axes.set(xlabel=f"peak memory of the step, {unit}", ylabel="extra time, %", title=sweep.model_name)
     axes.grid(alpha=0.3)
@@ -61,16 +61,16 @@ def draw(sweep: Sweep, curves: Mapping[str, Sequence[Point]], path: Path) -> Non
 
 
 def _predicted(points: Iterable[Point], unit_bytes: int) -> tuple[list[float], list[float]]:
-    found = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
-    return [peak / unit_bytes for peak, _ in found], [100 * overhead for _, overhead in found]
+    drawn = [(p.peak_bytes, p.overhead) for p in points if p.peak_bytes is not None and p.overhead is not None]
+    return [peak / unit_bytes for peak, _ in drawn], [100 * overhead for _, overhead in drawn]
 
 
-def _mark(axes: Any, method: str, found: list[Measurement], unit_bytes: int) -> None:
-    """What was measured of one method; settings that make a curve of their own are joined and named."""
+def _mark(axes: Any, method: str, measurements: list[Measurement], unit_bytes: int) -> None:
+    """Draw the measurements of one method; settings that form a curve of their own are joined and named."""
     color, marker = STYLES[method]
-    settings = [m.segments if m.segments is not None else m.activation_memory_budget for m in found]
+    settings = [m.segments if m.segments is not None else m.activation_memory_budget for m in measurements]
     line = ":" if settings[0] is not None else ""
-    peaks, extra = [m.peak_bytes / unit_bytes for m in found], [100 * m.overhead for m in found]
+    peaks, extra = [m.peak_bytes / unit_bytes for m in measurements], [100 * m.overhead for m in measurements]
     axes.plot(peaks, extra, linestyle=line, marker=marker, color=color, label=f"{_label(method)}, measured")
     for at, setting in zip(zip(peaks, extra, strict=True), settings, strict=True):
         if setting is not None:

@@ -19,7 +19,7 @@ from ..handle import apply, refuse_planned_parts, set_aside
 from ..planning.arguments import check_call, check_plan, positional
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
-from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import Beginning
 from ..rerun_state.module_state import same_bits
@@ -32,12 +32,12 @@ UNSTEADY = 8
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found. Peaks are of whole steps, in bytes.
+    """The result of `verify`. Peaks are those of whole steps, in bytes.
 
     Attributes
     ----------
     differences : tuple of str
-        What is not bit for bit as in plain training: the first of each kind.
+        Results that differ in any bit from plain training: the first of each kind.
     compared : bool
         Whether a plain step ran as well.
     created, accumulated : Measured
@@ -45,9 +45,9 @@ class Verification:
     plain : Measured or None
         The plain step, if it ran.
     plan : Plan
-        What was verified.
+        The verified plan.
     unsteady : tuple of str
-        What differed, but differs between two plain steps about as much: some kernels on CUDA add up in no fixed order.
+        Results that differ, but about as much as between two plain steps: some kernels on CUDA add in no fixed order.
     """
 
     differences: tuple[str, ...]
@@ -68,22 +68,22 @@ class Verification:
         if self.unsteady:
             how += f" but for what plain steps do not repeat themselves ({len(self.unsteady)}: {self.unsteady[0]}, ...)"
         peaks = f"{format_bytes(self.created.peak_bytes)} ({format_bytes(self.accumulated.peak_bytes)} onto gradients)"
-        found = "; ".join(self.problems()) or f"{how}; peak {peaks} of {format_bytes(self.plan.budget_bytes)}"
-        return f"{'sound' if self.ok else 'NOT SOUND'}: {found}"
+        texts = "; ".join(self.problems()) or f"{how}; peak {peaks} of {format_bytes(self.plan.budget_bytes)}"
+        return f"{'sound' if self.ok else 'NOT SOUND'}: {texts}"
 
     def problems(self) -> list[str]:
         """What is wrong, in words."""
-        found = list(self.differences)
+        texts = list(self.differences)
         runs = [("", self.created)]
         if self.plan.gradients == ACCUMULATED:
             runs.append((" onto existing gradients", self.accumulated))
         for name, measured in runs:
             if measured.peak_bytes > self.plan.budget_bytes:
-                found.append(
+                texts.append(
                     f"the step{name} took {format_bytes(measured.peak_bytes)}, which is "
                     f"{format_bytes(measured.peak_bytes - self.plan.budget_bytes)} over the budget"
                 )
-        return found
+        return texts
 
 
 @overload
@@ -111,13 +111,13 @@ def verify(
 ) -> Verification | CompiledReport:
     """Run the sample step plain and planned, from the same state, and compare.
 
-    Loss, gradients, buffers, what modules have in attributes, and random state must be equal bit for bit, and the peak
-    within the budget. The model is left as it was.
+    Loss, gradients, buffers, attributes of modules and random state must be equal bit for bit, and the peak within the
+    budget. The model is restored afterwards.
 
     Parameters
     ----------
     model : nn.Module
-        The model, or one that `compile` returned: it has its plan and sample with it, `verify(compiled)`.
+        The model; or one that `compile` returned, which has its plan and sample with it: `verify(compiled)`.
     plan : Plan
         The plan to verify.
     args, kwargs, loss_fn
@@ -130,7 +130,7 @@ def verify(
     Returns
     -------
     Verification or CompiledReport
-        What was found. `ok` says whether all is well.
+        The result; its `ok` is true if nothing differs and the peak is within the budget.
 
     Raises
     ------
@@ -166,9 +166,11 @@ def verify(
             differences = _differences(plain, created, plan) if plain is not None else {}
             runs.release()
             usual = runs.usual() if differences else {}
-        unsteady = tuple(name for name, found in differences.items() if found.is_as(usual.get(name)))
+        unsteady = tuple(name for name, difference in differences.items() if difference.is_as(usual.get(name)))
         result = Verification(
-            tuple(_told(found.text for name, found in differences.items() if name not in unsteady)),
+            tuple(
+                _first_of_each_kind(difference.text for name, difference in differences.items() if name not in unsteady)
+            ),
             compare,
             runs.measured(created),
             runs.measured(again),
@@ -211,7 +213,7 @@ class _Runs:
         memory.give_back()
         model, meter = self._sample.model, self.meter
         self._beginning.restore(existing)
-        gradient_bytes, found = gradient_bytes_of(model), Found(self._plan, model)
+        gradient_bytes, attributes = gradient_bytes_of(model), AttributeMemory(self._plan, model)
         clock.wait_for(self._device)
         first = meter.mark()
         began = clock.read()
@@ -220,7 +222,7 @@ class _Runs:
         clock.wait_for(self._device)
         took = clock.read() - began
         last = meter.mark()
-        beside = found.beside(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
+        beside = attributes.beside(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
@@ -239,11 +241,11 @@ class _Runs:
         return outcome
 
     def usual(self) -> dict[str, _Difference]:
-        """What differs between two steps of the same kind."""
+        """The differences between two steps of the same kind."""
         one, other = (self.step(existing=False, keeps=True) for _ in range(2))
-        found = _differences(one, other, self._plan)
+        differing = _differences(one, other, self._plan)
         self.release()
-        return found
+        return differing
 
     def release(self) -> None:
         """Lets go of the copies."""
@@ -261,7 +263,7 @@ class _Runs:
 
 @dataclasses.dataclass(frozen=True)
 class _Difference:
-    """A result that two steps do not share: what to say of it, and how far apart its numbers are at most."""
+    """A result that differs between two steps: its description, and the largest distance of its numbers."""
 
     text: str
     distance: float
@@ -272,7 +274,7 @@ class _Difference:
 
 
 def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _Difference]:
-    """What differs, by name."""
+    """The differences, by name of the result."""
     pairs = {"the loss": (plain.loss, planned.loss, "")}
     for kind, one, other in (
         ("the gradient of", plain.grads, planned.grads),
@@ -280,7 +282,7 @@ def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _D
     ):
         names = list({**one, **other})
         pairs.update((f"{kind} {name}", (one.get(name), other.get(name), _block_of(name, plan))) for name in names)
-    found = {
+    differing = {
         what: _Difference(f"{what}{block} differs from the plain step's", _distance(a, b))
         for what, (a, b, block) in pairs.items()
         if not _same(a, b)
@@ -289,15 +291,15 @@ def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _D
         if plain.attributes.get(name) != planned.attributes.get(name):
             what = f"the attribute {name}"
             text = f"{what}{_block_of(name, plan)} differs from the plain step's"
-            found[what] = _Difference(text, math.inf)
+            differing[what] = _Difference(text, math.inf)
     if plain.random is None or planned.random is None or plain.random.torch_differs(planned.random):
-        found["the random state"] = _Difference(
+        differing["the random state"] = _Difference(
             "the random state after the step differs from the plain step's", math.inf
         )
-    return found
+    return differing
 
 
-def _told(texts: Iterable[str]) -> Iterator[str]:
+def _first_of_each_kind(texts: Iterable[str]) -> Iterator[str]:
     """The first text of each kind: where one gradient differs, many do."""
     kinds: set[str] = set()
     for text in texts:

@@ -1,1 +1,1 @@
-"""What lies outside blocks in less memory: the head, its loss, and the gradient of a tied embedding."""
+"""Computations outside of blocks in less memory: the head, its loss, and the gradient of a tied embedding."""

@@ -3,23 +3,23 @@
 Problem. A language model's logits are its largest tensor: rows (tokens) times words. `F.cross_entropy(F.linear(...))`
 makes several of them.
 
-Forward. Some rows of logits at a time. Of each row are kept the largest logit, the logarithm of the softmax's
-denominator, and the logarithm of the target's probability; of the last ones PyTorch's own kernel makes the loss, adding
-them in the order in which it adds those that it picks from the whole.
+Forward. Logits are computed for some rows at a time. Three numbers of each row are kept: its largest logit, the
+logarithm of the softmax's denominator, and the logarithm of the target's probability. PyTorch's own kernel computes the
+loss from the last ones, in the same order of additions as from the whole tensor.
 
-Backward. Some columns (words) of all rows at a time, whose logits are computed again. A logit minus the row's largest
-minus the logarithm of the denominator is what log_softmax gave, in its order. What PyTorch's kernel needs of the rest
-of a row is the sum of that row's gradient, which has one entry, at the target: if that lies among other columns, it
-stands in a column more. So the kernel gives these columns what it would have given them in the whole. They make these
-words' part of the weight's gradient, and a summand of the input's.
+Backward. Logits are recomputed for some columns (words) of all rows at a time. A logit, minus the row's largest, minus
+the logarithm of the denominator, is the value of log_softmax, in its order of operations. From the rest of a row,
+PyTorch's kernel needs only the sum of that row's gradient, which has one entry, at the target. If the target is in
+other columns, an additional column holds it. So the kernel gives these columns the same bits as in the whole. They give
+these words' part of the weight's gradient, and one summand of the input's gradient.
 
-What may differ in the last bit are matrix products, for a library divides up a part as it sees fit. Rows and columns
-of the result mostly come out as in the whole, and sums over columns do if these are as many as the library itself takes
-at a time. Which numbers of them do is found out for each shape (`head_proof.py`). Where sums do not, the input's
-gradient is made by rows, from logits computed once more; where nothing does, logits are computed in the whole, and the
-profile's notes say so.
+Only matrix products can differ in the last bit, because a library divides a smaller product in another way. Rows and
+columns of the result mostly have the same bits. Sums over columns have them if their number is one that the library
+itself sums at a time. `head_proof.py` tests for each shape which numbers do. If no number does, the input's gradient is
+computed by rows, from logits that are recomputed once more. If that differs as well, logits are computed in the whole,
+and the profile's notes say so.
 
-Cost. PyTorch computes three products of the size of the head, this four, and five with rows apart.
+Cost. PyTorch computes three products of the size of the head, this four, and five if the input's gradient is by rows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """`cross_entropy(linear(input, linear_weight, linear_bias), target, ...)`, bit for bit, without whole logits.
 
-    The arguments are those of PyTorch's own `linear_cross_entropy`. What cannot be done in chunks is computed in the
-    whole, by `cairn.torch.cross_entropy`.
+    The arguments are those of PyTorch's own `linear_cross_entropy`. A case that cannot be computed in chunks is
+    computed in the whole, by `cairn.torch.cross_entropy`.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ def linear_cross_entropy(
     weight, reduction, ignore_index, label_smoothing
         As for `torch.nn.functional.cross_entropy`.
     exact : bool
-        False takes chunks that nobody proved, so that the last bits may be others.
+        False accepts chunks that were not proved to give the same bits.
     chunk_bytes : int
-        How many bytes of logits there are at a time, about.
+        About how many bytes of logits exist at a time.
 
     Returns
     -------
@@ -107,10 +107,10 @@ def linear_cross_entropy(
         raise ValueError(f"chunk_bytes is a number of bytes, not {chunk_bytes}")
     loss = _Loss(weight, reduction, IGNORE_INDEX if ignore_index is None else ignore_index, label_smoothing)
     head = Head(input, linear_weight, linear_bias)
-    found = _find(head, target, loss, exact, chunk_bytes)
-    if found.chunks is None:
+    method = _find(head, target, loss, exact, chunk_bytes)
+    if method.chunks is None:
         return loss.whole(head, target)
-    return _LinearCrossEntropy.apply(input, linear_weight, linear_bias, target, loss, found.chunks)
+    return _LinearCrossEntropy.apply(input, linear_weight, linear_bias, target, loss, method.chunks)
 
 
 #: What computes a head and its loss at once; PyTorch's own exists since 2.13.
@@ -162,8 +162,8 @@ class _Loss:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """How a call is computed: in these chunks, proved for this case; in the whole, where there are none."""
+class HeadMethod:
+    """How a call is computed: in these chunks, proved for this case; in the whole if `chunks` is None."""
 
     case: Case | None
     chunks: Chunks | None
@@ -174,7 +174,7 @@ class Found:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Found:
+    def from_json(cls, data: Mapping[str, Any]) -> HeadMethod:
         """Reads what `to_json` wrote."""
         case, chunks = data["case"], data["chunks"]
         return cls(case and Case(**case), chunks and Chunks(**chunks), data["reason"])
@@ -199,7 +199,7 @@ class Found:
         if self.case is None or self.chunks is None:
             return True
         here = dataclasses.replace(self.case, conditions=conditions())
-        return 0 < Found(here, proved(here)).largest <= self.largest
+        return 0 < HeadMethod(here, proved(here)).largest <= self.largest
 
 
 def examined(
@@ -215,25 +215,25 @@ def examined(
     exact: bool = True,
     chunk_bytes: int = CHUNK_BYTES,
     options: Any = None,
-) -> Found:
+) -> HeadMethod:
     """How a call of one of FUNCTIONS is computed."""
     if options is not None:
-        return Found(None, None, "PyTorch's own options are given")
+        return HeadMethod(None, None, "PyTorch's own options are given")
     loss = _Loss(weight, reduction, IGNORE_INDEX if ignore_index is None else ignore_index, label_smoothing)
     return _find(Head(input, linear_weight, linear_bias), target, loss, exact, chunk_bytes)
 
 
-def _find(head: Head, target: torch.Tensor, loss: _Loss, exact: bool, chunk_bytes: int) -> Found:
+def _find(head: Head, target: torch.Tensor, loss: _Loss, exact: bool, chunk_bytes: int) -> HeadMethod:
     reason = _other_operands(head, target) or _other_loss(head, target, loss)
     if not reason and head.rows * head.words * head.input.element_size() <= 2 * chunk_bytes:
         reason = "it would be small"
     if reason:
-        return Found(None, None, reason)
+        return HeadMethod(None, None, reason)
     case = Case.of(head, chunk_bytes)
     if not exact:
-        return Found(None, unproved(case))
+        return HeadMethod(None, unproved(case))
     chunks = proved(case, head.weight)
-    return Found(case, chunks, "" if chunks else "matrix products of this shape have other bits in parts")
+    return HeadMethod(case, chunks, "" if chunks else "matrix products of this shape have other bits in parts")
 
 
 def _other_operands(head: Head, target: torch.Tensor) -> str:

@@ -1,16 +1,16 @@
-"""In what parts a head's matrix products give the same bits as in the whole: found out by computing both.
+"""Determines the chunks in which a head's matrix products give the same bits as in the whole, by computing both.
 
-How a library divides up a product depends on its shape, where its operands begin in memory, the number of threads and
-the processor, and not on the numbers. So the numbers are random ones, among which no two orders of addition agree by
-chance; only the weight is the model's own, for it is large, unless many zeros in it could hide differences. What
-PyTorch computes in the whole is compared with what the chunked forward and backward compute, by the same code that does
-it in training: the logits, their gradient, and the gradients of input, weight and bias, each completely.
+The way in which a library divides a product depends on its shape, the alignment of its operands, the number of threads
+and the processor, and not on the numbers. So the numbers are random, and two orders of addition do not agree by chance.
+Only the weight is the model's own, because it is large, unless it has so many zeros that they could hide differences.
+The whole computation by PyTorch is compared with the chunked forward and backward, by the same code that runs in
+training: the logits, their gradient, and the gradients of input, weight and bias, each completely.
 
-Tried are, of the size that is asked for, numbers of columns that are multiples of what libraries take at a time: MKL
-sums up products in runs of 384 where they are long, and of 1,536 = 4 x 384 where 384 are not yet long.
+The tried numbers of columns are near the requested size, and multiples of the numbers that libraries sum at a time: MKL
+sums long products in runs of 384, and shorter ones in runs of 1,536 = 4 x 384.
 
-Memory: one tensor of logits and one gradient of the weight, as the backward without chunks takes, and a few chunks.
-What was found is kept for the process.
+Memory: one tensor of logits and one gradient of the weight, as in the backward without chunks, and a few chunks. The
+results are kept for the process.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Case:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        found = getattr(torch, self.dtype)
-        assert isinstance(found, torch.dtype)
-        return found
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def columns_at_a_time(self) -> int:
@@ -155,10 +155,10 @@ class _Proof:
         grad = self._gradient_of(logits)
         del logits
         wanted = [leaf is not None and leaf.requires_grad for leaf in leaves]
-        found = iter(
+        gradients = iter(
             torch.autograd.grad(edge, [leaf for leaf in leaves if leaf is not None and leaf.requires_grad], grad)
         )
-        expected = Gradients(*(next(found) if is_wanted else None for is_wanted in wanted))
+        expected = Gradients(*(next(gradients) if is_wanted else None for is_wanted in wanted))
         backward = Backward(self._head, softmax, self._target, self._of_loss[:, None].neg())
         return self._of_backward(backward, rows, grad, expected)
 
@@ -204,7 +204,7 @@ class _Proof:
 def _columns_hold(backward: Backward, size: int, grad: torch.Tensor, expected: Gradients) -> tuple[bool, bool]:
     """Whether so many columns at a time give what is expected: apart from the input's gradient, and with it.
 
-    They are written over what is expected, which is put back where they differ; for a weight is large.
+    They overwrite the expected values, which are restored if they differ, because a weight is large.
     """
     of_input = None if expected.input is None else torch.empty_like(expected.input)
     to = Gradients(of_input, expected.weight, expected.bias)

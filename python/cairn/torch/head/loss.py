@@ -1,9 +1,10 @@
 """Cross entropy whose backward needs no copy of the logits beyond what its forward saved, bit for bit the same.
 
-PyTorch saves the logarithm of the softmax, and in the backward makes two tensors of its size beside it: the gradient of
-that logarithm, with one entry a row, and that of the logits. Here the same kernels run on some rows at a time, and what
-they give takes the place of what was saved, unless the graph is kept for another backward. All kernels work row by row,
-and what they need of the whole (the sum of the targets' weights) comes from the forward: so the bits are the same.
+PyTorch saves the logarithm of the softmax, and its backward makes two more tensors of that size: the gradient of that
+logarithm, with one entry a row, and that of the logits. Here the same kernels run on some rows at a time, and their
+result overwrites the saved tensor, unless the graph is kept for another backward. All kernels work row by row, and the
+one number that they need of the whole (the sum of the targets' weights) comes from the forward. So the bits are the
+same.
 """
 
 from __future__ import annotations
@@ -148,12 +149,12 @@ def _is_last_use(saved: torch.Tensor, dtype: torch.dtype) -> bool:
 
 def proved(input: torch.Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether loss and gradient of such a call come out bit for bit as PyTorch's own do."""
-    found = []
+    results = []
     for function in (F.cross_entropy, cross_entropy):
         with torch.enable_grad():
             logits = input.detach().requires_grad_()
             loss = function(logits, *arguments, **keywords)
             loss.backward(torch.ones_like(loss))
-        found.append((loss.detach(), logits.grad))
-    (loss, grad), (own_loss, own_grad) = found
+        results.append((loss.detach(), logits.grad))
+    (loss, grad), (own_loss, own_grad) = results
     return torch.equal(loss, own_loss) and grad is not None and own_grad is not None and torch.equal(grad, own_grad)

@@ -1,11 +1,11 @@
-"""What lies outside blocks in less memory: the gradient of a tied embedding (`tied_embedding.py`), the loss
-(`loss.py`), and head and loss together where the model calls a function that computes both (`head.py`).
+"""Replacements outside of blocks that need less memory: the gradient of a tied embedding (`tied_embedding.py`), the
+loss (`loss.py`), and head and loss together if the model calls a function that computes both (`head.py`).
 
-None of them changes what a model computes or returns, so they are used wherever a profile found them and proved, on the
-sample's own tensors, that they give the same bits. A tied weight counts only if all that a forward does with it are
-calls of `embedding`, `linear` and `linear_cross_entropy` outside blocks: what else it is used for would be added to its
-gradient in another order. The loss counts if the model itself calls `cross_entropy`. These calls are seen, in the
-profile and in training, by a torch function mode, which is set aside while blocks run.
+They do not change the results of a model. They are used if a profile has proved on the sample's own tensors that they
+give the same bits. A tied weight is replaced only if a forward uses it in no other way than in calls of `embedding`,
+`linear` and `linear_cross_entropy` outside blocks: other uses would add to its gradient in another order. The loss is
+replaced if the model itself calls `cross_entropy`. A torch function mode intercepts these calls, in the profile and in
+training; it is inactive while blocks run.
 """
 
 from __future__ import annotations
@@ -31,42 +31,41 @@ from . import head, head_proof, loss, tied_embedding
 
 @dataclasses.dataclass(frozen=True)
 class Outside:
-    """What lies outside blocks.
+    """The replacements outside of blocks.
 
-    Replaced are the uses of the `tied` weights, given by name, and by `loss` the model's own cross entropy. `heads`
-    says how each `linear_cross_entropy` is computed, PyTorch's as Cairn's. `runs` says for people what runs in the
-    stages outside blocks.
+    tied: names of the weights whose uses are replaced. loss: whether the model's own cross entropy is. heads: how each
+    `linear_cross_entropy` is computed, PyTorch's as Cairn's. runs: the functions of stages outside blocks, for reports.
     """
 
     tied: tuple[str, ...] = ()
     loss: bool = False
-    heads: tuple[head.Found, ...] = ()
+    heads: tuple[head.HeadMethod, ...] = ()
     runs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        heads = [found.to_json() for found in self.heads]
+        heads = [method.to_json() for method in self.heads]
         return {"tied": list(self.tied), "loss": self.loss, "heads": heads, "runs": dict(self.runs)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outside:
         """Reads what `to_json` wrote."""
-        heads = tuple(map(head.Found.from_json, data.get("heads", ())))
+        heads = tuple(map(head.HeadMethod.from_json, data.get("heads", ())))
         return cls(tuple(data.get("tied", ())), bool(data.get("loss", False)), heads, dict(data.get("runs", {})))
 
     def notes(self) -> list[str]:
-        """What is replaced, for people."""
-        found = [f"{name} is embedding and head: its gradients are added in place" for name in self.tied]
-        found += ["the model's cross entropy makes no further copies of the logits in its backward"] * self.loss
-        return found + [each.note() for each in self.heads]
+        """The replacements as sentences for a report."""
+        notes = [f"{name} is embedding and head: its gradients are added in place" for name in self.tied]
+        notes += ["the model's cross entropy makes no further copies of the logits in its backward"] * self.loss
+        return notes + [each.note() for each in self.heads]
 
-    def prove_again(self) -> None:
+    def check_proofs(self) -> None:
         """Raises PlanMismatch where heads cannot be computed as they were when they were profiled."""
-        for found in self.heads:
-            if found.case is not None and not found.holds_still():
+        for method in self.heads:
+            if method.case is not None and not method.holds_still():
                 raise PlanMismatch(
-                    f"{found.note()}, which gives the bits of the whole where it was profiled "
-                    f"({found.case.conditions}), but not here ({head_proof.conditions()}): profile again"
+                    f"{method.note()}, which gives the bits of the whole where it was profiled "
+                    f"({method.case.conditions}), but not here ({head_proof.conditions()}): profile again"
                 )
 
 
@@ -74,7 +73,7 @@ class Outside:
 
 
 def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) -> Outside:
-    """What can be replaced, as one forward of the model shows."""
+    """The possible replacements, determined by one forward of the model."""
     inside = {id(p) for block in blocks for part in block.modules for p in part.parameters()}
     weights = {name: p for name, p in model.named_parameters() if id(p) not in inside and p.requires_grad and p.is_leaf}
     usage = _Usage(list(weights.values()))
@@ -86,7 +85,7 @@ def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) 
 
 @dataclasses.dataclass
 class _Uses:
-    """What a forward does with one weight."""
+    """The uses of one weight in a forward."""
 
     lookups: list[bool] = dataclasses.field(default_factory=list)  # whether each was proved
     products: int = 0
@@ -94,14 +93,14 @@ class _Uses:
 
 
 class _Usage(_compat.FunctionMode):
-    """What a forward does with some weights, and whether its losses can be replaced."""
+    """The uses of some weights in a forward, and whether its losses can be replaced."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._uses = {id(weight): _Uses() for weight in weights}
         self._is_in_block = False
         self.losses: list[bool] = []
-        self.heads: list[head.Found] = []
+        self.heads: list[head.HeadMethod] = []
 
     def is_tied(self, weight: torch.Tensor) -> bool:
         """Whether it is looked up and multiplied by, and no more."""
@@ -176,7 +175,7 @@ def _loss_proved(input: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
 
 
 class Replaced:
-    """Carries out, in the forwards of one model, what is replaced; `anything`: whether there is any."""
+    """Applies the replacements in the forwards of one model; `anything`: whether there are any."""
 
     def __init__(self, model: nn.Module, outside: Outside) -> None:
         self._model, self._tied = weakref.ref(model), outside.tied
@@ -199,7 +198,7 @@ class Replaced:
 
 
 class _Replacing(_compat.FunctionMode):
-    """Sees what a forward calls outside blocks."""
+    """Intercepts the functions that a forward calls outside of blocks."""
 
     def __init__(self, loss_too: bool) -> None:
         super().__init__()

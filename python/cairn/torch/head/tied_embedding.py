@@ -55,14 +55,14 @@ class Rows:
 
 
 class _Sum:
-    """What has come of a weight's gradient in one backward."""
+    """The contributions to a weight's gradient so far in one backward."""
 
     def __init__(self) -> None:
         self._total: torch.Tensor | Rows | None = None
         self._backward = -1
 
     def add(self, part: torch.Tensor | Rows) -> None:
-        """Adds what one use contributes."""
+        """Add the contribution of one use."""
         if self._backward != _compat.backward_id():  # an earlier one may not have come to its end
             self._total, self._backward = None, _compat.backward_id()
         if self._total is None:

@@ -1,1 +1,1 @@
-"""Watches the first steps of training under a plan, and tells of those over their budget."""
+"""Measures the first steps of training under a plan, and reports those over their budget."""

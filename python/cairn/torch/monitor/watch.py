@@ -1,4 +1,4 @@
-"""Measures the first steps of training that follow each plan of a model, and tells of those over their budgets."""
+"""Measures the first training steps that follow each plan of a model, and reports those over their budgets."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another m
 
 
 @dataclasses.dataclass
-class _Found:
-    """How many steps with a plan were measured, and the worst of them."""
+class _PlanRecord:
+    """The measured steps of a plan: their number, and the worst of them."""
 
     plan: Plan  # held, so that no other one gets its id
     steps: int = 0
@@ -59,7 +59,7 @@ class Watch:
         self._on_miss = on_miss  # called with the plan and what was missed, in bytes, once no forward is running
         self._miss: tuple[Plan, int] | None = None
         self._due: BudgetExceeded | None = None  # to be raised when a step begins, or the optimizer's
-        self._found: dict[int, _Found] = {}  # by id of a plan
+        self._records: dict[int, _PlanRecord] = {}  # by id of a plan
         self._lock = threading.RLock()
         self._step: WatchedStep | None = None  # the latest that was measured
         self._unforeseen = 0  # state of optimizers that it began with, and its plan does not count
@@ -115,9 +115,9 @@ class Watch:
             self._finish()
             self._current = weakref.ref(module), plan
             self._note_those_within(module, plan)
-            found = self._of(plan)
-            if found.steps < self._steps and found.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
-                found.in_vain += 1  # until it is judged
+            record = self._of(plan)
+            if record.steps < self._steps and record.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
+                record.in_vain += 1  # until it is judged
                 self._start(module, plan)
             else:
                 self._has_measured = False
@@ -131,8 +131,8 @@ class Watch:
 
     # ---- steps ----
 
-    def _of(self, plan: Plan) -> _Found:
-        return self._found.setdefault(id(plan), _Found(plan))
+    def _of(self, plan: Plan) -> _PlanRecord:
+        return self._records.setdefault(id(plan), _PlanRecord(plan))
 
     def _is_mine(self) -> bool:
         """Whether no other thread that lives is measured."""
@@ -168,17 +168,17 @@ class Watch:
         module, plan = (None, None) if self._current is None else (self._current[0](), self._current[1])
         if module is None or plan is None or not self._states.note(optimizer, module):
             return
-        found, unforeseen = self._of(plan), self._unforeseen_bytes(plan)
-        if unforeseen > max(plan.reserve_bytes, found.unforeseen_bytes):
+        record, unforeseen = self._of(plan), self._unforeseen_bytes(plan)
+        if unforeseen > max(plan.reserve_bytes, record.unforeseen_bytes):
             self._measure_again()
-        if found.worst is not None and found.watched is not None and unforeseen > found.unforeseen_bytes:
-            peak = found.worst.peak_bytes + unforeseen - found.unforeseen_bytes
-            expected = dataclasses.replace(found.worst, peak_bytes=peak)
-            self._judge(found.watched, expected, unforeseen, "the next step will take")
+        if record.worst is not None and record.watched is not None and unforeseen > record.unforeseen_bytes:
+            peak = record.worst.peak_bytes + unforeseen - record.unforeseen_bytes
+            expected = dataclasses.replace(record.worst, peak_bytes=peak)
+            self._judge(record.watched, expected, unforeseen, "the next step will take")
             self._correct()
 
     def _note_those_within(self, module: nn.Module, plan: Plan) -> None:
-        """Takes down what optimizers keep that stepped in a backward, whose peak has it already."""
+        """Record the state of optimizers that step in the backward, whose peak contains it already."""
         before = self._unforeseen_bytes(plan)
         for optimizer in self._within:
             self._states.note(optimizer, module)
@@ -187,7 +187,7 @@ class Watch:
             self._measure_again()
 
     def _measure_again(self) -> None:
-        for each in self._found.values():
+        for each in self._records.values():
             each.steps = 0
 
     def _unforeseen_bytes(self, plan: Plan) -> int:
@@ -221,7 +221,7 @@ class Watch:
             self._miss = (plan, peak - predicted)
 
     def _supposed_cause(self, watched: WatchedStep, step: Measured) -> str:
-        """Why a step may have taken too much, and what to do."""
+        """The likely reason of a step over its budget, and the remedy."""
         unforeseen = self._unforeseen_bytes(watched.plan)
         if unforeseen > watched.plan.reserve_bytes:
             remedy = "optimizer= the one that is used, as it is set in training"

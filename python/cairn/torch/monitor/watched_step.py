@@ -16,7 +16,7 @@ from ..base.tree import tensors_in
 from ..planning.fingerprint import autocast_of
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
-from ..planning.step_memory import Found, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..rerun_state.backend_flags import changes_since
 from ..runtime.executor import COPIES_OF_ANOTHER
 
@@ -47,15 +47,18 @@ class WatchedStep:
     """
 
     def __init__(self, module: nn.Module, plan: Plan, beside_bytes: int, sees_going: bool) -> None:
-        """beside_bytes: what is there when the step begins, beside what the plan counts from then on.
+        """beside_bytes: memory at the beginning of the step that the plan does not count from then on.
 
-        sees_going: the meter sees what was there before it go.
+        sees_going: the meter sees frees of memory that was allocated before it.
         """
         self.plan = plan
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
-        self._found = Found(plan, module)
-        self._sees_going, self._beside = sees_going, 0  # what it found in attributes, less what its plan does not count
+        self._attributes = AttributeMemory(plan, module)
+        self._sees_going, self._beside = (
+            sees_going,
+            0,
+        )  # memory in attributes, without bytes that the plan does not count
         self._resident = resident_of(plan, self._gradient_bytes) + beside_bytes
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
@@ -140,12 +143,13 @@ class WatchedStep:
         self._dropped = sum(bytes_of.values()) - self._held
         module = self._module()
         if module is not None:
-            found = self._found.beside(module, self._sees_going)
-            self._beside = found - uncounted_bytes(self.plan, module, self._gradient_bytes)
+            attribute_bytes = self._attributes.beside(module, self._sees_going)
+            self._beside = attribute_bytes - uncounted_bytes(self.plan, module, self._gradient_bytes)
 
     def end(self) -> Measured | None:
-        """Ends the measurement, never within a backward, which runs in a state of its own. What the step took; None
-        where it has not come to its end, or cannot be judged, and when asked again.
+        """End the measurement and return it; never call this within a backward, which runs in a state of its own.
+
+        None if the step has not ended or cannot be judged, and for a second call.
         """
         meter, self._meter = self._meter, None
         if meter is None:
@@ -158,16 +162,16 @@ class WatchedStep:
         peak = self._resident + self._beside + rise
         return Measured(peak, self._took, self._gradient_bytes > 0, self._dropped)
 
-    # ---- what it has found ----
+    # ---- results ----
 
     def held_bytes(self, module: nn.Module) -> int:
-        """What the caller still has of its output."""
+        """The tensors of the output that the caller still holds."""
         own = memory.storages((*module.parameters(), *module.buffers()))
         held = {ref.key: ref.nbytes for ref in self._outputs if ref.alive() and ref.key not in own}
         return sum(held.values())
 
     def supposed_cause(self, gradients_existed: bool) -> str:
-        """Why a step like this may have taken more than its plan, and what to do."""
+        """The likely reason why a step used more memory than planned, and the remedy."""
         plan, module = self.plan, self._module()
         if module is not None and (change := plan.change_of(module)):
             return f"{change}. Profile and plan again"

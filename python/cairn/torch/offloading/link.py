@@ -161,7 +161,7 @@ def _loaded(transfers: Transfers) -> _Loaded:
         with _copying(transfers, trips):
             beside = _computing(factor)
         slowdowns.append(beside / max(alone, 1e-9) - 1)
-    out, back = (statistics.median(found) for found in zip(*trips, strict=True))
+    out, back = (statistics.median(times) for times in zip(*trips, strict=True))
     return _Loaded(out, back, min(max(0.0, statistics.median(slowdowns)), 1.0))  # one thread takes half of a core
 
 

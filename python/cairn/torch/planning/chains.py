@@ -76,8 +76,8 @@ class Chains:
 
     def solved(self, budgets: Sequence[int]) -> list[Answer]:
         """An answer for each budget."""
-        found = cairn.solve_many(self.chain, budgets, **self._options) if budgets else []
-        return [self._settled(budget, solution) for budget, solution in zip(budgets, found, strict=True)]
+        solutions = cairn.solve_many(self.chain, budgets, **self._options) if budgets else []
+        return [self._settled(budget, solution) for budget, solution in zip(budgets, solutions, strict=True)]
 
     @property
     def least_bytes(self) -> int | None:
@@ -93,10 +93,10 @@ class Chains:
             if size is None:
                 return _Least(None, counted)
             solution = cairn.solve(chain, size, **self._options)
-            found = self._more(counted, solution, size)
-            if found == counted:
+            extended = self._more(counted, solution, size)
+            if extended == counted:
                 return _Least(self._peak(counted, solution, size), counted, solution)
-            counted = found
+            counted = extended
 
     def _peak(self, counted: Counted, solution: cairn.Solution, least_bytes: int) -> int:
         """Of the least budget's schedule; it may let go of less than was supposed."""
@@ -113,11 +113,11 @@ class Chains:
         while True:
             if solution.schedule is None and least.solution is not None and (least.bytes or 0) <= budget:
                 counted, solution = least.counted, least.solution
-            found = self._more(counted, solution, budget)
-            if found == counted:
+            extended = self._more(counted, solution, budget)
+            if extended == counted:
                 counted, solution = self._exact(counted, solution)
                 return Answer(counted, self._counting(counted)[0], solution, least.bytes)
-            counted = found
+            counted = extended
             solution = cairn.solve(self._counting(counted)[1], budget, **self._options)
 
     def _more(self, counted: Counted, solution: cairn.Solution, budget: int) -> Counted:
@@ -125,11 +125,11 @@ class Chains:
         if solution.schedule is None:
             return counted
         ops = solution.schedule.ops
-        found = counted | supposed_by(ops, self._profile.stages)
-        if found.wanted != counted.wanted:  # a solver that may have others for nothing would run from those
-            found |= Counted(wanted=passing(self._profile.stages))
-        if found != counted:
-            return found
+        extended = counted | supposed_by(ops, self._profile.stages)
+        if extended.wanted != counted.wanted:  # a solver that may have others for nothing would run from those
+            extended |= Counted(wanted=passing(self._profile.stages))
+        if extended != counted:
+            return extended
         beside = _beside(self._profile, counted)
         first = first_runs(self._counting(counted)[0], ops)[0] if beside else {}
         return counted | Counted(

@@ -148,11 +148,11 @@ class Offloading:
 
     def solve(self, budget: int) -> OffloadSchedule | None:
         """The best schedule with transfers that was found. None if there is none, or the best has no transfers."""
-        found = self._search(budget)
-        if found is None and self._smallest is not None and self._smallest[0] <= budget:
+        made = self._search(budget)
+        if made is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
             return self._judged(budget, ops, "joint-chain")
-        return found
+        return made
 
     def _search(self, budget: int) -> OffloadSchedule | None:
         asked, host = budget, self._machine.host_bytes
@@ -216,8 +216,8 @@ class Offloading:
             without = _without_transfer(kept, position)
             if without is None:
                 continue
-            found = self._makespan(budget, without)
-            if found is not None and found <= makespan:
+            without_ns = self._makespan(budget, without)
+            if without_ns is not None and without_ns <= makespan:
                 kept = without
         return kept
 
@@ -275,16 +275,16 @@ def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
 
 def _staying(profile: Profile) -> frozenset[Made]:
     """The values that the executor cannot offload."""
-    found: set[Made] = set()
+    values: set[Made] = set()
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
         saving = [0, *(option for option, _ in stage.opened())]
-        found.update(
+        values.update(
             (SAVED, number, option) for option in saving if not (is_block and stage.saved_is_offloadable(option))
         )
         if not (is_block and stage.output_is_offloadable):
-            found.add((OUTPUT, number, 0))
-    return frozenset(found)
+            values.add((OUTPUT, number, 0))
+    return frozenset(values)
 
 
 def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op]:

@@ -94,7 +94,7 @@ class Plan:
     @property
     def opened(self) -> dict[int, Inside]:
         """By stage, what its options keep, where one other than keeping everything is used."""
-        return {int(stage): Inside.from_json(found) for stage, found in self.inside.items()}
+        return {int(stage): Inside.from_json(data) for stage, data in self.inside.items()}
 
     @property
     def peak_bytes(self) -> int:

@@ -252,17 +252,17 @@ class ShapePlans:
         self._plans[tuple(made.shapes)] = made
         while len(self._plans) > KEPT:
             gone = self._plans.popitem(last=False)[1]
-            self._chosen = OrderedDict((key, found) for key, found in self._chosen.items() if found[0] is not gone)
+            self._chosen = OrderedDict((key, entry) for key, entry in self._chosen.items() if entry[0] is not gone)
         return made
 
     def _faster(self, chosen: ShapePlan, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShapePlan:
         """A plan of their own for shapes that are clearly smaller than the plan's, if it is worth it."""
         if chosen.plan.overhead < SLOWER_BY_AT_MOST or count_of(actual) > CLEARLY_SMALLER * count_of(chosen.shapes):
             return chosen
-        found = self._measured(actual, args, kwargs)
-        if not isinstance(found, ShapePlan) or found.plan.overhead >= chosen.plan.overhead:
+        made = self._measured(actual, args, kwargs)
+        if not isinstance(made, ShapePlan) or made.plan.overhead >= chosen.plan.overhead:
             return chosen
-        return self._kept(found)
+        return self._kept(made)
 
     def _nearest(self, actual: list[str]) -> ShapePlan:
         return min(self._plans.values(), key=lambda entry: abs(count_of(entry.shapes) - count_of(actual)))
@@ -313,8 +313,8 @@ class ShapePlans:
 
     def _base(self, actual: Sequence[str]) -> tuple[str, ...]:
         """The shapes of the profile from which the least growth leads to the actual ones."""
-        found = {key: growth(actual, key) for key in self._profiles}
-        return min(found, key=lambda key: math.inf if (by := found[key]) is None else by.most)
+        growths = {key: growth(actual, key) for key in self._profiles}
+        return min(growths, key=lambda key: math.inf if (by := growths[key]) is None else by.most)
 
     def _estimated(self, shapes: list[str]) -> ShapePlan | Exception | None:
         base = self._base(shapes)
@@ -323,11 +323,11 @@ class ShapePlans:
             return None
         return self._planned(scaled(self._profiles[base], by, shapes), shapes, "estimate")
 
-    def _planned(self, found: Profile, shapes: list[str], made: str) -> ShapePlan | Exception:
+    def _planned(self, profile: Profile, shapes: list[str], made: str) -> ShapePlan | Exception:
         """The plan of a profile, or why there is none."""
         assert self._source is not None
         try:
-            return ShapePlan(shapes, self._source.plan(found), made, found)
+            return ShapePlan(shapes, self._source.plan(profile), made, profile)
         except (NoSchedule, MemoryLimit) as error:
             return error.with_traceback(None)  # which would hold the frame that it is returned to
 
@@ -347,15 +347,15 @@ class ShapePlans:
             return None
         try:
             blocks, keep = _blocks_of(model, self._profiles[base])
-            found = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
+            made = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
         except (TorchError, *_MISFITS) as error:  # a loss for other shapes, for example
             return error.with_traceback(None)
-        if _blocks_in(found.refs) != _blocks_in(self.current.plan.stages):
+        if _blocks_in(made.refs) != _blocks_in(self.current.plan.stages):
             return None
-        self._profiles[tuple(actual)] = found
+        self._profiles[tuple(actual)] = made
         while len(self._profiles) > KEPT:
             self._profiles.pop(list(self._profiles)[1])
-        return self._planned(found, actual, "measurement")
+        return self._planned(made, actual, "measurement")
 
 
 def _is_distributed() -> bool:

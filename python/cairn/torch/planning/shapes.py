@@ -23,13 +23,13 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 def sized(value: Any) -> list[torch.Tensor]:
     """The tensors that a plan is made for: single numbers, such as a divisor of the loss, do not change it."""
-    found = [t for t in tensors_in(value) if t.dim() > 0]
-    if any(t.is_nested for t in found):
+    tensors = [t for t in tensors_in(value) if t.dim() > 0]
+    if any(t.is_nested for t in tensors):
         raise Unsupported(
             "a nested tensor among the model's arguments has no sizes that a plan could be made for: pass its values "
             "and offsets, or pad it, and make it nested inside the model"
         )
-    return found
+    return tensors
 
 
 def described(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:

@@ -21,8 +21,8 @@ def resident_of(plan: Plan, gradient_bytes: int) -> int:
     return state + gradient_bytes + given
 
 
-class Found:
-    """What a step finds in attributes of modules, and where hooks put things: it stays, or is replaced."""
+class AttributeMemory:
+    """Memory of tensors in attributes of modules and objects of hooks at the beginning of a step: kept or replaced."""
 
     def __init__(self, plan: Plan, model: nn.Module) -> None:
         self._is_step, self._left_bytes = plan.scope == "step", plan.resident.get(LEFT_BESIDE, 0)
@@ -31,8 +31,9 @@ class Found:
         self._storages = _storages_in_attributes(model) if looks else {}
 
     def beside(self, model: nn.Module, sees_going: bool) -> int:
-        """When the step has ended: what is to be added to what was resident and to the rise of a meter, which has seen
-        what came; of what is gone it has seen that or not, as if it were still there.
+        """At the end of the step: bytes to add to the resident memory and to a meter's rise.
+
+        The meter has counted new tensors. sees_going: it has also counted the tensors that were freed.
         """
         there = memory.storages(tensor for tensor, _ in plain_tensors(model)) if self._storages else {}
         sizes = {ref.key: ref.nbytes for ref in self._storages.values()}
@@ -54,8 +55,9 @@ def gradient_bytes_of(model: nn.Module) -> int:
 
 
 def uncounted_bytes(plan: Plan, model: nn.Module, gradient_bytes: int) -> int:
-    """What a step has added to the gradients of so many bytes, where the plan does not count gradients.
+    """Bytes that a step has added to `gradient_bytes` of gradients, if the plan does not count gradients.
 
-    A meter sees them as they come, so taking all of them off its peak can take too much, never too little.
+    A meter counts each when it is created, so to subtract all of them from its peak may subtract too much, never too
+    little.
     """
     return gradient_bytes_of(model) - gradient_bytes if plan.scope == "activations" else 0

@@ -382,13 +382,13 @@ def _store_all(stages: int) -> list[cairn.Op]:
 def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
     """For each stage under selective recomputation: its options, and the digest of the recording they belong to."""
     used = {int(op[1]) for op in ops if op[0] == "forward_save" and len(op) > 2 and op[2]}
-    found = {}
+    plans = {}
     for number in sorted(used):
         stage = profile.stages[number - 1]
         decisions = tuple(option.decisions for option in stage.options)
         inside = Inside(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
-        found[str(number)] = {**inside.to_json(), "recomputes": [option.recomputes for option in stage.options]}
-    return found
+        plans[str(number)] = {**inside.to_json(), "recomputes": [option.recomputes for option in stage.options]}
+    return plans
 
 
 def _optimizer_peak(profile: Profile) -> int:

@@ -78,17 +78,19 @@ class BlockMeter:
     ) -> None:
         self._meter, self._stage, self._block, self._device = meter, stage, block, device
         self._static = static  # storages that are there during the whole step
-        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.arriving = arriving  # layouts of the gradients of outputs and side outputs
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
-        self.beside = Arrivals(())  # and those, in the step's backward, of what is left beside the outputs
-        self.left: dict[int, _compat.StorageRef] = {}  # large storages that the run in the step left beside the outputs
-        self.added: set[int] = set()  # those of them that it saves, and that stay beside those of recomputations
+        self.beside = Arrivals(())  # gradients of side outputs in the step's backward
+        self.left: dict[int, _compat.StorageRef] = {}  # large storages of side outputs of the run in the step
+        self.added: set[int] = (
+            set()
+        )  # those of them that it saves, and that exist at the same time as those of a recomputation
         self.kept_bytes = 0  # large gradients that hooks have kept
         self.saved: frozenset[int] = frozenset()  # storages that autograd saves
-        self.hidden: set[int] = set()  # storages that custom functions hold beside what autograd saves
+        self.hidden: set[int] = set()  # storages that custom functions hold outside of autograd's saved tensors
         self._hides_input = False  # or an output: one of these is
         self._is_to_take_own = False  # there are hooks of its own, and it was measured without taking these over
-        #: by a run that saves: what stays beside that of recomputations, and whether it saves that
+        #: by a run that saves: side outputs that exist at the same time as a recomputation's, and whether it saves them
         self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
         self._gone: list[tuple[int, int]] = []

@@ -132,7 +132,7 @@ def _traced(model: nn.Module, run: Callable[[], Any], parameters: Parameters, re
         with (
             torch.autograd.graph.saved_tensors_hooks(*recorder.hooks),
             watching,
-            _compat.compiled_calls_told(recorder.note_compiled),
+            _compat.observed_compiled_calls(recorder.note_compiled),
         ):
             run()
     except RuntimeError as error:

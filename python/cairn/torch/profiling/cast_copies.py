@@ -63,7 +63,7 @@ class CopyPass:
         self._copies: list[Copies] = []
 
     def run(self) -> list[Copies]:
-        """The copies of each stage: of the code before the first block, of that block, of the code after it, and so on."""
+        """The copies of each stage: the code before the first block, that block, the code after it, and so on."""
         torch.clear_autocast_cache()
         hooks = _compat.saved_tensors_hooks(self._pack, Layout.tensor)
         with hooks, self._casts, intercepted(self._blocks, self._handle, self._sample.replaced.during_block):

@@ -144,7 +144,7 @@ def _hugging_face_layers(model: nn.Module, observed: Trace) -> list[nn.Module]:
 def _container_children(model: nn.Module, observed: Trace) -> list[nn.Module]:
     """Children of the outermost containers; a child that is little more than a container is replaced by its own."""
     blocks = list(_in_containers(model, {id(call.module) for call in observed.calls}, observed))
-    return blocks if sum(len(observed.calls_of(module)) for module in children_used) > 1 else []
+    return blocks if sum(len(observed.calls_of(module)) for module in blocks) > 1 else []
 
 
 def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
@@ -162,7 +162,7 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
             yield child  # as those beside it, which have such a container in them
 
 
-HALF = 0.52  # and the little that normalizations save beside what they are given
+HALF = 0.52  # a half, and the small tensors that normalizations save in addition to their inputs
 
 
 def _is_mostly_beside(module: nn.Module, children: Sequence[nn.Module], observed: Trace) -> bool:

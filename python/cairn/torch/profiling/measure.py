@@ -145,7 +145,9 @@ class MemoryPass(StepRecording):
         stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
         before = self._runs[index - 1 : index] if index else []
         made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
-        viewed = sum(bytes_in(run, run.viewed & self._left_by(run)) for run in before)  # handed on beside what it makes
+        viewed = sum(
+            bytes_in(run, run.viewed & self._left_by(run)) for run in before
+        )  # passed on in addition to its own result
         stage.output_bytes = made + viewed
         growth = self._growth(segment)
         copies = self._copies_of(stage, 2 * index)

@@ -22,7 +22,7 @@ import torch
 
 from ..base import memory
 from ..base.blocks import Block, intercepted
-from ..base.progress import ProgressTeller
+from ..base.progress import ProgressReporter
 from ..base.stage_measure import OptionMeasure, StageMeasure
 from ..selective.block_graph import BlockGraph
 from ..selective.block_options import thinned
@@ -78,7 +78,7 @@ class OptionPass:
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)
-        self._sample.teller.one_done()
+        self._sample.reporter.one_done()
         output = isolated_block.bridge(result, arguments.differentiable, isolated_block.Hooks())
         lent.hand_back(block.name, result, output)
         return output
@@ -106,7 +106,7 @@ class OptionPass:
             if kind not in self._measured_kinds:
                 run.waiting = self._owners.waiting(block, call)
                 run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
-                self._measured_kinds[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.teller)
+                self._measured_kinds[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.reporter)
         self._measured_kinds[kind].describe(stage)
 
 
@@ -119,16 +119,16 @@ class _Opening:
         stage: StageMeasure,
         graph: BlockGraph,
         part_bytes: int,
-        teller: ProgressTeller,
+        reporter: ProgressReporter,
     ) -> None:
         self._run, self._stage, self._part_bytes = run, stage, part_bytes
-        self._teller = teller
+        self._reporter = reporter
         self.asked: list[int] = []
         self.options: list[OptionMeasure] = []
         self.digest = graph.digest()
         self.draws = sorted({op.packs_before for op in graph.operations if op.random})
         self.reason = graph.closed or self._find(stage)
-        del self._run, self._teller
+        del self._run, self._reporter
 
     def describe(self, stage: StageMeasure) -> None:
         """Store the options in a stage."""
@@ -158,11 +158,11 @@ class _Opening:
         return "" if len(self.options) > 1 else "has no option that takes less"
 
     def _metered(self, proved: Sequence[tuple[Recipe, OptionTimes]]) -> list[tuple[StageMeasure, OptionTimes]]:
-        self._teller.more(len(proved))
+        self._reporter.more(len(proved))
         measured = []
         for recipe, took in proved:
             measured.append((Metered(self._run, following(self._run, recipe)).stage, took))
-            self._teller.one_done()
+            self._reporter.one_done()
         return measured
 
 

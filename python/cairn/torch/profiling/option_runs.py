@@ -35,7 +35,7 @@ class BlockRuns:
         arriving: Layouts,
     ) -> None:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
-        self.arriving = arriving  # how gradients lie of the outputs, and of what is left beside them
+        self.arriving = arriving  # layouts of the gradients of outputs and side outputs
         self.waiting: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
         self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
         self.devices = (device,) if with_generator(device) else ()

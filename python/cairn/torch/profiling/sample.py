@@ -14,7 +14,7 @@ from torch import nn
 from ..base import memory
 from ..base.errors import Unsupported
 from ..base.layouts import saving_nothing
-from ..base.progress import ProgressTeller
+from ..base.progress import ProgressReporter
 from ..base.tree import Tree, tensors_in
 from ..head.replacements import Outside, Replaced
 from ..rerun_state.attributes import restored_attributes
@@ -55,7 +55,7 @@ class Sample:
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
         self._tensors = list(map(_own, self._call.leaves))
         self.has_no_loss = False
-        self.teller = ProgressTeller()  # of the pass that runs it
+        self.reporter = ProgressReporter()  # of the pass that runs it
         #: modules that are no part of the model and that the step uses
         self.others = outsiders(model, loss_fn, self._call.opaque)
         self._leaves = Leaves(model, self._tensors)

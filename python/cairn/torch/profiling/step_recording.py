@@ -201,7 +201,7 @@ class StepRecording:
             if layout is not None and memory.has_storage(tensor)
         ]
         self._join(len(self._runs) - 1, hooks)
-        self._sample.teller.one_done()
+        self._sample.reporter.one_done()
         return output
 
     def _known_layouts(self, block: Block, call: int) -> Layouts:

@@ -51,7 +51,7 @@ class TimePasses:
             stage.forward_ns = _median(samples.forward)
             stage.forward_only_ns = _median(samples.forward_only) or stage.forward_ns
             stage.backward_ns = _median(samples.backward)
-        self._sample.teller.begin("measuring what a plan takes itself")
+        self._sample.reporter.begin("measuring the overhead of plans")
         for stage in self._measured.blocks if overhead.counts(self._device) else ():
             stage.again_ns = overhead.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
@@ -107,7 +107,7 @@ class TimePasses:
         lent.hand_back(block.name, result, output)
         del result, lent
         self._index += 1
-        self._sample.teller.one_done()
+        self._sample.reporter.one_done()
         self._segment_began = self._now()
         return output
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn import format_budget, format_bytes, format_ns
 
-from ..base.stages import listed, told
+from ..base.stages import listed, sentences
 from ..planning.arguments import check_plan
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
@@ -198,23 +198,23 @@ class Report:
         ]
 
     def _offloading_lines(self) -> list[str]:
-        found = self.offloading
-        if found is None:
+        link = self.offloading
+        if link is None:
             return []
         out, back, taken, budget, used = map(
             format_bytes,
             (
-                found.to_host_bytes,
-                found.to_device_bytes,
-                found.host_bytes,
-                found.host_budget_bytes,
-                found.host_peak_bytes,
+                link.to_host_bytes,
+                link.to_device_bytes,
+                link.host_bytes,
+                link.host_budget_bytes,
+                link.host_peak_bytes,
             ),
         )
-        gaps = f", of which {used} are used at once" if found.host_bytes > found.host_peak_bytes else ""
+        gaps = f", of which {used} are used at once" if link.host_bytes > link.host_peak_bytes else ""
         return [
-            f"  offloads    {out} out and {back} back in a step; the link is busy {100 * found.link_busy:.0f} % of it",
-            f"              offload tier ({found.tier}): {taken} of {budget}{gaps}",
+            f"  offloads    {out} out and {back} back in a step; the link is busy {100 * link.link_busy:.0f} % of it",
+            f"              offload tier ({link.tier}): {taken} of {budget}{gaps}",
         ]
 
     def _by_shape(self) -> list[str]:
@@ -263,7 +263,7 @@ class Report:
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
         lines += _parts(self.plan, self.rows)
-        return lines + [f"  {sentence}" for sentence in told(self.plan.kept_because.items(), "always kept")]
+        return lines + [f"  {sentence}" for sentence in sentences(self.plan.kept_because.items(), "always kept")]
 
 
 _MADE = {"given": "planned beforehand", "estimate": "planned by an estimate", "measurement": "planned by measuring"}
@@ -360,8 +360,8 @@ def _is_offloaded(stage: int, offloads: set[tuple[str, int]]) -> str:
 def _parts(plan: Plan, rows: Sequence[Row]) -> list[str]:
     """What the blocks recompute of which a part is kept, blocks that do the same together."""
     blocks = sum(ref.is_block for ref in plan.stages)
-    found: Counter[tuple[int, str]] = Counter()
+    counts: Counter[tuple[int, str]] = Counter()
     for number, row in enumerate(rows, 1):
         if row.option:
-            found[row.option, plan.inside[str(number)]["recomputes"][row.option]] += 1
-    return [f"  kept part {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(found.items())]
+            counts[row.option, plan.inside[str(number)]["recomputes"][row.option]] += 1
+    return [f"  kept part {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(counts.items())]

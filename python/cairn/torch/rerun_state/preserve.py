@@ -161,9 +161,9 @@ class Parameters:
 class _Writes(_compat.DispatchMode):
     """Detects writes to parameters."""
 
-    def __init__(self, parameters: Parameters, told: Callable[[], None]) -> None:
+    def __init__(self, parameters: Parameters, on_write: Callable[[], None]) -> None:
         super().__init__()
-        self._parameters, self._told = parameters, told
+        self._parameters, self._on_write = parameters, on_write
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = getattr(function, "_schema", None)
@@ -172,7 +172,7 @@ class _Writes(_compat.DispatchMode):
             names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
             written = [self._parameters.keep(t) for name in names for t in tensors_in(given.get(name))]
             if any(written):
-                self._told()
+                self._on_write()
         return function(*args, **(kwargs or {}))
 
 

@@ -236,10 +236,10 @@ class Run(Recomputation):
         lease, self._blocks[stage] = self._lease(stage), block
         block.recompute_state = None if finding.key is None else RecomputeState(finding.key)
         saving = self._saving(op, block)
-        leaves, telling = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
+        leaves, digest_if_compared = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
         marks = block.marks = self.new_marks()
         first = block.first = FirstRunPack(
-            lease, leaves, op.kind == FORWARD_SAVE, telling, block.recompute_state, saving, marks
+            lease, leaves, op.kind == FORWARD_SAVE, digest_if_compared, block.recompute_state, saving, marks
         )
         try:
             with active(first), _NOTHING if saving is None else saving.running(leaves):

@@ -59,8 +59,8 @@ class Replay:
         return int(self.stages[stage - 1]["grad_bytes"]) if stage else int(self.chain["input_grad_bytes"])
 
     def option(self, stage: int, option: int) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.stages[stage - 1]["options"][option]
-        return found
+        option_values: Mapping[str, Any] = self.stages[stage - 1]["options"][option]
+        return option_values
 
     def level(self) -> int:
         total = int(self.chain["fixed_bytes"]) + self.output_bytes(0) + self.gradient_bytes(self.gradient)

@@ -267,8 +267,8 @@ def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, Plac
         lambda stay: (-stay.size, stay.begin),
         lambda stay: (-stay.end, stay.begin),
     ]
-    found = (_first_fit(sorted(stays, key=order)) for order in orders)
-    return min(found, key=lambda places: max((p.offset + p.size for p in places.values()), default=0)), peak
+    placements = (_first_fit(sorted(stays, key=order)) for order in orders)
+    return min(placements, key=lambda places: max((p.offset + p.size for p in places.values()), default=0)), peak
 
 
 def _first_fit(stays: Sequence[_Stay]) -> dict[int, Place]:

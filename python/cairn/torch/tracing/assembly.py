@@ -104,8 +104,8 @@ class _Assembly:
     # what is read, and of whom
 
     def _results(self) -> list[Output]:
-        found = (self._now(where) for where in self.results.all() if isinstance(where, Output))
-        return list(dict.fromkeys(found))
+        tensors = (self._now(where) for where in self.results.all() if isinstance(where, Output))
+        return list(dict.fromkeys(tensors))
 
     def _now(self, where: Output) -> Output:
         return self.moved.get(where, where)

@@ -80,14 +80,14 @@ class Outcome:
         """Takes them out of the values that are left."""
         values.fetch_results()
 
-        def found(where: Value | External) -> torch.Tensor:
+        def value_of(where: Value | External) -> torch.Tensor:
             return values.tensor(where).detach()
 
         return cls(
-            found(program.loss),
-            {name: found(where) for name, where in program.grads.items()},
-            tuple(found(where) for where in program.outputs),
-            [(index, found(where)) for index, where in program.written],
+            value_of(program.loss),
+            {name: value_of(where) for name, where in program.grads.items()},
+            tuple(value_of(where) for where in program.outputs),
+            [(index, value_of(where)) for index, where in program.written],
         )
 
     def named(self, externals: Sequence[Outside]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -115,9 +115,9 @@ class Tape:
         return self._shown_by(storage, Geometry.of(tensor))
 
     def _shown_by(self, storage: Storage, shows: Geometry) -> Output | External:
-        found = storage.shows.get(shows)
-        if found is not None:
-            return found
+        known = storage.shows.get(shows)
+        if known is not None:
+            return known
         if shows.is_conj or shows.is_neg or storage.root_shows.is_conj or storage.root_shows.is_neg:
             raise Unsupported("the step cannot be traced: it reads a lazily conjugated or negated view of old contents")
         record = Record("view", self.in_backward, base=storage.root)
@@ -128,13 +128,13 @@ class Tape:
 
     def written(self) -> list[tuple[int, Output | External]]:
         """The tensors from outside that the step wrote into, and where their new contents are."""
-        found = []
+        views = []
         for storage in list(self._storages.values()):
             for index in storage.externals if storage.was_written else []:
                 outside = self.externals[index]
                 if not outside.is_literal:  # the next step makes those anew
-                    found.append((index, self._shown_by(storage, Geometry.of(outside.tensor))))
-        return found
+                    views.append((index, self._shown_by(storage, Geometry.of(outside.tensor))))
+        return views
 
     # records
 

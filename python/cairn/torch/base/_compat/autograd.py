@@ -41,13 +41,13 @@ _graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", 
 def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = None) -> bool:
     """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread.
 
-    Where torch does not say whose hooks are in force, none are found beside `mine`.
+    If torch cannot report whose hooks are in force, hooks besides `mine` are not detected.
     """
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     if top is None:
         return mine is None and _hooks_take_what_is_saved()
-    found = top(True)
-    return found is not None and found[0] != mine
+    hooks = top(True)
+    return hooks is not None and hooks[0] != mine
 
 
 def hooks_but_on_traced(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -119,8 +119,8 @@ def _enter(self: torch.autograd.graph.saved_tensors_hooks) -> None:
     if _inner.replacing is None:
         _enter_plainly(self)
     else:
-        found = _inner.replacing(self.pack_hook, self.unpack_hook)
-        torch._C._autograd._push_saved_tensors_default_hooks(*found)
+        hooks = _inner.replacing(self.pack_hook, self.unpack_hook)
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
 
 
 class _Traced:

@@ -49,9 +49,10 @@ _frame_callback = getattr(_eval_frame, "get_eval_frame_callback", None)
 
 
 @contextlib.contextmanager
-def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
-    """Tells of each call in this thread of a function or module that torch.compile has made. Where nobody has imported
-    the compiler, nothing was compiled.
+def observed_compiled_calls(call: Callable[[], None]) -> Iterator[None]:
+    """Call `call` at each call in this thread of a function or module compiled by torch.compile.
+
+    If the compiler was never imported, nothing is compiled.
     """
     if "torch._dynamo" not in sys.modules:
         yield
@@ -60,7 +61,7 @@ def compiled_calls_told(told: Callable[[], None]) -> Iterator[None]:
     def called(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_name in ("compile_wrapper", "_fn") and "callback" in code.co_freevars:
-            told()
+            call()
 
     before: Any = sys.getprofile()
     if before is not None and not callable(before) and not hasattr(before, "enable"):

@@ -45,8 +45,8 @@ def number_at() -> int | None:
     is_known = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == WORD_BYTES
     if not is_known or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
-    found = [at for at in _IN_DICT if tells_changes(functools.partial(_number_in, at))]
-    return found[0] if len(found) == 1 else None
+    offsets = [at for at in _IN_DICT if tells_changes(functools.partial(_number_in, at))]
+    return offsets[0] if len(offsets) == 1 else None
 
 
 Word = ctypes.c_uint64
@@ -94,9 +94,9 @@ def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
         lambda value: delattr(kind, "value"),
     ]
     try:
-        found = _numbers_through(number, names, ways)
-        found += _numbers_through(number, dicts_behind([vars(kind)])[0], ways_of_class)
-        return len(set(found)) == len(found)
+        numbers = _numbers_through(number, names, ways)
+        numbers += _numbers_through(number, dicts_behind([vars(kind)])[0], ways_of_class)
+        return len(set(numbers)) == len(numbers)
     except Exception:
         return False
 
@@ -105,12 +105,12 @@ def _numbers_through(
     number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]
 ) -> list[int]:
     """Of a dict as it is, and after every change."""
-    found = [number(names)]
+    numbers = [number(names)]
     for _ in range(_TIMES):
         for way in ways:
             way(object())
-            found.append(number(names))
-    return found
+            numbers.append(number(names))
+    return numbers
 
 
 _TIMES = 100  # after a few the interpreter has its own short way of doing it

@@ -23,8 +23,8 @@ _PRECISIONS = {  # those that torch has under other names than the rest
 
 def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
     """How to read a switch: the function of torch's own, without what a public one does around it, if there is that."""
-    found: Callable[[], Any] = getattr(torch._C, name, public)
-    return found
+    function: Callable[[], Any] = getattr(torch._C, name, public)
+    return function
 
 
 def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:

@@ -101,6 +101,6 @@ def modes_taken_back() -> Iterator[None]:
         yield
     except BaseException:
         torch.set_grad_enabled(is_enabled)
-        while (found := top(True)) is not None and found != hooks:
+        while (innermost := top(True)) is not None and innermost != hooks:
             torch._C._autograd._pop_saved_tensors_default_hooks()
         raise

@@ -19,8 +19,8 @@ def cached_weights() -> dict[tuple[int, str], torch.Tensor]:
     """What `parametrize.cached()` has at hand, as it is, by the identity of a module and a name; where it is not in
     force, something empty.
     """
-    found: dict[tuple[int, str], torch.Tensor] = getattr(torch.nn.utils.parametrize, "_cache", {})
-    return found if weights_are_cached() else {}
+    cache: dict[tuple[int, str], torch.Tensor] = getattr(torch.nn.utils.parametrize, "_cache", {})
+    return cache if weights_are_cached() else {}
 
 
 def caches_as(module: Any) -> int:
@@ -36,14 +36,14 @@ def caches_as(module: Any) -> int:
 
 
 @contextlib.contextmanager
-def caching_weights(found: dict[tuple[int, str], torch.Tensor] | None) -> Iterator[None]:
+def caching_weights(cache: dict[tuple[int, str], torch.Tensor] | None) -> Iterator[None]:
     """`parametrize.cached()` is in force in the body, which finds these weights there; None: it is not in force."""
     places: Any = torch.nn.utils.parametrize
     if not hasattr(places, "_cache_enabled"):
         yield
         return
     before = places._cache_enabled, places._cache
-    places._cache_enabled, places._cache = (0, {}) if found is None else (1, dict(found))
+    places._cache_enabled, places._cache = (0, {}) if cache is None else (1, dict(cache))
     try:
         yield
     finally:

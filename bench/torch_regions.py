@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import cairn.torch as ct
 import torch
 from cairn.torch.compiled.compiled_model import known
-from cairn.torch.compiling_regions import RegionModel, RegionPlan, levels_of
+from cairn.torch.compiled.region_plan import RegionPlan
+from cairn.torch.compiling_regions import RegionModel
 from support import arguments
 from support.training import MIB, allocated_peak, machine, quiet, write
 from torch import nn
@@ -124,7 +125,7 @@ def planned(model: Gpt, ids: torch.Tensor, budget: int | str, name: str) -> Way:
     plan = made.report.regions
     assert isinstance(plan, RegionPlan)
     off = 100 * (plan.peak_bytes / (plan.measured_peak_bytes or 1) - 1)
-    enter = functools.partial(made.regions.follow, levels_of(plan.plan))
+    enter = functools.partial(made.regions.follow, plan.levels)
     return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %")
 
 

@@ -1,6 +1,8 @@
 """`compile` block by block: exact, within the budget, predicted, and removed without a trace."""
 
 import copy
+import gc
+import weakref
 
 import cairn.torch as ct
 import pytest
@@ -13,10 +15,12 @@ from torch.nn import functional as F
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
 
-@pytest.fixture(autouse=True)
-def few_options(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def few_options():
     """Each is compiled, which takes most of the time."""
-    monkeypatch.setattr(region_code, "MOST_OPTIONS", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(region_code, "MOST_OPTIONS", 3)
+        yield
 
 
 class Block(nn.Module):
@@ -37,10 +41,12 @@ class Blocks(nn.Module):
     def __init__(self, count=2, width=32):
         super().__init__()
         torch.manual_seed(0)
+        self.stem = nn.Linear(width, width)  # so that all blocks are alike: each gets an input with gradients
         self.blocks = nn.ModuleList(Block(width) for _ in range(count))
         self.head = nn.Linear(width, 10)
 
     def forward(self, x):
+        x = self.stem(x)
         for block in self.blocks:
             x = block(x)
             torch._dynamo.graph_break()
@@ -69,25 +75,99 @@ def compiled(model, x, budget, **options):
     return ct.compile(model, x, budget=budget, **options)
 
 
-def test_blocks_are_compiled_within_the_budget_to_the_same_bits():
-    x, model = sample(), Blocks()
+@pytest.fixture(scope="module")
+def blocks():
+    """A model whose blocks are compiled, and the same model as it was."""
+    model = Blocks(4)
     plain = copy.deepcopy(model)
-    assert compiled(model, x, "1GiB") is model
-    everything = ct.report(model).regions
-    middle = (everything.least_budget_bytes + everything.plain_peak_bytes) // 2
+    assert compiled(model, sample(), "1GiB") is model
+    return model, plain
+
+
+def plan_of(model):
+    return ct.report(model).regions
+
+
+def single_level_least(model):
+    return known(model).task(runs_once=True).even_budgets(1)[0]
+
+
+def assert_exact(model, plain, x, seeds=3):
+    assert ct.report(model).differences == ()
+    for seed in range(seeds):
+        assert all(map(torch.equal, step(model, x, seed), step(plain, x, seed)))
+
+
+def test_blocks_are_compiled_within_the_budget_to_the_same_bits(blocks):
+    (model, plain), x = blocks, sample()
+    compiled(model, x, "1GiB")
+    middle = (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2
     began = known(model).regions.compilations
     compiled(model, x, middle)
     report = ct.report(model)
     plan = report.regions
-    assert plan.levels and report.measured_peak_bytes <= middle and report.differences == ()
+    assert plan.levels and plan.is_single_level and report.measured_peak_bytes <= middle
     assert plan.peak_bytes == pytest.approx(report.measured_peak_bytes, rel=0.02)
-    for seed in range(3):
-        assert all(map(torch.equal, step(model, x, seed), step(plain, x, seed)))
+    assert_exact(model, plain, x)
+    assert ct.handle(model) is None  # autograd runs the step
     assert ct.verify(model).differences == ()
     assert "compiled blocks, eager kernels" in str(report)
+    assert known(model).regions.compilations == began  # another budget compiles nothing
+
+
+def test_below_the_least_single_level_plan_blocks_are_recomputed_as_wholes(blocks):
+    (model, plain), x = blocks, sample()
+    budget = single_level_least(model) - 1
+    compiled(model, x, budget)
+    plan = plan_of(model)
+    assert not plan.is_single_level and "recomputed 1 x" in str(plan)
+    assert plan.peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.02) and plan.measured_peak_bytes <= budget
+    assert_exact(model, plain, x)
     with pytest.raises(ct.InfeasibleBudget):
         compiled(model, x, plan.least_budget_bytes // 2)
-    assert known(model).regions.compilations == began  # another budget compiles nothing
+    assert ct.report(model).regions is plan and ct.handle(model) is not None  # the plan that it had
+    assert_exact(model, plain, x, 1)
+    points = ct.sweep(model, 3)
+    assert [point.step_ns for point in points] == sorted((point.step_ns for point in points), reverse=True)
+
+
+def test_saved_tensors_of_compiled_blocks_are_offloaded(blocks):
+    (model, plain), x = blocks, sample()
+    budget = single_level_least(model) - 1
+    compiled(model, x, budget, host_budget="4MiB", link="20GB/s")
+    plan = plan_of(model)
+    assert plan.plan.offloads and "offloaded" in str(plan) and 0 < plan.plan.host_bytes <= 4 << 20
+    assert plan.measured_peak_bytes <= budget
+    assert_exact(model, plain, x)
+    with pytest.raises(ct.Unsupported, match="compiled one by one"):
+        compiled(model, x, budget, host_budget="4MiB", regions=False)
+
+
+def test_larger_inputs_are_planned_within_the_same_budget(blocks):
+    (model, plain), x = blocks, sample()
+    budget = single_level_least(model) * 2
+    compiled(model, x, budget)
+    compilations = [known(model).regions.compilations]
+    for batch in (2, 6, 7):
+        other = sample(batch)
+        assert all(map(torch.equal, step(model, other), step(plain, other)))
+        compilations.append(known(model).regions.compilations)
+        assert plan_of(model).measured_peak_bytes <= budget
+        assert plan_of(model).plan.fingerprint["inputs"] == [f"float32[{max(4, batch)}, 64, 32]"]
+    assert compilations[-1] == compilations[-2]  # sizes are symbolic from the second shape on
+    with pytest.raises(ct.InfeasibleBudget, match=r"inputs float32\[64, 64, 32\], which no plan covers"):
+        step(model, sample(64))
+    assert_exact(model, plain, sample(7), 1)
+
+
+def test_a_compiled_model_is_freed():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)))
+    compiled(model, sample(1, 8, 8), "1GiB")
+    assert [str(ref) for ref in plan_of(model).plan.stages][:2] == ["0", "1"]  # whose children are one region
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
 
 
 class Experts(nn.Module):
@@ -115,9 +195,11 @@ class Mixture(nn.Module):
     def __init__(self, count=2, width=16):
         super().__init__()
         torch.manual_seed(0)
+        self.stem = nn.Linear(width, width)
         self.blocks = nn.ModuleList(Experts(width) for _ in range(count))
 
     def forward(self, x):
+        x = self.stem(x)
         for block in self.blocks:
             x = block(x)
         return x
@@ -127,8 +209,7 @@ def test_data_dependent_experts_are_compiled_within_the_budget_to_the_same_bits(
     x, model = sample(1, 512, 16)[0], Mixture()
     plain = copy.deepcopy(model)
     compiled(model, x, "1GiB")
-    plan = ct.report(model).regions
-    compiled(model, x, (plan.least_budget_bytes + plan.plain_peak_bytes) // 2)
+    compiled(model, x, (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2)
     assert ct.report(model).differences == ()
     for seed in range(3):
         other = torch.randn(512, 16, generator=torch.Generator().manual_seed(seed))

@@ -18,10 +18,19 @@ from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend
-from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, remember
+from .compiled.compiled_model import (
+    CompiledModel,
+    CompiledReport,
+    StepResult,
+    differences,
+    given_bytes,
+    known,
+    remember,
+)
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
+from .handle import set_aside
 from .planning.arguments import (
     check_budget,
     check_call,
@@ -29,8 +38,11 @@ from .planning.arguments import (
     check_flag,
     check_names,
     check_optimizer,
+    check_plan_options,
+    host_budget_of,
     positional,
 )
+from .planning.offload_plans import Destination, destination
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .profiling.profileable import check_gradients, device_of
 from .profiling.sample import Sample
@@ -53,6 +65,9 @@ def compile(
     gradients: str = CREATED,
     holds_output: bool = True,
     regions: Any = "auto",
+    host_budget: Any = None,
+    tier: str = "host",
+    link: Any = None,
     prove: bool = True,
     plan: CompiledPlan | None = None,
     solver: str = "auto",
@@ -87,6 +102,9 @@ def compile(
         True compiles every block by itself, in place, and autograd runs the step; blocks are found as by `profile`, or
         named as for its `blocks`. False captures the model as one graph. "auto" does so where Dynamo can and no block
         is compiled already.
+    host_budget, tier, link
+        As for `plan`: how much may be offloaded, where to, and how fast the link is. Blocks are compiled one by one
+        then (``regions=True``).
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
     plan : CompiledPlan, optional
@@ -127,20 +145,34 @@ def compile(
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
     device = device_of(sample)
+    to = _destination(budget, host_budget, tier, link, device, regions is False or plan is not None)
     with reported_progress(progress, "compile") as teller, sample.untouched(device):
         teller.begin("measuring the optimizer and the loss")
-        _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        if regions is False or (regions == "auto" and (plan is not None or not has_compiled_parts(model))):
+        with set_aside(model) if known(model) is not None else contextlib.nullcontext():
+            _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
+        is_whole = to is None and (plan is not None or not has_compiled_parts(model))
+        if regions is False or (regions == "auto" and is_whole):
             try:
                 return _compiled(model, sample, device, request, prove, teller)
             except Unsupported:
                 if regions is False or plan is not None:
                     raise
         blocks = regions if isinstance(regions, str) or regions is not True else "auto"
-        by_block = RegionRequest(budget, kernels, optimizer, gradients, holds_output, prove, solver, blocks)
+        by_block = RegionRequest(budget, kernels, optimizer, gradients, holds_output, prove, solver, blocks, to)
         resident_bytes = _resident_bytes(request, sample, device)
         compile_regions(sample, device, resident_bytes, by_block, teller)
     return model
+
+
+def _destination(
+    budget: Any, host_budget: Any, tier: str, link: Any, device: torch.device, is_whole: bool
+) -> Destination | None:
+    """Where values may be offloaded to."""
+    host_budget = host_budget_of(budget, host_budget)
+    check_plan_options({"host_budget": host_budget, "tier": tier, "link": link})
+    if host_budget is not None and is_whole:
+        raise Unsupported("offloading needs blocks that are compiled one by one: leave out regions=False and plan=")
+    return destination(host_budget, tier, link, device)
 
 
 def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, **others: Any) -> Any:
@@ -281,20 +313,15 @@ def _measure_around(request: Request, sample: Sample, device: torch.device, opti
         request.resident["optimizer state"] = optimizer.state_bytes
     parameters = memory.dense_bytes(p for p in model.parameters() if p.requires_grad)
     step = memory.unique_bytes(there) + parameters + optimizer.state_bytes + optimizer.step_bytes
-    request.optimizer_peak_bytes = step + _given_bytes(sample, device)
+    request.optimizer_peak_bytes = step + given_bytes(sample, device)
     if sample.loss_fn is not None:
         request.loss_ns, request.loss_workspace_bytes = _loss_costs(sample, device)
-
-
-def _given_bytes(sample: Sample, device: torch.device) -> int:
-    own = memory.storages([*sample.model.parameters(), *sample.model.buffers()])
-    return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
 
 
 def _resident_bytes(request: Request, sample: Sample, device: torch.device) -> int:
     """On the device before the step begins."""
     model = sample.model
-    resident = memory.unique_bytes([*model.parameters(), *model.buffers()]) + _given_bytes(sample, device)
+    resident = memory.unique_bytes([*model.parameters(), *model.buffers()]) + given_bytes(sample, device)
     if request.gradients != CREATED:
         resident += memory.dense_bytes(p for p in model.parameters() if p.requires_grad)
     return resident + sum(request.resident.values())

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from cairn import format_budget, format_bytes, format_ns
+from cairn import format_bytes
 from torch import nn
 
 from .base import _compat
 from .base.budgets import free_bytes
 from .base.errors import InfeasibleBudget, VerificationFailed, warn
-from .compiled.compiled_model import CompiledModel, CompiledReport, StepResult, differences, known, remember
+from .base.progress import reported_progress
+from .compiled.compiled_model import (
+    CompiledModel,
+    CompiledReport,
+    StepResult,
+    differences,
+    given_bytes,
+    known,
+    remember,
+)
 from .compiled.region_code import Level
-from .compiled.region_options import RegionPass, level_of
+from .compiled.region_options import RegionPass
+from .compiled.region_plan import RegionPlan, chosen_options, is_single_level, levels_of
+from .compiled.region_shapes import ShapeGuard, refuse_growth
 from .compiled.regions import Regions
+from .handle import Handle, apply_by_shape, set_aside
 from .planning.fingerprint import fingerprint_of
+from .planning.offload_plans import Destination
 from .planning.plan import Plan
+from .planning.shapes import described
 from .planning.step_profile import Profile
 from .planning.task import Task
 from .profiler import How, profile_by
@@ -31,107 +45,6 @@ from .rerun_state.sharded import is_any
 ROUNDS = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class RegionPlan:
-    """What was decided for the blocks of a step that are compiled one by one.
-
-    Attributes
-    ----------
-    plan : Plan
-        The chain of blocks, and the schedule: an option for each.
-    kernels : str
-        "eager" (operators run one by one) or "inductor".
-    graphs : int
-        How many graphs were compiled.
-    measured_peak_bytes : int or None
-        Peak of the step when it was run while planning.
-    notes : tuple of str
-        What is not as asked for.
-    """
-
-    plan: Plan
-    kernels: str
-    graphs: int
-    measured_peak_bytes: int | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def budget_bytes(self) -> int:
-        """What the step may take."""
-        return self.plan.budget_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Predicted peak of the step."""
-        return self.plan.peak_bytes
-
-    @property
-    def plain_peak_bytes(self) -> int:
-        """Predicted for the same step with nothing recomputed."""
-        return self.plan.plain_peak_bytes
-
-    @property
-    def least_budget_bytes(self) -> int:
-        """The least budget that works."""
-        return self.plan.least_budget_bytes
-
-    @property
-    def overhead(self) -> float:
-        """Predicted extra time, as a share of the step with nothing recomputed."""
-        return self.plan.overhead
-
-    @property
-    def levels(self) -> dict[str, Level]:
-        """The option of each block that does not keep everything."""
-        return levels_of(self.plan)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        others = {"kernels": self.kernels, "graphs": self.graphs, "measured_peak_bytes": self.measured_peak_bytes}
-        return {"plan": self.plan.to_json(), **others, "notes": list(self.notes)}
-
-    def __str__(self) -> str:
-        plan = self.plan
-        reserve, least = f"{format_bytes(plan.reserve_bytes)} stay in reserve", format_budget(plan.least_budget_bytes)
-        plain, time = format_bytes(plan.plain_peak_bytes), f"{format_ns(plan.step_ns)} predicted"
-        lines = [
-            f"{plan.model_name} on {plan.device}: compiled blocks, {self.kernels} kernels, {self.graphs} graphs",
-            f"  budget      {format_bytes(plan.budget_bytes)}, of which {reserve}; the least that works is {least}",
-            f"  peak        {format_bytes(plan.peak_bytes)} predicted; with nothing recomputed {plain}",
-            f"  time        {time}, {100 * plan.overhead:+.1f} % against nothing recomputed ({plan.solver})",
-        ]
-        if self.measured_peak_bytes is not None:
-            off = 100 * (plan.peak_bytes / self.measured_peak_bytes - 1)
-            lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
-        return "\n".join([*lines, "", *self._table(), *(f"  note        {note}" for note in self.notes)])
-
-    def _table(self) -> list[str]:
-        width = max(len(str(ref)) for ref in self.plan.stages)
-        lines = [f"  {'stage':<{width}}  {'saves':>12} {'of':>12} {'forward':>10} {'backward':>10}"]
-        for number, (ref, chosen) in enumerate(zip(self.plan.stages, _chosen(self.plan), strict=True)):
-            options = self.plan.problem["stages"][number]["options"]
-            option = options[chosen]
-            sizes = f"{format_bytes(option['saved_bytes']):>12} {format_bytes(options[0]['saved_bytes']):>12}"
-            times = f"{format_ns(option['forward_ns']):>10} {format_ns(option['backward_ns']):>10}"
-            lines.append(f"  {ref!s:<{width}}  {sizes} {times}")
-        return lines
-
-
-def _chosen(plan: Plan) -> list[int]:
-    """The option of each stage by which it is saved last."""
-    saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
-    return [saved_by.get(number, 0) for number in range(1, len(plan.stages) + 1)]
-
-
-def levels_of(plan: Plan) -> dict[str, Level]:
-    """The option of each block that does not keep everything."""
-    found = {}
-    for number, (ref, chosen) in enumerate(zip(plan.stages, _chosen(plan), strict=True), 1):
-        if chosen:
-            found[ref.name] = level_of(plan.inside[str(number)]["options"][chosen])
-    return found
-
-
 class RegionModel(CompiledModel):
     """A model whose blocks are compiled, in place."""
 
@@ -140,6 +53,10 @@ class RegionModel(CompiledModel):
         self.regions = regions
         self.profile: Profile | None = None
         self.request: RegionRequest | None = None
+        self._handle: Handle | None = None
+        self._guard: ShapeGuard | None = None
+        self._plans_made = 0
+        self._followed: tuple[Plan, Mapping[str, Level]] | None = None
 
     def serves(self, sample: Sample, request: RegionRequest) -> bool:
         """Whether what was measured holds for another request: only its budget differs."""
@@ -148,43 +65,169 @@ class RegionModel(CompiledModel):
             return False
         now = fingerprint_of(self.model, sample.args, sample.kwargs)
         is_same = all(now[key] == profile.fingerprint[key] for key in ("parameters", "dtype", "training", "inputs"))
-        return is_same and dataclasses.replace(own, budget=request.budget, prove=request.prove) == request
+        return (
+            is_same and dataclasses.replace(own, budget=request.budget, prove=request.prove, to=request.to) == request
+        )
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
-        with self.regions.off():
+        with self.regions.off(), set_aside(self.model):
             return self.step(self.model)
 
-    def task(self, miss_bytes: int = 0) -> Task:
-        """Plans of the step for any budget; `miss_bytes` more stay free."""
-        assert self.profile is not None and self.request is not None
-        once = self.profile.run_once().corrected(miss_bytes)
-        return Task(once, "step", self.request.gradients, self.request.solver, {}, None)
+    def task(self, miss_bytes: int = 0, *, runs_once: bool = False, chosen: Sequence[int] = ()) -> Task:
+        """Plans of the step for any budget; `miss_bytes` more stay free.
+
+        runs_once: no block is recomputed as a whole, and nothing is offloaded. chosen: the options of the stages,
+        where they are decided.
+        """
+        request, profile = self.request, self.profile
+        assert profile is not None and request is not None
+        profile = profile.run_once() if runs_once else profile
+        profile = profile.with_options(chosen) if chosen else profile
+        to = None if runs_once else request.to
+        return Task(profile.corrected(miss_bytes), "step", request.gradients, request.solver, {}, to)
+
+    def _plan(self, miss_bytes: int) -> tuple[Plan, dict[str, Level]]:
+        """The plan for the budget, with the partition of each block.
+
+        Autograd runs a single-level plan by itself. Where none fits, and where values may be offloaded, blocks are
+        recomputed as wholes as well. All runs of a block then have one partition, so its saved tensors are the same
+        ones each time; the schedule is made anew for the partitions.
+        """
+        request = self.request
+        assert request is not None
+        failure = None
+        if request.to is None:
+            [once] = self.task(miss_bytes, runs_once=True).plans([request.budget])
+            if isinstance(once, Plan):
+                return dataclasses.replace(once, least_budget_bytes=self._least(once)), levels_of(once)
+            failure = once
+        [first] = self.task(miss_bytes).plans([request.budget])
+        if isinstance(first, InfeasibleBudget):
+            raise first if failure is None or (first.least_bytes or 0) < (failure.least_bytes or 0) else failure
+        levels = levels_of(first)
+        plan = self.task(miss_bytes, chosen=chosen_options(first)).plan(request.budget) if levels else first
+        least = min(first.least_budget_bytes, plan.least_budget_bytes)
+        plan = dataclasses.replace(
+            plan,
+            least_budget_bytes=least,
+            lower_bound_ns=first.lower_bound_ns,
+            plain_peak_bytes=first.plain_peak_bytes,
+            plain_ns=first.plain_ns,
+        )
+        return plan, levels
+
+    def plans(self, wanted: int | Sequence[Any]) -> list[Plan | InfeasibleBudget]:
+        """Plans for budgets, or for a number of them between the least that works and that of keeping everything."""
+        task = self.task()
+        budgets = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
+        found = task.plans(budgets)
+        if task.to is not None:
+            return found
+        once = self.task(runs_once=True).plans(budgets)
+        return [other if isinstance(plan, InfeasibleBudget) else plan for plan, other in zip(once, found, strict=True)]
+
+    def _least(self, plan: Plan) -> int:
+        """The least budget that works, blocks that are recomputed as wholes included."""
+        return min(plan.least_budget_bytes, self.task().even_budgets(1)[0])
+
+    def _follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
+        """Lets the model's steps follow a plan."""
+        self.unplan()
+        self._followed = plan, levels
+        self.regions.follow(levels)
+        if not is_single_level(plan):
+            self._handle = apply_by_shape(self.model, plan, None, "error")
+        self._guard = ShapeGuard(self.model, plan.fingerprint["inputs"], self._plan_for)
+
+    def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plans a step whose inputs are larger than the plan's, within the same budget, by measuring it."""
+        shapes, request, sample, profile = described(args, kwargs), self.request, self.sample, self.profile
+        assert request is not None and profile is not None
+        refuse_growth(shapes, profile.fingerprint["inputs"], self._plans_made)
+        self._plans_made += 1
+        resident_bytes = self.resident_bytes
+        self.resident_bytes -= given_bytes(sample, self.device)
+        self.sample = Sample(self.model, args, kwargs, sample.loss_fn, request.holds_output)
+        self.resident_bytes += given_bytes(self.sample, self.device)
+        try:
+            with reported_progress(False, "compile") as teller, self.sample.untouched(self.device):
+                self._profile(request, teller)
+                self.fit(request, teller)
+        except BaseException as error:
+            self.sample, self.profile, self.resident_bytes = sample, profile, resident_bytes
+            if isinstance(error, InfeasibleBudget):
+                raise error.for_shapes(shapes, "") from None
+            raise
+
+    def _profile(self, request: RegionRequest, teller: Any) -> None:
+        """Profiles the sample's step, without a plan."""
+        self.unplan()
+        self.regions.follow({})
+        try:
+            self.profile = _profiled(self, request, teller)
+        except BaseException:
+            if self._followed is not None:
+                self._follow(*self._followed)
+            raise
+
+    def unplan(self) -> None:
+        """Ends the recomputation of whole blocks, and transfers."""
+        if self._guard is not None:
+            self._guard.remove()
+        applied, self._handle, self._guard = self._handle, None, None
+        if applied is not None:
+            applied.remove()
 
     def fit(self, request: RegionRequest, teller: Any) -> None:
-        """Plans for a budget, runs the step and measures it; again where it takes more than was predicted."""
+        """Plans for a budget, runs the step and measures it; again where it takes more than was predicted.
+
+        If no plan fits, the model keeps the plan that it had.
+        """
+        before = self.request, self._followed
+        self.request = request
+        try:
+            self._fit(request, teller)
+        except BaseException:
+            self.request = before[0]
+            if before[1] is not None:
+                self._follow(*before[1])
+            raise
+
+    def _fit(self, request: RegionRequest, teller: Any) -> None:
         miss_bytes = 0
         for _ in range(ROUNDS):
             teller.begin("planning, and measuring the step")
-            plan = self.task(miss_bytes).plan(request.budget)
+            plan, levels = self._plan(miss_bytes)
             self.optimizer_peak_bytes = plan.optimizer_peak_bytes
-            self.regions.follow(levels_of(plan))
+            self._follow(plan, levels)
             measured = self.settled_step()
             peak = max(measured.peak_bytes, plan.optimizer_peak_bytes)
             if peak <= plan.budget_bytes:
-                self._explain(plan, measured, peak, request, teller)
+                self._explain(plan, levels, measured, peak, request, teller)
                 return
             miss_bytes += peak - plan.peak_bytes
         name = "measured step"
         raise InfeasibleBudget.make(plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.resident), name, name)
 
-    def _explain(self, plan: Plan, measured: StepResult, peak: int, request: RegionRequest, teller: Any) -> None:
+    def _explain(
+        self,
+        plan: Plan,
+        levels: dict[str, Level],
+        measured: StepResult,
+        peak: int,
+        request: RegionRequest,
+        teller: Any,
+    ) -> None:
         """Compares with the step without compilation, and makes the report."""
         plain = _plain(self, plan, request, teller)
         found = None if plain is None else differences(plain, measured)
         if found and request.kernels == "eager":
             raise VerificationFailed(f"the step with compiled blocks is not that of the model: {'; '.join(found)}")
-        made = RegionPlan(plan, request.kernels, self.regions.compilations, peak, tuple(_notes(self.regions)))
+        assert self.profile is not None
+        everything = tuple(max(stage.saved_bytes, stage.output_bytes) for stage in self.profile.stages)
+        graphs, notes = self.regions.compilations, tuple(_notes(self.regions))
+        made = RegionPlan(plan, levels, request.kernels, graphs, everything, peak, notes)
         plain_peak = None if plain is None else max(plain.peak_bytes, plan.optimizer_peak_bytes)
         plain_ns = None if plain is None else plain.step_ns
         self.report = CompiledReport((), peak, measured.step_ns, plain_peak, plain_ns, found, made)
@@ -211,6 +254,7 @@ class RegionRequest:
     prove: bool
     solver: str
     blocks: Any
+    to: Destination | None = None
 
 
 def has_compiled_parts(model: nn.Module) -> bool:
@@ -235,6 +279,7 @@ def compile_regions(
             before.resident_bytes = resident_bytes
             before.fit(request, teller)
             return
+        before.unplan()
         before.regions.remove()
     regions = Regions(model, request.kernels, device)
     made = RegionModel(model, regions, sample, device)
@@ -243,9 +288,10 @@ def compile_regions(
         teller.begin("finding blocks")
         regions.set_compiled_aside()
         regions.install(_blocks(sample, request.blocks, device))
-        made.profile = _profiled(made, request, teller)
+        made._profile(request, teller)
         made.fit(request, teller)
     except BaseException:
+        made.unplan()
         regions.remove()
         raise
 

@@ -138,6 +138,15 @@ class StageMeasure:
         """The options besides keeping everything, with their numbers."""
         return list(enumerate(self.options[1:], 1)) if self.may_be_opened else []
 
+    def by_option(self, number: int) -> StageMeasure:
+        """The stage if it always ran by this option, and had no others."""
+        found: dict[str, Any] = {"options": [], "digest": "", "closed": ""}
+        if number:
+            option = dataclasses.asdict(self.options[number])
+            own = {field.name for field in dataclasses.fields(self)}
+            found |= {name: value for name, value in option.items() if name in own}
+        return dataclasses.replace(self, **found)
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StageMeasure:
         """Read the output of `dataclasses.asdict`."""

@@ -213,17 +213,27 @@ def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
     return f" by up to {(one - other).abs().max().item():.2g}"
 
 
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, CompiledModel] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, Callable[[], CompiledModel | None]] = weakref.WeakKeyDictionary()
+
+
+def given_bytes(sample: Sample, device: torch.device) -> int:
+    """The inputs of a step on a device."""
+    own = memory.storages([*sample.model.parameters(), *sample.model.buffers()])
+    return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
 
 
 def remember(compiled: nn.Module, made: CompiledModel) -> None:
-    """Store the report of a compiled model."""
-    _KNOWN[compiled] = made
+    """Store the report of a compiled model. If its blocks are compiled in place, the model itself holds it."""
+    _KNOWN[compiled] = weakref.ref(made) if compiled is made.model else lambda: made
 
 
 def known(model: Any) -> CompiledModel | None:
     """The report of a model that `compile` returned."""
-    return _KNOWN.get(model) if isinstance(model, nn.Module) else None
+    return _KNOWN.get(model, _nothing)() if isinstance(model, nn.Module) else None
+
+
+def _nothing() -> None:
+    """No report."""
 
 
 def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:

@@ -30,8 +30,9 @@ from .joint_graph import JointGraph, read
 from .problem import Costs, Surroundings, graph_of
 
 SOLVER = "graph-search"
-#: Work and time that the solver has for one option of one graph.
-ITERATIONS, TIME_LIMIT = 4, "1s"
+#: Work that the solver has for one option of one graph, and time: milliseconds for each result, and at most. A quarter of
+#: the time goes to a lower bound, which is not used here.
+ITERATIONS, RESULT_MS, MOST_MS = 4, 1, 1000
 MOST_OPTIONS = 8  # of a block; each is compiled and measured
 
 
@@ -97,7 +98,8 @@ class GraphCurve:
         else:
             least = cairn.limits(graph, solver=SOLVER, iterations=ITERATIONS).least_bytes or peak
             budget = max(peak, least)
-            solution = cairn.solve(graph, budget, solver=SOLVER, iterations=ITERATIONS, time_limit=TIME_LIMIT)
+            limit = f"{min(MOST_MS, RESULT_MS * len(self.joint.results))}ms"
+            solution = cairn.solve(graph, budget, solver=SOLVER, iterations=ITERATIONS, time_limit=limit)
         if solution.schedule is None or solution.makespan_ns is None:
             raise Unsupported("no schedule of this graph was found")
         ops = tuple(tuple(op) for op in solution.schedule.ops)

@@ -18,22 +18,12 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
-from .region_code import EVERYTHING, Level, useful_levels
+from .region_code import EVERYTHING, useful_levels
+from .region_plan import written
 from .regions import Region, Regions
 
 #: Limits of the timing of one kind of block: seconds in all, and rounds; there are at least three rounds.
 ENOUGH_NS, MOST_ROUNDS, LEAST_ROUNDS = 1_000_000_000, 12, 3
-
-
-def written(level: Level) -> str:
-    """A level as plain data of a plan."""
-    return f"{level.kept:g} {level.peak:g}"
-
-
-def level_of(text: str) -> Level:
-    """The level of a plan's plain data."""
-    kept, peak = map(float, text.split())
-    return Level(kept, peak)
 
 
 class RegionPass(OptionPass):

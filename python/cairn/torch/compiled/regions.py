@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,11 +79,14 @@ class Regions:
                 vars(part)[_IN_PLACE] = None
 
     def install(self, blocks: Sequence[Block]) -> None:
-        """Add regions to blocks that are one module each."""
+        """Add regions to blocks. The children of a Sequential that are one block become one region, or one each."""
+        model = self._model()
+        names = {} if model is None else {module: name for name, module in model.named_modules()}
         for block in blocks:
-            if block.container is None:
-                [module] = block.modules
-                self._of[block.name] = weakref.ref(Region(module, self._code(module), self))
+            is_whole = block.container is not None and len(block.modules) == len(block.container)
+            for module in [block.container] if is_whole else block.modules:
+                assert module is not None
+                self._of[names[module]] = weakref.ref(Region(module, self._code(module), self))
 
     def _code(self, module: nn.Module) -> BlockCode:
         """The code of a block's class; of the module alone where its forward was replaced on the instance."""
@@ -129,7 +132,7 @@ class Regions:
             if region is not None:
                 yield name, region
 
-    def follow(self, levels: dict[str, Level]) -> None:
+    def follow(self, levels: Mapping[str, Level]) -> None:
         """Sets the option of each region; those that are not named keep everything."""
         for name, region in self.all():
             region.option = region.code.option_at(levels.get(name, EVERYTHING))

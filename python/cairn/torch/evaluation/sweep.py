@@ -144,9 +144,10 @@ def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
     """Points of the graph of a compiled step, or of its regions; the reserve is left free in each."""
     assert compiled.report is not None
     if isinstance(compiled, RegionModel):
-        task = compiled.task()
-        plans = task.plans(task.even_budgets(wanted) if isinstance(wanted, int) else wanted)
-        return Sweep(task.profile.model_name, task.profile.device, "step", task.gradients, tuple(map(_point, plans)))
+        profile, request = compiled.profile, compiled.request
+        assert profile is not None and request is not None
+        points = tuple(map(_point, compiled.plans(wanted)))
+        return Sweep(profile.model_name, profile.device, "step", request.gradients, points)
     plan = compiled.report.plans[-1]
     return Sweep(plan.model_name, plan.device, "step", plan.gradients, tuple(
         Point(budget, *result) for budget, result in curve(plan, wanted)

@@ -159,6 +159,11 @@ class Profile:
         resident = {name: size for name, size in self.resident.items() if name != REPLAYED}
         return dataclasses.replace(self, stages=stages, resident=resident)
 
+    def with_options(self, chosen: Sequence[int]) -> Profile:
+        """The profile of a step whose stages always run by these options, and have no others."""
+        stages = tuple(stage.by_option(number) for stage, number in zip(self.stages, chosen, strict=True))
+        return dataclasses.replace(self, stages=stages)
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; `from_json` reads it back."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -1,0 +1,143 @@
+"""What was decided for the blocks of a step that are compiled one by one: a partition for each, and a schedule."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cairn import format_budget, format_bytes, format_ns
+
+from ..planning.plan import Plan
+from .region_code import EVERYTHING, Level
+
+
+def written(level: Level) -> str:
+    """A level as a plan has it."""
+    return f"{level.kept:g} {level.peak:g}"
+
+
+def level_of(text: str) -> Level:
+    """The level that was written so."""
+    kept, peak = map(float, text.split())
+    return Level(kept, peak)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPlan:
+    """What was decided for the blocks of a step that are compiled one by one.
+
+    Attributes
+    ----------
+    plan : Plan
+        The chain of blocks, and the schedule.
+    levels : mapping
+        The partition of each block that does not keep everything.
+    kernels : str
+        "eager" (operators run one by one) or "inductor".
+    graphs : int
+        How many graphs were compiled.
+    everything_bytes : tuple of int
+        What each stage saves if it keeps everything.
+    measured_peak_bytes : int or None
+        Peak of the step when it was run while planning.
+    notes : tuple of str
+        What is not as asked for.
+    """
+
+    plan: Plan
+    levels: Mapping[str, Level]
+    kernels: str
+    graphs: int
+    everything_bytes: tuple[int, ...]
+    measured_peak_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the step may take."""
+        return self.plan.budget_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of the step."""
+        return self.plan.peak_bytes
+
+    @property
+    def plain_peak_bytes(self) -> int:
+        """Predicted for the same step with nothing recomputed."""
+        return self.plan.plain_peak_bytes
+
+    @property
+    def least_budget_bytes(self) -> int:
+        """The least budget that works."""
+        return self.plan.least_budget_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Predicted extra time, as a share of the step with nothing recomputed."""
+        return self.plan.overhead
+
+    @property
+    def is_single_level(self) -> bool:
+        """Whether every block runs once in the forward and once in the backward, so that autograd runs the step."""
+        return is_single_level(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        levels = {name: dataclasses.asdict(level) for name, level in self.levels.items()}
+        others = {"kernels": self.kernels, "graphs": self.graphs, "measured_peak_bytes": self.measured_peak_bytes}
+        return {"plan": self.plan.to_json(), "levels": levels, **others, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        plan = self.plan
+        reserve, least = f"{format_bytes(plan.reserve_bytes)} stay in reserve", format_budget(plan.least_budget_bytes)
+        plain, time = format_bytes(plan.plain_peak_bytes), f"{format_ns(plan.step_ns)} predicted"
+        lines = [
+            f"{plan.model_name} on {plan.device}: compiled blocks, {self.kernels} kernels, {self.graphs} graphs",
+            f"  budget      {format_bytes(plan.budget_bytes)}, of which {reserve}; the least that works is {least}",
+            f"  peak        {format_bytes(plan.peak_bytes)} predicted; with nothing recomputed {plain}",
+            f"  time        {time}, {100 * plan.overhead:+.1f} % against nothing recomputed ({plan.solver})",
+        ]
+        if self.measured_peak_bytes is not None:
+            off = 100 * (plan.peak_bytes / self.measured_peak_bytes - 1)
+            lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
+        if plan.offloads:
+            host = f"{format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}"
+            lines.append(f"  offloaded   {host} of {plan.tier} memory")
+        return "\n".join([*lines, "", *self._table(), *(f"  note        {note}" for note in self.notes)])
+
+    def _table(self) -> list[str]:
+        width = max(len(str(ref)) for ref in self.plan.stages)
+        lines = [f"  {'stage':<{width}}  {'saves':>12} {'of':>12} {'forward':>10} {'backward':>10}"]
+        runs = collections.Counter(op[1] for op in self.plan.ops if op[0].startswith("forward"))
+        offloaded = {op[2] for op in self.plan.ops if op[0] == "offload"}
+        for number, (ref, chosen) in enumerate(zip(self.plan.stages, chosen_options(self.plan), strict=True), 1):
+            option = self.plan.problem["stages"][number - 1]["options"][chosen]
+            everything = self.everything_bytes[number - 1]
+            sizes = f"{format_bytes(option['saved_bytes']):>12} {format_bytes(everything):>12}"
+            times = f"{format_ns(option['forward_ns']):>10} {format_ns(option['backward_ns']):>10}"
+            whole = f"  recomputed {runs[number] - 1} x" * (runs[number] > 1) + "  offloaded" * (number in offloaded)
+            lines.append(f"  {ref!s:<{width}}  {sizes} {times}{whole}")
+        return lines
+
+
+def is_single_level(plan: Plan) -> bool:
+    """Whether every stage runs once in the forward and once in the backward, and nothing is offloaded."""
+    return len(plan.ops) == 2 * len(plan.stages)
+
+
+def chosen_options(plan: Plan) -> list[int]:
+    """The option of each stage by which it is saved last."""
+    saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
+    return [saved_by.get(number, 0) for number in range(1, len(plan.stages) + 1)]
+
+
+def levels_of(plan: Plan) -> dict[str, Level]:
+    """The partition of each block that does not keep everything."""
+    levels = {}
+    for number, (ref, chosen) in enumerate(zip(plan.stages, chosen_options(plan), strict=True), 1):
+        if chosen:
+            levels[ref.name] = level_of(plan.inside[str(number)]["options"][chosen])
+    return {name: level for name, level in levels.items() if level != EVERYTHING}

@@ -1,0 +1,63 @@
+"""Inputs of other shapes for a model whose blocks are compiled one by one.
+
+Torch's guards compile a block anew for other shapes. A plan covers every step whose inputs are nowhere larger than
+those that it was made for. A `ShapeGuard` stands for the forward of the model; before a step whose inputs are larger,
+it asks for a plan for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base.errors import PlanMismatch
+from ..base.patched_forward import PatchedForward
+from ..planning.shapes import described, is_covered, sized
+
+MOST_PLANS = 8  # for inputs that grow
+
+
+class ShapeGuard(PatchedForward):
+    """Stands for the forward of a model, and looks at the shapes of its inputs.
+
+    shapes: those that the plan was made for, in words. plan_for: makes a plan for other arguments.
+    """
+
+    carries_out_a_plan = False
+
+    def __init__(
+        self, model: nn.Module, shapes: Sequence[str], plan_for: Callable[[tuple[Any, ...], dict[str, Any]], None]
+    ) -> None:
+        self._shapes, self._plan_for = shapes, plan_for
+        self._covered: set[tuple[Any, ...]] = set()
+        super().__init__(model, self._checked)
+
+    def _checked(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        model = self.module
+        if model is None or not model.training or not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        key = tuple((tensor.dtype, tensor.shape) for tensor in sized((args, kwargs)))
+        if key in self._covered:
+            return forward(*args, **kwargs)
+        if is_covered(described(args, kwargs), self._shapes):
+            self._covered.add(key)
+            return forward(*args, **kwargs)
+        self._plan_for(args, kwargs)
+        return model.forward(*args, **kwargs)  # under the new plan's guard
+
+
+def refuse_growth(shapes: Sequence[str], planned: Sequence[str], plans: int) -> None:
+    """Raises PlanMismatch where another plan for larger inputs must not be made."""
+    why = ""
+    if plans >= MOST_PLANS:
+        why = f"{plans} plans were made for inputs that grew"
+    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+        why = "a plan is not made by one rank alone"
+    if why:
+        raise PlanMismatch(
+            f"the plan was made for inputs {', '.join(planned)}; this step has {', '.join(shapes)}, and {why}: give "
+            "the largest inputs that you train with as the sample of cairn.torch.compile"
+        )

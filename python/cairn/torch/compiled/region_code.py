@@ -30,8 +30,8 @@ from .joint_graph import JointGraph, read
 from .problem import Costs, Surroundings, graph_of
 
 SOLVER = "graph-search"
-#: Work that the solver has for one option of one graph, and time: milliseconds for each result, and at most. A quarter of
-#: the time goes to a lower bound, which is not used here.
+#: Work that the solver has for one option of one graph, and its time: milliseconds for each result, and at most.
+#: A quarter of the time goes to a lower bound, which is not used here.
 ITERATIONS, RESULT_MS, MOST_MS = 4, 1, 1000
 MOST_OPTIONS = 8  # of a block; each is compiled and measured
 

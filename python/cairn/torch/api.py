@@ -56,28 +56,28 @@ def checkpoint(
     """Make a model train within a byte budget: profile, plan and apply in one call.
 
     Loss, gradients, buffers and random state stay bit for bit those of plain training. The model is changed in place;
-    nothing is renamed or wrapped. A plan that was at work on it is replaced.
+    nothing is renamed or wrapped. A plan that was applied to it is replaced.
 
     Parameters
     ----------
     model : nn.Module
         The model, on its device, in training mode.
     args, kwargs
-        A sample of what the training loop calls the model with; a tensor may stand for a tuple of one. Give the largest
-        batch that training will see.
+        Sample arguments of the model in the training loop; a single tensor counts as a tuple of one. Give the largest
+        batch of the training.
     budget : int, str or cairn.Budget
         Peak of allocated memory over the whole step, in bytes: parameters, gradients, optimizer state and inputs
         included. "8GiB", "80%" (of the device), or "auto" (what is free).
     check_steps : int
-        How many training steps with each plan are measured. One over the budget warns, and the plan is made again with
-        a larger reserve when the optimizer steps.
+        The number of training steps to measure with each plan. A step over the budget warns, and when the optimizer
+        steps a new plan is made with a larger reserve.
     strict : bool
         A measured step over the budget raises BudgetExceeded instead.
     **options
         loss_fn, optimizer, blocks, keep, passes, inside, outside, holds_output and progress as for `profile`;
         host_budget, tier, link, solver, scope, gradients, allow, and the options of solvers, as for `plan`;
-        preserve_rng_state, determinism_check and on_shape_change as for `apply`. Here on_shape_change is "replan": for
-        a step whose inputs are larger than all that were planned for, a plan is made when it begins.
+        preserve_rng_state, determinism_check and on_shape_change as for `apply`. The default of on_shape_change is
+        "replan": a step whose inputs are larger than all planned ones gets a plan of its own when it begins.
 
     Returns
     -------
@@ -87,10 +87,10 @@ def checkpoint(
     Raises
     ------
     InfeasibleBudget
-        No plan fits. The error names the least budget that works and what it is made of. The model, and the plan that
-        it had, are left alone.
+        No plan fits. The error names the least budget that works and its parts. The model and its earlier plan stay
+        unchanged.
     Unsupported
-        The model or its step cannot be made safe; the message names what it is.
+        Exact results cannot be guaranteed for the model or its step; the message names the reason.
 
     Examples
     --------
@@ -157,12 +157,12 @@ def check_checkpoint(budget: Any, options: Mapping[str, Any]) -> None:
 
 
 def report(model: nn.Module) -> Report | CompiledReport:
-    """What is planned for a model, and what was measured.
+    """The plan of a model, and its measurements.
 
     Parameters
     ----------
     model : nn.Module
-        One on which `checkpoint` or `apply` works, or that `compile` returned.
+        A model after `checkpoint` or `apply`, or one that `compile` returned.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def report(model: nn.Module) -> Report | CompiledReport:
     Raises
     ------
     ValueError
-        No plan is at work on the model.
+        The model has no plan.
     RecomputationError
         On an accelerator, a block computed other values in the last step.
 

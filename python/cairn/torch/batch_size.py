@@ -42,7 +42,7 @@ BUDGET, EXTRA_TIME = "budget", "extra_time"
 
 @dataclasses.dataclass(frozen=True)
 class MaxBatch:
-    """What `max_batch` found. Sizes in bytes.
+    """The result of `max_batch`. Sizes in bytes.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class MaxBatch:
     measured_peak_bytes
         The peak of a step with this plan, measured.
     limit
-        What refuses a larger one: "budget" or "extra_time".
+        The limit that a larger batch exceeds: "budget" or "extra_time".
     """
 
     batch: int
@@ -99,23 +99,23 @@ def max_batch(
 ) -> MaxBatch:
     """The largest batch that trains within a budget, predicted from profiles and proved by a measured step.
 
-    The model is left as it was. Each batch that is tried takes one profile, of about the memory that its plan takes.
+    The model is restored afterwards. Each tried batch needs one profile, with about the memory of its plan.
 
     Parameters
     ----------
     model, args, kwargs
         As for `profile`. The sample's batch is the size at `dim` of the first tensor that has this dimension. Every
-        tensor of the same size there is resized: its rows are repeated, or the first ones taken.
+        tensor of the same size there is resized: its rows are repeated or cut off.
     budget
         As for `plan`. "auto" and shares of the device are resolved once, with the sample.
     extra_time
-        The most extra time that a plan may take, as a share of the plain step's: 0.3 is 30 %. None sets no limit.
+        The largest extra time of a plan, as a share of the plain step's time: 0.3 is 30 %. None sets no limit.
     dim
         The dimension to resize: 0 for the batch, 1 for the length of batch-first sequences.
     loss_fn
-        Makes the loss from the model's output; with `targets`, from the output and the targets.
+        Computes the loss of the model's output, `loss_fn(output)`; with `targets`, `loss_fn(output, targets)`.
     targets
-        What `loss_fn` needs beside the output: tensors, or containers of them. They are resized as the sample is.
+        The second argument of `loss_fn`: tensors, or containers of them. They are resized like the sample.
     progress
         As for `profile`.
     options
@@ -129,11 +129,11 @@ def max_batch(
     Raises
     ------
     InfeasibleBudget
-        If not even a batch of 1 fits; it names the least budget that works for that.
+        Not even a batch of 1 fits; the error names the least budget for that batch.
     ValueError
-        If the step cannot be run with another batch, as where targets keep the sample's.
+        The step cannot be run with another batch, for example because targets keep the sample's.
     BudgetExceeded
-        If measured steps keep passing their predictions.
+        Measured steps repeatedly exceed their predictions.
     """
     _check(model, args, kwargs, budget, extra_time, loss_fn, targets, options)
     resizing = Resizing(arguments.positional(args), dict(kwargs or {}), targets, dim)

@@ -31,7 +31,7 @@ _handles: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Handle]] = weakref.We
 
 
 class Handle:
-    """A plan at work on a model; made by `apply`, found by `handle`.
+    """A plan that is applied to a model; returned by `apply` and by `handle`.
 
     As a context manager, it removes the plan at the end.
     """
@@ -75,7 +75,7 @@ class Handle:
             del _handles[model]
 
     def report(self) -> Report:
-        """What is planned, and what was measured of it; as `cairn.torch.report(model)`.
+        """The plan and its measurements, as `cairn.torch.report(model)`.
 
         Raises
         ------
@@ -266,8 +266,9 @@ def replacing(model: nn.Module) -> Iterator[None]:
 
 
 class SuspendablePlan:
-    """A plan that is at work on a model by turns: what its first step found out is there at the next ones. Its slower
-    memory is not, for that of several plans may be too much.
+    """A plan that is applied to a model in turns with others: it keeps the recordings of its first step.
+
+    It releases its offload tier in between, because the tiers of several plans may be too large.
     """
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:

@@ -69,34 +69,34 @@ def profile(
 ) -> Profile:
     """Measure one plain training step of a model on a sample, without changing the model.
 
-    It needs the memory of the blocks' outputs, one block's saved tensors, and what lies outside blocks. So it profiles
-    models that do not fit plainly. Plans that are at work on the model, or on others that its loss runs, are set aside
-    meanwhile.
+    It needs memory for the blocks' outputs, one block's saved tensors, and the code outside of blocks. So it can
+    profile models whose plain step does not fit. Plans of the model, and of other models that its loss runs, are
+    inactive meanwhile.
 
     Parameters
     ----------
     model : nn.Module
         The model, on its device.
     args, kwargs
-        What the training loop calls the model with; a single tensor may stand for a tuple of one.
+        The model's arguments in the training loop; a single tensor counts as a tuple of one.
     loss_fn : callable, optional
-        Makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+        Computes the scalar loss of the model's output; not needed if the output is the loss or contains it.
     optimizer : torch.optim.Optimizer, optional
         Its state and its step are counted; it is not stepped.
     blocks : str, type, nn.Module or list
-        Which modules may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
+        The modules that may be recomputed: "auto", name patterns ("encoder.layer.*"), module classes, modules, a
         ModuleList, or a list of these.
     passes : int
-        How often the times are taken; the median counts.
+        The number of timed passes; the median counts.
     keep : as blocks
-        Blocks that must never be recomputed; one that lies in a block keeps all of it.
+        Blocks that must never be recomputed; a module inside a block keeps the whole block.
     inside : bool
-        Also find options inside blocks (selective recomputation), and what they cost.
+        Also measure options of selective recomputation inside blocks.
     outside : bool
-        Also find out whether a tied embedding and the model's own loss can do with less memory.
+        Also test whether a tied embedding and the model's own loss can be computed with less memory.
     holds_output : bool
-        Whether the training loop still has the model's output while the backward runs, as after
-        ``output = model(x)``. False where it keeps the loss alone, as in ``model(**batch).loss.backward()``.
+        Whether the training loop holds the model's output during the backward, as after ``output = model(x)``. False if
+        it holds only the loss, as in ``model(**batch).loss.backward()``.
     progress : callable or False, optional
         Called with a cairn.Progress, block by block; a true result raises cairn.Cancelled. None shows a line on a
         terminal, False nothing.
@@ -133,7 +133,7 @@ OptionPasses = Callable[[Sample, list[Block], StepMeasure, Owners, torch.device]
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How blocks are measured: `passes` and `keep` as for `profile`; by what their options are found, if they are."""
+    """Settings of the measurement: `passes` and `keep` as for `profile`, and those of options inside blocks."""
 
     passes: int = 3
     inside: bool = True
@@ -251,7 +251,7 @@ def _measure_all(
 def _as_whole(
     sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: How
 ) -> tuple[StepMeasure, list[Block]] | None:
-    """The same of the whole model as a block, which is of use only if it can be opened; else None."""
+    """The measurement of the whole model as one block; None if it cannot be recomputed selectively."""
     try:
         measured, blocks = _measure_all(sample, whole, observed, device, how)
     except Unsupported:
@@ -264,11 +264,11 @@ def _as_whole(
 def _measure(
     sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device
 ) -> tuple[StepMeasure, list[Block]]:
-    """Measures the step; what turns out to change its input in place cannot be a stage and becomes surroundings.
+    """Measure the step. A block that changes its input in place cannot be a stage; it becomes a part of a segment.
 
-    Again where gradients turn out to lie otherwise in memory than was assumed, the model to use parameters of blocks
-    itself, or blocks to keep what they save in hooks of their own. On CUDA, the first time is for nothing but what
-    happens only once: kernels are loaded, and cuDNN tries which ones are the fastest, in scratch of any size.
+    The measurement is repeated if gradients have another layout than assumed, if the model itself uses parameters of
+    blocks, or if blocks have saved-tensor hooks of their own. On CUDA the first measurement is a warm-up: kernels are
+    loaded, and cuDNN benchmarks its kernels with large workspaces.
     """
     if device.type == "cuda":
         measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), UsedOutside()), device).run()
@@ -333,7 +333,7 @@ def _keep_what_takes_gradients(measured: StepMeasure, blocks: list[Block]) -> No
 
 
 def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory, workspaces: int) -> dict[str, int]:
-    """What is there during the whole step, by name; gradients are counted apart, the input is the chain's a[0]."""
+    """Memory that is held during the whole step, by name; gradients are separate, and the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
     states = [stage for stage in measured.blocks if stage.may_be_opened]
     copied = [_copied_bytes(sample.model, stage) for stage in states]
@@ -363,14 +363,15 @@ def _random_states(blocks: Iterable[StageMeasure]) -> int:
 
 
 def _count_copies_of_buffers(model: nn.Module, stages: Iterable[StageMeasure]) -> None:
-    """A block that will be recomputed copies its buffers before it first runs, and lets go of what did not change."""
+    """Count the copies of buffers that a recomputed block makes before its forward, and drops if unchanged."""
     for stage in stages:
         stage.forward_only_rise_bytes += _buffer_bytes(model, stage)
 
 
 def _copied_bytes(model: nn.Module, stage: StageMeasure) -> int:
-    """Of the copies of a block's buffers that stay until its backward: of those that it writes, and of what cannot be
-    compared without waiting for a device.
+    """Bytes of the copies of a block's buffers that stay until its backward.
+
+    These are copies of buffers that it writes, and of those that cannot be compared without waiting for a device.
     """
     if stage.writes_buffers:
         return _buffer_bytes(model, stage)

@@ -67,25 +67,25 @@ def checkpoint_sequential(
     Parameters
     ----------
     functions : nn.Sequential or sequence of callables
-        Run one after the other. They may be unlike each other, and take and return tuples.
+        Functions to call one after the other. They may differ, and take and return tuples.
     segments : int, optional
-        The functions are cut into so many of equal count; all but the last are recomputed in the backward.
+        The number of segments of equally many functions; all but the last are recomputed in the backward.
     input : torch.Tensor or tuple
         A tuple is passed as several arguments.
     budget : int or str, optional
         Bytes, or a size such as "2GiB", for the activations of these functions; parameters and gradients are not
-        counted. What is recomputed is then chosen by measurement, at the first call and for every new input shape.
+        counted. A measurement at the first call, and for every new input shape, chooses the recomputations.
     preserve_rng_state : bool
         Restore the state of random generators for a recomputation.
     kwargs
-        Go to every function.
+        Keyword arguments for every function.
     **options
         As for `plan`.
 
     Returns
     -------
     Any
-        What the last function returns.
+        The result of the last function.
 
     Raises
     ------

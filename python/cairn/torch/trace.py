@@ -131,29 +131,29 @@ def trace(
 ) -> Traced:
     """Trace one plain training step of a model on a sample, without changing the model.
 
-    The step runs once as usual and is recorded. Then what was recorded runs, its results are compared with the step's
-    bit for bit, and its operations are measured. This takes the memory of plain training.
+    The step runs once as usual and is recorded. Then the recording runs, its results are compared bit for bit with the
+    step's, and its operations are measured. This needs the memory of plain training.
 
     Parameters
     ----------
     model : nn.Module
         The model, on its device.
     args, kwargs
-        What the training loop calls the model with; a single tensor may stand for a tuple of one.
+        The model's arguments in the training loop; a single tensor counts as a tuple of one.
     loss_fn : callable, optional
-        Makes the scalar loss from the model's output; not needed where the output is, or has, its loss.
+        Computes the scalar loss of the model's output; not needed if the output is the loss or contains it.
     keep_output : bool
-        The tensors of the model's output are results too and stay to the end, as for a loop that holds them.
+        Whether the tensors of the model's output are results too and stay to the end, as in a loop that holds them.
     numbers : {"refuse", "check"}
-        What to do where the step reads numbers out of tensors (`if x.sum() > 0`). "check": in every run they must be
-        the same as when it was traced, so that it goes the same way.
+        How to treat a step that reads numbers of tensors (`if x.sum() > 0`): refuse it, or check in every run that the
+        numbers are those of the trace, so that every branch is the same.
     passes : int
-        How often the times are taken; the median counts. 0: not at all, where of schedules memory alone counts.
+        The number of timed passes; the median counts. 0 measures no times, if only memory matters.
     times_of : cairn.Graph, optional
-        A graph that was traced from the same step, in another process perhaps. Its times are taken over, so that
-        schedules of that graph are schedules of this one.
+        A graph of the same step, traced perhaps in another process. This graph gets its times, so that schedules of
+        that graph are schedules of this one.
     name : str, optional
-        Of the graph; the model's class if not given.
+        The name of the graph; the model's class by default.
 
     Returns
     -------
@@ -163,7 +163,7 @@ def trace(
     Raises
     ------
     Unsupported
-        The step does something that one graph cannot stand for; the message names the operation.
+        The step cannot be expressed as one graph; the message names the operation.
     PlanMismatch
         `times_of` was traced from another step.
 

@@ -135,7 +135,7 @@ class ThreadLanes:
 
     @property
     def trace(self) -> list[tuple[str, Any]]:
-        """What was copied, in the order in which copies started."""
+        """The copies, in the order in which they started."""
         return self._line.trace
 
     def submit(self, copy: Copy) -> None:
@@ -364,7 +364,7 @@ class StreamLanes:
                 device.copy_(host, non_blocking=True)
 
     def wait(self, copy: Copy) -> None:
-        """What is computed from here on comes after the copy."""
+        """Order the copy before all computations from here on."""
         self.require_usable(closed=True)
         torch.cuda.current_stream(self._device).wait_event(copy.event)
         copy.pieces, copy.ended = (), True

@@ -1,7 +1,7 @@
-"""Copies on the host of a program's values, sent and fetched beside the computation.
+"""Copies of a program's values on the host, offloaded and prefetched during the computation.
 
-A copy starts where the list has it and is waited for where its result is needed: one on its way out before the value
-is dropped, one on its way back before something reads it. So no more is on the device than the list says.
+A copy starts at its position in the list, and is waited for where its result is needed: an offload before the value is
+dropped, a prefetch before something reads the value. So the device holds no more than the list says.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HostCopies:
         self._groups.pop(v).discard()
 
     def values(self) -> list[int]:
-        """Those that have a copy on the host."""
+        """The values that have a copy on the host."""
         return list(self._groups)
 
     def close(self) -> None:

@@ -68,18 +68,18 @@ class Link:
 def measure_link(device: torch.device | str = "cpu", tier: str = "host", *, cached: bool = True) -> Link:
     """Measure the link between a device and a tier: medians of a few copies of two sizes.
 
-    It takes some tenths of a second and 16 MiB on either side (128 between CUDA and host). On the CPU, large copies are
-    made beside a computation, with as many threads as torch has, as in a step.
+    It takes some tenths of a second and 16 MiB on either side (128 between CUDA and host). On the CPU, large copies run
+    at the same time as a computation, with as many threads as torch has, as in a step.
 
     Parameters
     ----------
     device : torch.device or str
-        Where the values are.
+        The device of the values.
     tier : str
         "host" or "file:PATH".
     cached : bool
-        A file is measured with the kernel's cache before the disk, as it is for a slab of which little is waiting to be
-        written at any time. If False, a copy out counts until it is on the disk, and one in comes from there.
+        True measures a file with the kernel's page cache, as for a slab that the kernel can write back in time.
+        False counts a copy out until it is on the disk, and reads from the disk.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def _now(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Copies beside a computation: their seconds, and the slowdown of the computation."""
+    """Copies during a computation: their seconds, and the slowdown of the computation."""
 
     out_seconds: float
     back_seconds: float
@@ -152,7 +152,7 @@ class _Loaded:
 
 
 def _loaded(transfers: Transfers) -> _Loaded:
-    """Times a computation alone and beside copies, in turns."""
+    """Times a computation alone and during copies, in turns."""
     factor = torch.randn(_WIDTH, _WIDTH, device="cpu")
     trips: list[tuple[float, float]] = []
     slowdowns = []

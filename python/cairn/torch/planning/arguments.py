@@ -1,4 +1,4 @@
-"""What the public calls are given: checked before anything is measured, each mistake named in one sentence."""
+"""Checks of the public calls' arguments, before anything is measured; each mistake is named in one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def solver_options() -> list[str]:
 
 
 def sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Those of `profile`, of `plan`, and the rest."""
+    """Split options into those of `profile`, those of `plan`, and the rest."""
     of_plan = (*PLAN_OPTIONS, *solver_options())
     to_profile = {name: value for name, value in options.items() if name in PROFILE_OPTIONS}
     to_plan = {name: value for name, value in options.items() if name in of_plan}
@@ -227,7 +227,7 @@ def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Non
 
 
 def _signature(function: Any) -> inspect.Signature | None:
-    """What a function takes; None where it does not say so."""
+    """The parameters of a function; None if its signature is unknown."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -275,7 +275,7 @@ def check_extra_time(extra_time: Any) -> None:
 
 
 def positional(args: Any) -> tuple[Any, ...]:
-    """What a model is called with: a single tensor may stand for a tuple of one."""
+    """The positional arguments of a model; a single tensor counts as a tuple of one."""
     return tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 

@@ -1,24 +1,23 @@
 """Solves a profile's chain, and counts what autograd holds of blocks' outputs outside of blocks.
 
-Problem. What runs behind a block, outside of blocks, may have autograd save the block's output, or hand a view of it to
-the next block. Then that stays from the block's first run to the backward of what runs behind it, whatever a schedule
-does. Where the block does not save it itself, it is counted with what runs behind (`measure.py`). Where it does (a
-block that ends with a ReLU), both have one tensor as long as the schedule keeps what the first run left, and counting
-it twice would be too much by all of it. Once the schedule lets go of that and runs the block again, there are two.
+Problem. Code after a block, outside of blocks, may save the block's output for the backward, or pass a view of it to
+the next block. The output then stays from the block's forward to the backward of that code, whatever a schedule does.
+If the block does not save its output itself, it counts with that code (`measure.py`). If it does (a block that ends
+with a ReLU), both share one tensor as long as the schedule keeps the forward's, and counting it twice would be wrong.
+Once the schedule drops it and recomputes the block, there are two tensors.
 
-So such outputs are counted once at first. If the schedule that is found lets go of one too early, that output is
-counted *apart*, with what runs behind it and with the block, and the chain is solved again. An output that is counted
-apart is counted at least as often as it is there, and one that is not is kept by the schedule as long as it is held: so
-every answer keeps to its peak. The number of outputs apart only grows, so this ends, mostly at once. Where it ends
-without an answer, within a budget for which there is one, the schedule of the least budget is taken.
+So such outputs count once at first. If the resulting schedule drops one too early, that output is counted *apart*, with
+the code after it and with the block, and the chain is solved again. An output counted apart counts at least as often as
+it exists, and the schedule keeps every other one as long as it is held, so every answer keeps to its peak. The number
+of outputs apart only grows, so this ends, mostly at once. If it ends without an answer, although the budget allows
+one, the schedule of the least budget is used.
 
-In the same way, outputs that are resident to the end of the step, for other blocks read them or the caller holds them,
-and that the block saves itself are counted once, as long as the schedule keeps what the first run left. They count from
-the beginning of the step, so a block that runs only once takes as much less while it makes them.
+Outputs that are resident to the end of the step, because other blocks read them or the caller holds them, are treated
+in the same way: if the block saves them itself, they count once, as long as the schedule keeps the forward's. They
+count from the beginning of the step, so a block that runs only once counts that much less while it makes them.
 
-What is held outside of blocks while the forward lasts, autocast's copies of parameters and outputs of blocks in a list,
-is counted in the same way: with the stages that save it, until a schedule is found to let go of it
-(`dependent_counts.py`).
+Memory held outside of blocks during the forward (autocast's copies of parameters, outputs of blocks in a list) is
+treated in the same way: it counts with the stages that save it, until a schedule drops it (`dependent_counts.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Op = Sequence[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a solver says for one budget, and of which problem; `least_bytes` is the least budget with a schedule."""
+    """The solution for one budget, and its problem; `least_bytes` is the least budget with a schedule."""
 
     counted: Counted
     problem: Mapping[str, Any]
@@ -99,7 +98,7 @@ class Chains:
             counted = extended
 
     def _peak(self, counted: Counted, solution: cairn.Solution, least_bytes: int) -> int:
-        """Of the least budget's schedule; it may let go of less than was supposed."""
+        """The answer of the least budget's schedule, which may drop less than was supposed."""
         exact, solution = self._exact(counted, solution)
         if solution.schedule is None or exact == counted:
             return least_bytes
@@ -121,7 +120,7 @@ class Chains:
             solution = cairn.solve(self._counting(counted)[1], budget, **self._options)
 
     def _more(self, counted: Counted, solution: cairn.Solution, budget: int) -> Counted:
-        """What was supposed, and what else a schedule needs; a stage counts early only if there is nothing else."""
+        """The suppositions, and those that a schedule needs in addition; stages count early only if there are none."""
         if solution.schedule is None:
             return counted
         ops = solution.schedule.ops
@@ -147,7 +146,7 @@ class Chains:
 
 
 def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apart: frozenset[int]) -> Counted:
-    """What a chain, of a scope and with gradients as asked, must suppose for a schedule, and some outputs apart."""
+    """The suppositions of a chain for a schedule, with some outputs apart."""
     counted = supposed_by(ops, profile.stages) | Counted(apart)
     beside, performed = _beside(profile, counted), as_performed(ops, profile.refs)
     if not beside and performed == [(op, 0) for op in ops]:

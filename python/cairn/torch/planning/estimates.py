@@ -1,7 +1,8 @@
-"""What a step with larger inputs is estimated to take, from the profile of a smaller one.
+"""Estimates a step with larger inputs from the profile of a smaller one.
 
-What goes from stage to stage grows as the inputs do. What a stage saves and takes grows as the batch and the square of
-all other growth, which no operation of a usual block surpasses: attention keeps a number for every pair of positions.
+Tensors between stages grow in proportion to the inputs. Saved tensors and workspaces of a stage grow with the batch and
+the square of all other growth. No operation of a usual block grows faster: attention has a number for every pair of
+positions.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ def power_of_growth(one: Profile, other: Profile, by: float) -> float:
 
 
 def profiling_bytes(measured: Profile, by: Growth) -> int:
-    """About what it takes to profile a step: outputs of blocks that others hold, what lies outside of blocks, and one
-    block with what it is passed and what it returned.
+    """About the memory of profiling a step: held outputs of blocks, segments outside of blocks, and one block with its
+    arguments and result.
     """
     stages = measured.stages
     held = sum(stage.also_held_bytes + stage.left_bytes for stage in stages)

@@ -1,4 +1,4 @@
-"""What a plan holds for, in words and numbers that can be compared."""
+"""The conditions under which a plan is valid, as words and numbers that can be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def autocast_of(device: torch.device) -> str:
 
 
 def fingerprint_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan holds for: versions, device, types and shapes."""
+    """The conditions under which a plan is valid: versions, device, types and shapes."""
     described = [(name, str(p.dtype), list(p.shape), p.requires_grad) for name, p in model.named_parameters()]
     tensor = next(iter(model.parameters()), torch.empty(0, device="cpu"))
     return {

@@ -1,4 +1,4 @@
-"""What a step under a plan was measured to take."""
+"""The measurement of a step under a plan."""
 
 from __future__ import annotations
 

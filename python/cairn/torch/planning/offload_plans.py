@@ -129,7 +129,7 @@ class Offloading:
 
     @functools.cached_property
     def _smallest(self) -> tuple[int, list[Op]] | None:
-        """The least budget for which a schedule was found, and that schedule."""
+        """The least budget that has a known schedule, and that schedule."""
         least = cairn.limits(self._asked, solver=self._solver, **self._options).least_bytes
         solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
         if solution is None or solution.schedule is None:
@@ -143,11 +143,11 @@ class Offloading:
 
     @property
     def least_bytes(self) -> int | None:
-        """The least budget for which a schedule with transfers was found."""
+        """The least budget that has a known schedule with transfers."""
         return None if self._smallest is None else self._smallest[0]
 
     def solve(self, budget: int) -> OffloadSchedule | None:
-        """The best schedule with transfers that was found. None if there is none, or the best has no transfers."""
+        """The best known schedule with transfers; None if there is none, or the best has no transfers."""
         made = self._search(budget)
         if made is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]

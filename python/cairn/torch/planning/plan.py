@@ -34,7 +34,7 @@ class Plan:
     Attributes
     ----------
     budget_bytes, reserve_bytes : int
-        What the step may take, and what of it stays free for what the profile cannot know.
+        The budget, and the part of it that the plan leaves free for memory that the profile cannot know.
     gradients : {"accumulated", "created"}
         "accumulated" if the steps it is made for may add to existing gradients, "created" if all create theirs.
     accumulated_peak_bytes, created_peak_bytes : int
@@ -48,15 +48,15 @@ class Plan:
     lower_bound_ns : int or None
         No schedule of the same blocks is faster.
     solver, outcome : str
-        Who answered, and what: "optimal" or "feasible".
+        The solver, and its outcome: "optimal" or "feasible".
     problem, schedule : dict
         A cairn-chain and its cairn-schedule, as the command line reads them.
     kept_because : dict
         Why blocks are always kept, by their names.
     tier : str
-        Where values may be offloaded to; empty if nowhere.
+        The offload tier; empty without offloading.
     host_budget_bytes, host_bytes : int
-        The most that may be offloaded at a time, and what this plan takes of it.
+        The most that may be offloaded at a time, and the part of it that this plan uses.
     """
 
     model_name: str
@@ -264,7 +264,7 @@ class Plan:
                 )
 
     def change_of(self, model: torch.nn.Module) -> str:
-        """How a model's parameters are others than those that the plan was made for; empty where they are not."""
+        """The differences of a model's parameters from those of the plan, in words; empty if there are none."""
         now = fingerprint_of(model, (), {})
         return next((self._made_for(f, now[f]) for f in ("dtype", "parameters") if now[f] != self.fingerprint[f]), "")
 

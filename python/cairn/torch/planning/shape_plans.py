@@ -76,7 +76,7 @@ _OWN_LOSS = (
 
 
 class Watcher(Protocol):
-    """What measures steps that follow plans."""
+    """Measures steps that follow plans."""
 
     def begin(self, module: nn.Module, plan: Plan) -> None:
         """A step begins that follows this plan."""
@@ -106,7 +106,7 @@ class ShapePlan:
 
 @dataclasses.dataclass
 class Source:
-    """What new plans are made from."""
+    """Makes profiles and plans for new shapes."""
 
     profile: Callable[..., Profile]  # with what was given beside the sample
     plan: Callable[[Profile], Plan]

@@ -160,10 +160,10 @@ def _on_grid(size: int) -> int:
 
 
 def count_of(shapes: Sequence[str]) -> int:
-    """How many numbers tensors of these shapes have."""
+    """The number of elements of tensors of these shapes."""
     return sum(math.prod(_parsed(text)[1]) for text in shapes)
 
 
 def largest_of(shapes: Sequence[str]) -> int:
-    """How many the largest of them has."""
+    """The number of elements of the largest of them."""
     return max((count_of([text]) for text in shapes), default=0)

@@ -1,4 +1,4 @@
-"""What of a plan's memory is there around a step, and what a step adds that its plan does not count. All in bytes."""
+"""A plan's memory that exists before a step, and memory of a step that its plan does not count; in bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from .plan import Plan
 
 
 def resident_of(plan: Plan, gradient_bytes: int) -> int:
-    """What of a plan's memory is there before the step begins, with gradients of so many bytes, but for what is in
-    attributes then.
-    """
+    """The part of a plan's memory that exists before the step, with `gradient_bytes`; attributes not counted."""
     given = int(plan.problem["input_bytes"])
     if plan.scope == "activations":
         return given

@@ -24,15 +24,15 @@ class Profile:
     Attributes
     ----------
     stages : tuple
-        What was measured of each stage, in the order of the forward.
+        The measurement of each stage, in the order of the forward.
     resident : dict
-        What is there during the whole step, by name: parameters, buffers, optimizer state and so on.
+        Memory that is held during the whole step, bytes by name: parameters, buffers, optimizer state and so on.
     gradient_bytes : int
         Gradients of all parameters; a step either creates them or adds to ones that exist.
     optimizer_step_bytes : int
-        What the optimizer's step takes beyond its state.
+        Memory that the optimizer's step allocates, its state not counted.
     notes : tuple of str
-        What was found: why blocks are always kept, or kept and recomputed as wholes.
+        Reasons why blocks are always kept, or recomputed only as a whole.
     holds_output : bool
         Whether the training loop has the model's output during the backward.
     """
@@ -64,12 +64,12 @@ class Profile:
 
     @property
     def refs(self) -> tuple[StageRef, ...]:
-        """What each stage is in the model."""
+        """The part of the model that each stage is."""
         return tuple(StageRef(stage.kind, stage.name, stage.call) for stage in self.stages)
 
     @property
     def held_bytes(self) -> int:
-        """What the caller keeps until the step ends: the model's output, the loss."""
+        """Bytes that the caller holds until the step ends: the model's output, the loss."""
         return sum(stage.held_bytes for stage in self.stages)
 
     @property
@@ -78,7 +78,7 @@ class Profile:
         return {shown(stage.name, stage.call): stage.held_bytes for stage in self.stages if stage.held_bytes}
 
     def resident_by_name(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, int]:
-        """What is resident from the step's beginning to its end, the input apart."""
+        """Memory that is resident from the step's beginning to its end, without the input."""
         if scope == "activations":
             return {name: size for name, size in self.resident.items() if name not in STATE}
         if gradients == CREATED:
@@ -283,11 +283,11 @@ def _made_once(stage: StageMeasure) -> StageMeasure:
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
-    """A stage's workspaces are what its measured peaks have beyond the results that the chain itself counts.
+    """The workspaces of a stage: its measured peaks without the results that the chain counts.
 
-    What running a block again costs beside the run, `again_ns`, comes on top of each forward that no backward follows:
-    each forward has it, and the backward takes it back. A run that saves nothing takes no longer than one that saves.
-    A block that is always kept never has it.
+    `again_ns` is the overhead of a recomputation, without the run itself. It adds to each forward that no backward
+    follows: each forward has it, and the backward subtracts it. A run that saves nothing takes no longer than one that
+    saves. A block that is always kept never has the overhead.
     """
     again_ns = 0 if stage.keep_reason else stage.again_ns
     saved = max(stage.saved_bytes, stage.output_bytes)

@@ -68,16 +68,16 @@ def plan(
     budget : int, str or cairn.Budget
         Bytes, "8GiB", "80%" (of the device), "auto" (what is free).
     host_budget : int or str, optional
-        How much may be offloaded at a time: bytes, a size, or "auto" (most of what is free). None: no offloading. With
+        The most to offload at a time: bytes, a size, or "auto" (most of the free memory). None: no offloading. With
         a host budget, the saved tensors of a block (all, some, or its output alone) are kept, recomputed or offloaded,
         whichever is fastest.
     tier : str
-        Where to offload: "host", or "file:PATH" (a file beside that path, or in that folder).
+        Where to offload: "host", or "file:PATH" (a file in the folder of that path, or in that folder).
     link : Link, cairn.Machine or str, optional
         How fast the link is: a measurement, or a rate such as "8GB/s". Measured if None.
     allow : collection of {"recompute", "inside", "offload"}, optional
-        What may be done to save memory: "recompute" recomputes blocks; "inside" is selective recomputation inside
-        blocks; "offload" needs a host_budget. The default is all that is possible.
+        The allowed ways to save memory: "recompute" recomputes blocks; "inside" is selective recomputation inside
+        blocks; "offload" needs a host_budget. All that are possible by default.
     solver : str
         As for `cairn.solve`. "auto" asks the strongest solver that can be afforded. It is exact in bytes unless a model
         has hundreds of blocks that all differ.
@@ -247,7 +247,7 @@ class Task:
         return self._infeasible(room) if stays is None else self._plan_of(room, stays)
 
     def _least_bytes(self) -> int | None:
-        """The least memory for which a schedule is found, without the reserve."""
+        """The least memory that has a known schedule, without the reserve."""
         offloading = None if self.offloading is None else self.offloading.least_bytes
         return min((size for size in (self._chains.least_bytes, offloading) if size is not None), default=None)
 

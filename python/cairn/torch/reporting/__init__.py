@@ -1,1 +1,1 @@
-"""What plans do, block by block, for people and as data."""
+"""Reports of plans, block by block, as text and as data."""

@@ -1,4 +1,4 @@
-"""What a plan does to a model, block by block, predicted beside measured; for people and as data."""
+"""The report of a plan on a model, block by block, predicted and measured, as text and as data."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Report:
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Of the kind of step that was measured; without a measurement, of the worse."""
+        """The predicted peak of the kind of step that was measured; without a measurement, the higher one."""
         if self.measured is None:
             return self.plan.peak_bytes
         return self.plan.accumulated_peak_bytes if self.measured.gradients_existed else self.plan.created_peak_bytes
@@ -243,7 +243,7 @@ class Report:
         return lines + [f"    {format_bytes(size):>12}  {name}" for name, size in self.composition.items()]
 
     def _floor(self) -> list[str]:
-        """What keeps the least budget from being less."""
+        """The reasons why the least budget is not lower."""
         floor = self.floor
         if not floor:
             return [] if self.plan.offloads else ["  the floor is set by the optimizer's step"]

@@ -1,4 +1,4 @@
-"""What is used of torch's private interfaces, each feature-detected, with a public fallback.
+"""The private interfaces of torch and CPython in use, each feature-detected, with a public fallback.
 
 Only `_version`, `_base` and the registries of modules, which all versions have, are read elsewhere as well.
 """

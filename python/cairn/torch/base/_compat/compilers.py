@@ -1,4 +1,4 @@
-"""What torch.compile is doing, and what it would guard."""
+"""The state of torch.compile in this thread, and its guards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dicts hold, told by CPython's own numbers."""
+"""Changes of dicts, detected by CPython's own change counters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .tensor_guards import _guards
 
 
 def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
-    """A number for each, which is another once something else is under any of its keys; None where torch does not tell.
+    """A change counter for each dict: it differs once any key has another value; None if torch has no counters.
 
-    The order in a dict is not meant, nor what is changed within its values.
+    The order of keys does not count, nor do changes inside of values.
     """
     number = number_of_contents()
     try:
@@ -57,7 +57,7 @@ _IN_DICT = range(2 * WORD_BYTES, 6 * WORD_BYTES, WORD_BYTES)  # all that a dict 
 
 
 def word(place: int) -> int:
-    """What lies in memory there."""
+    """The number at an address in memory."""
     return Word.from_address(place).value
 
 
@@ -70,9 +70,7 @@ class _Owner:
 
 
 def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
-    """Whether a number of what is in a dict tells every change, however attributes and items are set, and no other dict
-    has it.
-    """
+    """Whether a counter changes with every way of setting attributes and items, and no two dicts have the same."""
     owner = _Owner()
     names = vars(owner)
     ways: list[Callable[[object], Any]] = [

@@ -1,4 +1,4 @@
-"""Allocator events of the CPU, the profilers that tell them, and what libraries keep on a device."""
+"""Allocator events of the CPU, the profilers that report them, and workspaces of libraries on a device."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class WriteDetector:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often the tensor's storage was written in place; 0 where torch does not count."""
+    """The number of in-place writes to the tensor's storage; 0 where torch does not count."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
@@ -88,7 +88,7 @@ def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
 
 
 def addresses(tensors: Iterable[torch.Tensor | None]) -> list[int]:
-    """Where tensors begin in memory; 0 where there is none, or none that torch tells."""
+    """The addresses of tensors in memory; 0 for a tensor without memory, or with an unknown address."""
     tensors = list(tensors)
     if is_faked():
         return [0] * len(tensors)
@@ -129,12 +129,12 @@ _function_modes = getattr(torch._C, "_len_torch_function_stack", None)  # a defa
 
 
 def _device_set() -> Any:
-    """What `set_default_device` has set in this thread."""
+    """The device that `set_default_device` has set in this thread."""
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that tells apart the storages of tensors that are alive at once; 0 where a tensor has none."""
+    """A number that identifies the storage of a tensor among all that exist at the same time; 0 without a storage."""
     if type(tensor) not in PLAIN_CLASSES or tensor.layout is not torch.strided:
         return 0
     storage = tensor.untyped_storage()

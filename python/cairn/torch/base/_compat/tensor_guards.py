@@ -18,7 +18,7 @@ class TensorGuard:
         self._check = _looks_check([tensor for tensor in tensors if tensor is not None])
 
     def hold(self, tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Whether others surely look the same. Where torch does not tell, or one tensor is there twice, none do."""
+        """Whether other tensors surely have the same metadata; False if unknown, or if a tensor occurs twice."""
         if self._check is None or len(tensors) != len(self._are_missing):
             return False
         if True not in self._are_missing:

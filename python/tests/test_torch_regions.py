@@ -170,6 +170,54 @@ def test_a_compiled_model_is_freed():
     assert reference() is None
 
 
+class Perceptron(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)
+
+
+class Repeated(nn.Module):
+    """Each block is called several times in a step."""
+
+    def __init__(self, times, autocast=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(32, 32), nn.ModuleList(Perceptron() for _ in range(2))
+        self.times, self.autocast = times, autocast
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            x = self.stem(x)
+            for _ in range(self.times):
+                for block in self.blocks:
+                    x = block(x)
+            return x.float()
+
+
+def test_blocks_that_were_compiled_in_place_and_run_twice_have_one_partition_each():
+    x, model = sample(1, 128)[0], Repeated(2)
+    plain = copy.deepcopy(model)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    compiled(model, x, "1GiB", regions="auto")
+    compiled(model, x, (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2, regions="auto")
+    plan = plan_of(model)
+    assert plan.levels and plan.peak_bytes == pytest.approx(plan.measured_peak_bytes, rel=0.02)
+    assert_exact(model, plain, x)
+
+
+def test_under_autocast_compiled_blocks_are_those_of_torch_without_a_plan():
+    x, model = sample(1, 128)[0], Repeated(1, autocast=True)
+    with pytest.warns(UserWarning, match="torch.compile computes something else than the model does without it"):
+        compiled(model, x, "1GiB")
+    with pytest.warns(UserWarning, match="equals that of torch.compile without a plan bit for bit"):
+        compiled(model, x, single_level_least(model))
+    assert plan_of(model).levels
+
+
 class Experts(nn.Module):
     """Each token goes to the expert that scores highest: how many there are of each is known only when it runs."""
 

@@ -26,6 +26,7 @@ from .compiled.compiled_model import (
     given_bytes,
     known,
     remember,
+    warn_of_capture,
 )
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
@@ -294,15 +295,7 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
         reference = made.step(captured)
     if differences(reference, measured):
         raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(found)}")
-    warn(
-        f"torch.compile computes something else than the model does without it: {_first(found)}. The step within the "
-        "budget equals that of torch.compile without a plan bit for bit"
-    )
-
-
-def _first(found: Sequence[str]) -> str:
-    rest = len(found) - 1
-    return found[0] + (f", and {rest} more" if rest else "")
+    warn_of_capture(found)
 
 
 def _measure_around(request: Request, sample: Sample, device: torch.device, optimizer: OptimizerMemory) -> None:

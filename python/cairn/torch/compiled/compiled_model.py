@@ -14,7 +14,7 @@ from torch import nn
 
 from ..base import clock, memory
 from ..base.budgets import resolve
-from ..base.errors import Unsupported, VerificationFailed
+from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
@@ -214,6 +214,16 @@ def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
 
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Callable[[], CompiledModel | None]] = weakref.WeakKeyDictionary()
+
+
+def warn_of_capture(found: Sequence[str]) -> None:
+    """Warn of differences that torch's own capture makes, whatever the plan."""
+    rest = len(found) - 1
+    first = found[0] + (f", and {rest} more" if rest else "")
+    warn(
+        f"torch.compile computes something else than the model does without it: {first}. The step within the budget "
+        "equals that of torch.compile without a plan bit for bit"
+    )
 
 
 def given_bytes(sample: Sample, device: torch.device) -> int:

@@ -60,9 +60,14 @@ def measured(
 
 @contextlib.contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Run operators on real tensors, and restore the random state afterwards."""
+    """Run operators on real tensors, as the graph has them, and restore the random state afterwards."""
     devices = [device] if device.type == "cuda" else []
-    with _compat.without_dispatch_modes(), memory.not_collecting(), torch.random.fork_rng(devices=devices):
+    with (
+        _compat.without_dispatch_modes(),
+        memory.not_collecting(),
+        torch.autocast(device.type, enabled=False),  # its casts are operators of the graph
+        torch.random.fork_rng(devices=devices),
+    ):
         yield
 
 
@@ -86,7 +91,11 @@ def _measured(
         inputs[source] = pytree.tree_map(made_up, given(call, joint.values[source]))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), inputs.__getitem__)
     with torch.no_grad():
-        taken = workspace(call.target, args, kwargs, device)
+        try:
+            taken = workspace(call.target, args, kwargs, device)
+        except RuntimeError:  # fake tensors have other types than real ones: the statistics of a mixed layer norm
+            tensors = [value for value in pytree.tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
+            return sum(_time(torch.clone, [tensor], {}, device, caches) for tensor in tensors), 0
         return _time(call.target, args, kwargs, device, caches), taken
 
 

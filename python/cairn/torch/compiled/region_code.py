@@ -13,6 +13,7 @@ limit for another.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,6 +54,7 @@ class Level:
 
 
 EVERYTHING = Level(1.0, 1.0)
+UNPLANNED = Level(math.inf, math.inf)  # torch's own partition without recomputation
 CANDIDATES = (
     EVERYTHING,
     *(Level(kept, peak) for kept in (0.8, 0.6, 0.45, 0.3, 0.2, 0.1, 0.0) for peak in (1.0, 0.35)),
@@ -128,6 +130,8 @@ class OptionBackend:
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cut a joint graph at this option's level; a graph that cannot be read gets torch's default partition."""
+        if self.level == UNPLANNED:
+            return _compat_compile.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         try:
             joint = read(module, num_fwd_outputs)
             measured = kernel_costs.measured if self._kernels == "eager" else fused_costs.estimated
@@ -172,6 +176,10 @@ class BlockCode:
         """From now on, blocks are captured as several graphs."""
         self.breaks = True
         self.callables[:] = map(self._compiled, self.backends)
+
+    def level_of(self, option: int) -> Level:
+        """The level of an option."""
+        return self.backends[option].level
 
     def option_at(self, level: Level) -> int:
         """The option of a level, added if there is none."""

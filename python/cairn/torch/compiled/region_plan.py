@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cairn import format_budget, format_bytes, format_ns
 
+from ..base.stage_measure import StageMeasure
 from ..planning.plan import Plan
 from .region_code import EVERYTHING, Level
 
@@ -134,10 +135,36 @@ def chosen_options(plan: Plan) -> list[int]:
     return [saved_by.get(number, 0) for number in range(1, len(plan.stages) + 1)]
 
 
-def levels_of(plan: Plan) -> dict[str, Level]:
-    """The partition of each block that does not keep everything."""
-    levels = {}
-    for number, (ref, chosen) in enumerate(zip(plan.stages, chosen_options(plan), strict=True), 1):
-        if chosen:
-            levels[ref.name] = level_of(plan.inside[str(number)]["options"][chosen])
-    return {name: level for name, level in levels.items() if level != EVERYTHING}
+def levels_of(plan: Plan, stages: Sequence[StageMeasure]) -> dict[str, Level]:
+    """The partition of each block that does not keep everything. A block that is called several times has one.
+
+    stages: what was measured of the plan's stages.
+    """
+    chosen: dict[str, list[Level]] = {}
+    common: dict[str, list[Level]] = {}
+    for stage, number in zip(stages, chosen_options(plan), strict=True):
+        levels = _levels(stage)
+        chosen.setdefault(stage.name, []).append(levels[number])
+        common[stage.name] = [level for level in common.get(stage.name, levels) if level in levels]
+    found = {name: _one_of(levels, common[name]) for name, levels in chosen.items()}
+    return {name: level for name, level in found.items() if level != EVERYTHING}
+
+
+def options_of(levels: Mapping[str, Level], stages: Sequence[StageMeasure]) -> list[int]:
+    """The options of stages by which their blocks have these partitions."""
+    return [_levels(stage).index(levels.get(stage.name, EVERYTHING)) for stage in stages]
+
+
+def _levels(stage: StageMeasure) -> list[Level]:
+    return [EVERYTHING, *(level_of(option.decisions) for option in stage.options[1:])]
+
+
+def _one_of(chosen: Sequence[Level], common: Sequence[Level]) -> Level:
+    """The level that keeps least; where some calls of the block have no such option, the next below that all have."""
+    least = min(chosen, key=_order)
+    below = [level for level in common if _order(level) <= _order(least)]
+    return max(below, key=_order) if below else min(common, key=_order)
+
+
+def _order(level: Level) -> tuple[float, float]:
+    return level.kept, level.peak

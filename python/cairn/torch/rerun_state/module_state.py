@@ -36,7 +36,7 @@ from .buffer_copies import copied, with_neighbours
 SMALL_BUFFER_BYTES = 64 * 1024
 
 #: What a module has before its class gives it anything.
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}  # which Module.compile sets
 
 #: `vars` of a module. Its own way there, past all classes of modules, is several times as short where caches are cold.
 attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__

@@ -31,6 +31,8 @@ CLEAN = {
     ),
     "python/cairn/torch/planning/plan.py": "from ..runtime.step_run import Run\n",
     "python/cairn/torch/base/stages.py": "",
+    "python/cairn/torch/base/_compat/compilers.py": "from torch._dynamo import exc\n",
+    "python/cairn/torch/head/text.py": 'def f():\n    """' + "A line.\n" * 90 + '"""\n' + "    print()\n" * 60,
     "examples/python/first.py": "import cairn\nimport torch\n",
 }
 
@@ -54,6 +56,10 @@ PLANTED = [
     ("cli/main.c", '#include "base/memory.h"\n', "not a public header"),
     ("bench/solvers.c", '#include "../src/base/memory.h"\n', "own folder"),
     ("examples/c/first.c", '#include "solve/solver.h"\n', "not a public header"),
+    ("python/cairn/torch/base/tree.py", "from torch._dynamo import exc\n", "base/_compat"),
+    ("python/cairn/torch/api.py", "def f():\n    import torch._inductor.config\n", "base/_compat"),
+    ("cli/long.c", "\n" * 501, "501 lines"),
+    ("bench/long.py", 'def long():\n    """Text."""\n' + "    print()\n" * 61, "long has 61 lines"),
     ("python/cairn/__init__.py", "import torch.nn\n", "imports torch.nn"),
     ("python/cairn/__init__.py", "from torch import nn\n", "imports torch"),
     ("python/cairn/__init__.py", "import numpy\n", "imports numpy"),

@@ -365,11 +365,9 @@ def _captured_whole() -> Iterator[None]:
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
     """What Dynamo cannot capture is named with its line."""
-    from torch._dynamo import exc
-
     try:
         yield
-    except exc.Unsupported as error:
+    except _compat_compile.not_captured() as error:
         raise Unsupported(
             f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "
             "names, or let its blocks be compiled one by one (regions=True)"

@@ -13,6 +13,7 @@ from typing import Any
 import cairn.torch as ct
 import pytest
 import torch
+from cairn.torch.compiled import region_code
 from torch import distributed, nn
 
 WIDTH, RANKS, SECONDS = 16, 2, 240
@@ -135,6 +136,37 @@ def planned(shard: Callable[[Net], Net], **options: Any) -> list[str]:
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(p.grad.full_tensor(), q.grad.full_tensor()) for p, q in pairs)
     return [ref.name for ref in plan.stages if ref.is_block]
+
+
+def compiled(shard: Callable[[Net], Net]) -> list[bool]:
+    """Whether a sharded model of compiled blocks keeps to budgets, one plan, and the bits of plain training."""
+    region_code.MOST_OPTIONS = 3
+    torch.manual_seed(0)
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    shard(model), shard(plain)
+    x, found = torch.randn(256, WIDTH), []
+
+    def plan(budget: Any) -> Any:
+        ct.compile(model, x, budget=budget, kernels="eager", loss_fn=torch.sum)
+        return ct.report(model).regions
+
+    top = plan("1GiB")
+    for budget in (top.least_budget_bytes, (top.least_budget_bytes + top.plain_peak_bytes) // 2):
+        made = plan(budget)
+        found.append(made.measured_peak_bytes <= budget and not made.plan.is_plain)
+        hashes: list[Any] = [None] * RANKS
+        distributed.all_gather_object(hashes, made.plan.hash)
+        found.append(len(set(hashes)) == 1)
+        for each in (model, plain):
+            each(x).sum().backward()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        found.append(all(torch.equal(p.grad.full_tensor(), q.grad.full_tensor()) for p, q in pairs))
+    try:
+        plan(1000)
+    except ct.InfeasibleBudget as error:
+        found.append((error.least_bytes or 0) > 1000)
+    return found
 
 
 def refused(shard: Callable[[Net], Net], **options: Any) -> str:

@@ -29,6 +29,7 @@ SHARDED: ranks.Tasks = {
     "norm and head": (ranks.planned, ranks.norm_and_head, {}),
     "named parts": (ranks.refused, ranks.pairs, {"blocks": "pairs.*.layers.*"}),
     "lists": (ranks.refused, ranks.lists, {}),
+    "compiled": (ranks.compiled, ranks.pairs, {}),
     "root that goes": (ranks.refused, ranks.root_that_goes, {}),
 }
 
@@ -75,3 +76,8 @@ def test_parts_of_what_is_sharded_are_refused_where_they_are_named(found: dict[s
 )
 def test_models_without_a_block_that_can_be_recomputed_are_refused(found: dict[str, Any], how: str, what: str) -> None:
     assert what in found[how]
+
+
+@shards
+def test_sharded_blocks_are_compiled_by_one_plan_of_all_ranks(found: dict[str, Any]) -> None:
+    assert found["compiled"] == [True] * 7

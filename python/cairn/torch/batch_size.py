@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 from cairn import ProgressCallback, format_budget, format_bytes
-from torch import distributed, nn
+from torch import nn
 
 from .._budget import Budget
-from .base import budgets
+from .base import budgets, ranks
 from .base.choices import ACCUMULATED
 from .base.errors import BudgetExceeded, InfeasibleBudget, Unsupported, is_out_of_memory
 from .base.progress import reported_progress
@@ -162,7 +162,7 @@ def _check(
     arguments.check_plan_options({**to_plan, "host_budget": host_budget})
     if extra_time is not None:
         arguments.check_extra_time(extra_time)
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if ranks.several():
         raise Unsupported(
             "max_batch in distributed training: each rank would try other batches, and ranks would wait for each "
             "other: find the batch in a process of its own, and give it to all ranks"

@@ -11,7 +11,7 @@ import torch
 from cairn import format_bytes
 from torch import nn
 
-from .base import _compat
+from .base import _compat, ranks
 from .base.budgets import free_bytes
 from .base.errors import InfeasibleBudget, VerificationFailed, warn
 from .base.progress import reported_progress
@@ -93,8 +93,21 @@ class RegionModel(CompiledModel):
 
         Autograd runs a single-level plan by itself. Where none fits, and where values may be offloaded, blocks are
         recomputed as wholes as well. All runs of a block have one partition: a recomputation then saves the same
-        tensors as the first run. Where the solver chose several, the schedule is made anew.
+        tensors as the first run. Where the solver chose several, the schedule is made anew. Ranks that share the model
+        take the plan of the first.
         """
+        made: Any = None
+        try:
+            made = self._own_plan(miss_bytes)
+        except InfeasibleBudget as error:
+            made = error.with_traceback(None)
+        made = ranks.of_first(made, self.is_shared)
+        if isinstance(made, InfeasibleBudget):
+            raise made
+        return made
+
+    def _own_plan(self, miss_bytes: int) -> tuple[Plan, dict[str, Level]]:
+        """The plan by this process's own measurements."""
         assert self.profile is not None and self.request is not None
         stages = self.profile.stages
         first, runs_once = self._solved(miss_bytes)
@@ -207,7 +220,7 @@ class RegionModel(CompiledModel):
             self.optimizer_peak_bytes = plan.optimizer_peak_bytes
             self._follow(plan, levels)
             measured = self.settled_step()
-            peak = max(measured.peak_bytes, plan.optimizer_peak_bytes)
+            peak = ranks.largest(max(measured.peak_bytes, plan.optimizer_peak_bytes), self.is_shared)
             if peak <= plan.budget_bytes:
                 self._explain(plan, levels, measured, peak, request, teller)
                 return
@@ -227,8 +240,8 @@ class RegionModel(CompiledModel):
         """Compares with the step without compilation, and makes the report."""
         plain = _plain(self, plan, request, teller)
         found = None if plain is None else differences(plain, measured)
-        if found:
-            self._refuse_or_warn(found, measured)
+        if ranks.largest(len(found or ()), self.is_shared):
+            self._refuse_or_warn(found or (), measured)
         assert self.profile is not None
         everything = tuple(max(stage.saved_bytes, stage.output_bytes) for stage in self.profile.stages)
         graphs, notes = self.regions.compilations, tuple(_notes(self.regions))
@@ -249,15 +262,23 @@ class RegionModel(CompiledModel):
                 self.regions.follow(levels)
         if differences(reference, measured):
             raise VerificationFailed(f"the step with compiled blocks is not that of the model: {'; '.join(found)}")
-        warn_of_capture(found)
+        if found:
+            warn_of_capture(found)
 
     def settled_step(self) -> StepResult:
         """One step in which nothing is compiled."""
-        before = -1
-        while before != self.regions.compilations:
+        changed = 1
+        while changed:
             before = self.regions.compilations
             found = self.compiled_step(may_compile=True)
-        return self.compiled_step() if found.peak_bytes == self.resident_bytes else found
+            changed = ranks.largest(self.regions.compilations - before, self.is_shared)
+        is_missing = ranks.largest(int(found.peak_bytes == self.resident_bytes), self.is_shared)
+        return self.compiled_step() if is_missing else found
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the model is sharded over several ranks."""
+        return ranks.several() and is_any(self.model.modules())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,7 +364,8 @@ def _plain(made: RegionModel, plan: Plan, request: RegionRequest, teller: Any) -
     """A step without compilation, where it is wanted and fits."""
     if not request.prove or request.kernels != "eager":
         return None
-    if plan.plain_peak_bytes > free_bytes(made.device) + made.resident_bytes:
+    lacking = max(0, plan.plain_peak_bytes - free_bytes(made.device) - made.resident_bytes)
+    if ranks.largest(lacking, made.is_shared):
         size = format_bytes(plan.plain_peak_bytes)
         warn(f"not proved: a step without a plan takes {size}, more than the device has free")
         return None

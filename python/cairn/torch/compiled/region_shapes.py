@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import ranks
 from ..base.errors import PlanMismatch
 from ..base.patched_forward import PatchedForward
 from ..planning.shapes import described, is_covered, sized
@@ -54,7 +55,7 @@ def refuse_growth(shapes: Sequence[str], planned: Sequence[str], plans: int) -> 
     why = ""
     if plans >= MOST_PLANS:
         why = f"{plans} plans were made for inputs that grew"
-    elif torch.distributed.is_available() and torch.distributed.is_initialized():
+    elif ranks.several():
         why = "a plan is not made by one rank alone"
     if why:
         raise PlanMismatch(

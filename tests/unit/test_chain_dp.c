@@ -371,6 +371,33 @@ static void what_is_too_deep_is_refused_with_numbers(void **state)
     cairn_problem_free(problem);
 }
 
+/* Twice what it takes is enough to be allowed to begin, with few slots and with many. */
+static void what_it_says_it_needs_is_near_what_it_takes(void **state)
+{
+    (void)state;
+    static const int64_t slots[] = {1, 10, 100, 500};
+    test_random random = test_random_seeded(120);
+    test_chain_shape shape = {
+        .stages_min = 120, .stages_max = 120, .bytes_max = 1000000, .ns_max = 1000000, .equal_forwards = true};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    int64_t budget = solve(problem, "chain-dp", 0, 1).store_all_bytes / 2;
+    for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); i++) {
+        cairn_options *options;
+        cairn_info info;
+        cairn_error error;
+        assert_int_equal(cairn_options_new(NULL, &options, NULL), CAIRN_OK);
+        cairn_options_set(options, "solver", "chain-dp", NULL);
+        cairn_options_set_int(options, "budget", budget, NULL);
+        cairn_options_set_int(options, "slots", slots[i], NULL);
+        assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_OK);
+        cairn_options_set_int(options, "memory-limit", info.solver_peak_bytes * 2, NULL);
+        if (cairn_solve(NULL, problem, options, NULL, &info, &error) != CAIRN_OK)
+            fail_msg("%lld slots: %s", (long long)slots[i], error.message);
+        cairn_options_free(options);
+    }
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -383,6 +410,7 @@ int main(void)
         cmocka_unit_test(more_slots_are_not_worse_by_much_and_cost_more),
         cmocka_unit_test(long_steps_get_the_schedules_of_short_ones),
         cmocka_unit_test(what_is_too_deep_is_refused_with_numbers),
+        cmocka_unit_test(what_it_says_it_needs_is_near_what_it_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

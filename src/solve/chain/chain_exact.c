@@ -367,7 +367,8 @@ static int64_t estimate(const crn_task *task, int64_t (*of)(const crn_subchains 
 static int64_t fixed_memory(const crn_task *task)
 {
     int32_t n = cairn_problem_chain(task->problem)->stage_count;
-    return n > STAGES_MAX ? INT64_MAX : crn_chain_table_memory(n) + crn_subchains_memory(n);
+    return n > STAGES_MAX ? INT64_MAX
+                          : crn_chain_table_memory(cairn_problem_chain(task->problem)) + crn_subchains_memory(n);
 }
 
 static int64_t chain_exact_memory(const crn_task *task)

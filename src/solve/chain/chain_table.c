@@ -2,11 +2,26 @@
 
 #include "base/vector.h"
 
-int64_t crn_chain_table_memory(int32_t n)
+/* Whether a saving forward is nowhere faster than the plain one, nor needs less: then the plain way beats all others. */
+static bool has_plain_ways_only(const cairn_chain *chain)
 {
-    int64_t pairs = (int64_t)crn_pair_count(n);
-    int64_t per_pair = 2 * 8 + 8 + 8 + 2 * CRN_WAYS_MAX * (int64_t)sizeof(crn_pass);
-    return pairs * per_pair + crn_forward_memory(n) + 64 * (int64_t)n;
+    for (int32_t i = 0; i < chain->stage_count; i++) {
+        const cairn_stage *stage = &chain->stages[i];
+        for (int32_t k = 0; k < stage->option_count; k++)
+            if (stage->options[k].forward_ns < stage->forward_only_ns ||
+                crn_save_bytes(&stage->options[k]) < crn_keep_bytes(stage))
+                return false;
+    }
+    return true;
+}
+
+/* Passes grow by half. */
+int64_t crn_chain_table_memory(const cairn_chain *chain)
+{
+    int32_t n = chain->stage_count;
+    int64_t pairs = (int64_t)crn_pair_count(n), ways = has_plain_ways_only(chain) ? 1 : CRN_WAYS_MAX;
+    int64_t per_pair = 2 * 8 + 8 + 8 + ways * (int64_t)sizeof(crn_pass) * 3 / 2;
+    return pairs * per_pair + crn_forward_memory(n) + 64 * (int64_t)n + 4096;
 }
 
 /* ---- passes ---- */

@@ -42,7 +42,7 @@ typedef struct crn_chain_table {
 cairn_status crn_chain_table_init(crn_chain_table *table, const crn_task *task, bool outputs_only, cairn_error *error);
 void crn_chain_table_clear(crn_chain_table *table);
 /** Upper estimate of its bytes. */
-int64_t crn_chain_table_memory(int32_t n);
+int64_t crn_chain_table_memory(const cairn_chain *chain);
 
 /** L(s,t). */
 static inline int64_t crn_least_of(const crn_chain_table *table, int32_t s, int32_t t)

@@ -111,9 +111,24 @@ static cairn_status improve_with(const session *open, const crn_task *task, int6
     return status;
 }
 
+static int64_t pair_count(const crn_task *task)
+{
+    return (int64_t)crn_pair_count(cairn_problem_chain(task->problem)->stage_count);
+}
+
+/* In rows of a width. Estimates that pass 2^63 - 1 are 2^63 - 1. */
+static int64_t memory_with(const crn_task *task, const crn_row_width *width)
+{
+    int64_t values = task->settings->slots + 4 * CRN_ROW_LINE;
+    int64_t bytes =
+        crn_mul_saturating(pair_count(task), (int64_t)width->value_bytes * values + 2 * (int64_t)sizeof(crn_row));
+    return crn_add_saturating(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)));
+}
+
 /*
  * Replaces the schedule of least memory by the table's where that is faster. 32 bits are tried where all that is faster
- * fits, or is likely to; a finite answer in them is the answer, for no part of it is greater than the whole.
+ * fits, or is likely to; a finite answer in them is the answer, for no part of it is greater than the whole. Where there is
+ * none and 64 bits pass the memory limit, the schedule of least memory stays.
  */
 static cairn_status improve(const session *open, const crn_task *task, int64_t available, crn_answer *answer,
                             cairn_error *error)
@@ -124,6 +139,10 @@ static cairn_status improve(const session *open, const crn_task *task, int64_t a
         CRN_TRY(improve_with(open, task, available, &crn_rows_of_32_bits, answer, &finite, error));
     if (finite || all_fits)
         return CAIRN_OK;
+    if (memory_with(task, &crn_rows_of_64_bits) > crn_memory_limit(task->settings)) {
+        answer->cut_short = true;
+        return CAIRN_OK;
+    }
     return improve_with(open, task, available, &crn_rows_of_64_bits, answer, &finite, error);
 }
 
@@ -147,18 +166,10 @@ cairn_status crn_slotted_solve(const crn_task *task, void *state, int64_t budget
     return CAIRN_OK;
 }
 
-static int64_t pair_count(const crn_task *task)
-{
-    return (int64_t)crn_pair_count(cairn_problem_chain(task->problem)->stage_count);
-}
-
-/* Estimates that pass 2^63 - 1 are 2^63 - 1. */
 int64_t crn_slotted_memory(const crn_task *task)
 {
-    int32_t n = cairn_problem_chain(task->problem)->stage_count;
-    int64_t bytes = crn_mul_saturating(pair_count(task),
-                                       8 * (task->settings->slots + 4 * CRN_ROW_LINE) + 2 * (int64_t)sizeof(crn_row));
-    return crn_add_saturating(bytes, crn_chain_table_memory(n));
+    bool is_short = crn_work_ns(task->problem) / 2 < crn_rows_of_32_bits.infinite;
+    return memory_with(task, is_short ? &crn_rows_of_32_bits : &crn_rows_of_64_bits);
 }
 
 int64_t crn_slotted_work(const crn_task *task)

@@ -14,8 +14,11 @@
 /** More than any value of either width; three of them can be added. */
 #define CRN_ROW_INFINITE ((int64_t)1 << 61)
 
-/** Rows are aligned to so many values, and so many less one are there before low and after high. */
-enum { CRN_ROW_LINE = 16 };
+/**
+ * Rows are aligned to so many values, and so many less one are there before low and after high: with few slots most of a
+ * table is that.
+ */
+enum { CRN_ROW_LINE = 8 };
 
 /**
  * values[origin + m] for m = low..high; high < low: infinite wherever it is asked. origin is a multiple of the line and

@@ -7,8 +7,7 @@
  */
 
 /* What is added to a first line: from LINE - head on. */
-static const VALUE NAME(skip)[2 * LINE] = {INFINITE, INFINITE, INFINITE, INFINITE, INFINITE, INFINITE,
-                                           INFINITE, INFINITE, INFINITE, INFINITE, INFINITE, INFINITE,
+static const VALUE NAME(skip)[2 * LINE] = {INFINITE, INFINITE, INFINITE, INFINITE,
                                            INFINITE, INFINITE, INFINITE, INFINITE};
 
 CRN_VECTOR static void NAME(relax_two)(VALUE *restrict current, const VALUE *restrict x, const VALUE *restrict y,

@@ -47,7 +47,7 @@ def limits(
     progress: ProgressCallback | None = None,
     **options: OptionValue,
 ) -> Limits:
-    """How little memory a solver can do with, and what storing everything takes.
+    """The least memory with which a solver succeeds, and the memory and time of storing everything.
 
     Parameters
     ----------
@@ -79,17 +79,17 @@ def limits(
     if "budget" in options:
         raise TypeError("limits takes no budget: it tells the least one, and the one from which on all is stored")
     chosen = chosen_options(solver, machine, options)
-    found = _structs.Limits()
+    limits = _structs.Limits()
     call = Call(progress)
-    call.run(lib.cairn_limits_of, problem_pointer(problem), chosen.pointer, ctypes.byref(found))
+    call.run(lib.cairn_limits_of, problem_pointer(problem), chosen.pointer, ctypes.byref(limits))
     call.finish()
     warn_of_unused(solver, options)
     return Limits(
-        number_of(found.least_bytes),
-        found.least_is_exact,
-        number_of(found.least_lower_bytes),
-        number_of(found.store_all_bytes),
-        number_of(found.store_all_ns),
+        number_of(limits.least_bytes),
+        limits.least_is_exact,
+        number_of(limits.least_lower_bytes),
+        number_of(limits.store_all_bytes),
+        number_of(limits.store_all_ns),
     )
 
 
@@ -147,23 +147,23 @@ def bound(
     """
     chosen = chosen_options("auto", machine, options)
     chosen.set_budget(budget)
-    found = _structs.Bound()
+    result = _structs.Bound()
     call = Call(progress)
-    call.run(lib.cairn_bound_of, problem_pointer(problem), chosen.pointer, ctypes.byref(found))
+    call.run(lib.cairn_bound_of, problem_pointer(problem), chosen.pointer, ctypes.byref(result))
     call.finish()
-    return Bound(number_of(found.lower_bound_ns), text_of(found.method), number_of(found.least_lower_bytes))
+    return Bound(number_of(result.lower_bound_ns), text_of(result.method), number_of(result.least_lower_bytes))
 
 
 @dataclass(frozen=True)
 class MaxBatch:
-    """The largest batch, and what is proved about larger ones.
+    """The largest batch, and a proof about larger ones.
 
     Attributes
     ----------
     batch
-        The largest for which a schedule was found; None: not even 1.
+        The largest batch with a schedule; None if even 1 has none.
     refuted_batch
-        Neither this batch nor any larger one is possible; None: nothing is proved.
+        Neither this batch nor any larger one is possible; None if nothing is proved.
     budget_bytes
         The budget, bytes.
     makespan_ns
@@ -175,9 +175,9 @@ class MaxBatch:
     forward_ns
         One forward at ``batch``, which ``recompute_ns`` does not exceed, nanoseconds.
     solver
-        Whose schedule it is.
+        The solver that made the schedule.
     stopped_early
-        By the time limit or the progress callback: the largest so far.
+        The time limit or the progress callback ended the search; the batch is the largest so far.
     """
 
     batch: int | None
@@ -215,10 +215,10 @@ def max_batch(
     budget
         Device memory, bytes or text such as "16GB".
     batch
-        The batch at which the problem was measured. At others, sizes and times are as many times larger, fixed
-        bytes are not (``Problem.scaled``).
+        The batch at which the problem was measured. At others, sizes and times are scaled in proportion, except
+        fixed bytes (``Problem.scaled``).
     solver
-        Whose schedules count.
+        The solver that makes the schedules.
     machine
         Replaces the problem's.
     progress
@@ -229,16 +229,16 @@ def max_batch(
     Returns
     -------
     MaxBatch
-        The largest batch with a schedule, and what is proved about larger ones.
+        The largest batch with a schedule, and a proof about larger ones.
 
     Raises
     ------
     BadInput
-        No budget, or a graph that does not say where its backward begins.
+        No budget, or a graph without ``backward_begins_at``.
     Overflow
         There is no largest batch.
     Cancelled
-        Stopped before anything was found.
+        Stopped before there was a schedule.
 
     Examples
     --------
@@ -247,19 +247,19 @@ def max_batch(
     chosen = chosen_options(solver, machine, options)
     chosen.set_budget(budget)
     measured = integer(batch, "batch", least=1)
-    found = _structs.MaxBatch()
+    result = _structs.MaxBatch()
     call = Call(progress)
-    call.run(lib.cairn_max_batch_of, problem_pointer(problem), chosen.pointer, measured, ctypes.byref(found))
+    call.run(lib.cairn_max_batch_of, problem_pointer(problem), chosen.pointer, measured, ctypes.byref(result))
     made = MaxBatch(
-        number_of(found.batch),
-        number_of(found.refuted_batch),
-        number_of(found.budget_bytes),
-        number_of(found.makespan_ns),
-        number_of(found.peak_bytes),
-        number_of(found.recompute_ns),
-        number_of(found.forward_ns),
-        text_of(found.solver) or None,
-        found.stopped_early,
+        number_of(result.batch),
+        number_of(result.refuted_batch),
+        number_of(result.budget_bytes),
+        number_of(result.makespan_ns),
+        number_of(result.peak_bytes),
+        number_of(result.recompute_ns),
+        number_of(result.forward_ns),
+        text_of(result.solver) or None,
+        result.stopped_early,
     )
     call.finish(made)
     warn_of_unused(solver, options)

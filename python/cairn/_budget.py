@@ -1,4 +1,4 @@
-"""What a budget is, before any device is asked."""
+"""`Budget`: a budget as the user states it, before any device is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """How much memory a training step may take.
+    """The memory that a training step may use.
 
     Attributes
     ----------

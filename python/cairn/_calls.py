@@ -18,12 +18,12 @@ from ._library import lib, number_of, text_of
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long call has come.
+    """The progress of a long call.
 
     Attributes
     ----------
     phase
-        What is being done.
+        The present phase, in words.
     done
         Work units done in this phase; None when not known.
     total
@@ -31,7 +31,7 @@ class Progress:
     best_ns
         Makespan of the best answer so far, nanoseconds; None when there is none.
     lower_bound_ns
-        What is proved about every makespan so far, nanoseconds; None when nothing is.
+        The proved lower bound on every makespan so far, nanoseconds; None when there is none.
     """
 
     phase: str

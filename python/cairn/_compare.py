@@ -54,14 +54,15 @@ class Comparison:
         return self._report(lib.cairn_report_csv)
 
     def _report(self, function: object) -> str:
-        answers = [solution for found in self.solutions.values() for solution in found]
+        answers = [solution for solutions in self.solutions.values() for solution in solutions]
         infos = _structs.array_type(_structs.Info, len(answers))(*map(info_of, answers))
         return reported(function, infos, len(answers))
 
     def overheads(self, solver: str) -> list[float | None]:
-        """Time over that of storing everything, less 1, at each budget; None where nothing was found."""
+        """Time over that of storing everything, less 1, at each budget; None where there is no schedule."""
         return [
-            None if found.makespan_ns is None else _over(found.makespan_ns, found) for found in self.solutions[solver]
+            None if answer.makespan_ns is None else _over(answer.makespan_ns, answer)
+            for answer in self.solutions[solver]
         ]
 
     def plot(self, path: FilePath) -> None:
@@ -75,11 +76,13 @@ class Comparison:
             raise ImportError("plot needs matplotlib: pip install matplotlib") from None
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.add_subplot()
-        unit, unit_bytes = unit_of(s.budget_bytes for found in self.solutions.values() for s in found if s.budget_bytes)
-        for solver, found in self.solutions.items():
+        unit, unit_bytes = unit_of(
+            s.budget_bytes for answers in self.solutions.values() for s in answers if s.budget_bytes
+        )
+        for solver, answers in self.solutions.items():
             points = [
                 (solution.budget_bytes / unit_bytes, 100 * overhead)
-                for solution, overhead in zip(found, self.overheads(solver), strict=True)
+                for solution, overhead in zip(answers, self.overheads(solver), strict=True)
                 if overhead is not None and solution.budget_bytes is not None
             ]
             if points:
@@ -95,8 +98,8 @@ class Comparison:
     def _bounds(self) -> list[tuple[int, float]]:
         """Budget and the best of all lower bounds there."""
         best: dict[int, float] = {}
-        for found in self.solutions.values():
-            for solution in found:
+        for answers in self.solutions.values():
+            for solution in answers:
                 if solution.budget_bytes is not None and solution.lower_bound_ns is not None:
                     bound = _over(solution.lower_bound_ns, solution)
                     best[solution.budget_bytes] = max(bound, best.get(solution.budget_bytes, bound))
@@ -123,8 +126,8 @@ def compare(
     problem
         A Chain or a Graph.
     budgets
-        How many, at most 1,000, evenly spaced from the least memory to what storing everything takes; or
-        which: bytes, text such as "8GiB", None for no limit.
+        A number of budgets, at most 1,000, evenly spaced from the least memory to that of storing everything; or
+        the budgets: bytes, text such as "8GiB", None for no limit.
     only
         Names of solvers; None: all that take the problem, brute force where it is small enough.
     machine
@@ -132,8 +135,8 @@ def compare(
     progress
         As in ``solve``.
     options
-        Those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. What is some
-        solvers' own goes to those.
+        Those of ``options()``, such as ``time_limit="2s"`` for each solver at each budget. An option that only
+        some solvers have is passed to those.
 
     Returns
     -------
@@ -166,7 +169,7 @@ def compare(
         chosen = listed(budgets, "budgets", "sizes, or how many there shall be")
     if not chosen:
         raise BadInput("the list is empty", path="budgets")
-    found: dict[str, list[Solution]] = {}
+    answers: dict[str, list[Solution]] = {}
     left_out: dict[str, str] = {}
     for name in wanted:
         own = {key: value for key, value in options.items() if has_option(name, key) or not has_option("auto", key)}
@@ -175,10 +178,10 @@ def compare(
             left_out[name] = taken.reason or ""
             continue
         try:
-            found[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **own)
+            answers[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **own)
         except (MemoryLimit, Unavailable, Unsupported) as error:
             left_out[name] = error.message
-    return Comparison(problem, found, left_out)
+    return Comparison(problem, answers, left_out)
 
 
 def _count(budgets: Any) -> int:

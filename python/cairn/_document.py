@@ -1,4 +1,4 @@
-"""What problems and schedules have in common: each is an object of the C library, with a hash and a file format."""
+"""The base of problems and schedules: each is an object of the C library, with a hash and a file format."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Document:
 
 
 def written(function: Any, pointer: Any) -> str:
-    """What one of the library's writers makes of an object."""
+    """The text that one of the library's writers makes of an object."""
     text = ctypes.POINTER(ctypes.c_char)()
     length = ctypes.c_size_t()
     lib.check(function, None, pointer, ctypes.byref(text), ctypes.byref(length))

@@ -136,7 +136,7 @@ class MemoryLimit(Error, MemoryError):
 
 
 class Cancelled(Error):
-    """The progress callback asked to stop before anything was found."""
+    """The progress callback asked to stop before there was an answer."""
 
     code = "cancelled"
 

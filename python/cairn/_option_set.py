@@ -94,7 +94,7 @@ def chosen_options(solver: str, machine: Machine | None, values: dict[str, Optio
 
 
 def warn_of_unused(solver: str, values: dict[str, OptionValue]) -> None:
-    """Of what was set, what the solver, which refused nothing, has no use for."""
+    """The options that were set and that the solver, which refused none, does not use."""
     types = option_types()
     for name, value in values.items():
         if value is None or types.get(name.replace("_", "-")) == "choice":  # which was not refused

@@ -63,10 +63,10 @@ def options() -> tuple[OptionInfo, ...]:
     tuple of OptionInfo
         Name, type, help and default of each.
     """
-    found: list[OptionInfo] = []
-    while pointer := lib.cairn_option_at(len(found)):
-        found.append(_option_of(pointer.contents))
-    return tuple(found)
+    options: list[OptionInfo] = []
+    while pointer := lib.cairn_option_at(len(options)):
+        options.append(_option_of(pointer.contents))
+    return tuple(options)
 
 
 @functools.cache

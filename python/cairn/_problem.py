@@ -34,7 +34,7 @@ def problem_pointer(problem: Any) -> Any:
 
 
 class Problem(Document):
-    """What chains and graphs have in common. An immutable, validated problem, owned by the C library.
+    """The base of chains and graphs: an immutable, validated problem, owned by the C library.
 
     Problems are equal when their hashes are: names and provenance do not count. They may be shared between threads,
     copied (a copy is the same object) and pickled.

@@ -1,4 +1,4 @@
-"""What the simulator finds of a schedule, as data."""
+"""The simulator's result for a schedule, as data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MemoryPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Replay:
-    """What the simulator found. When the schedule is not valid, the numbers are None.
+    """The result of a simulation. When the schedule is not valid, the numbers are None.
 
     Attributes
     ----------

@@ -58,9 +58,9 @@ class Schedule(Document):
     ) -> Schedule:
         """A schedule from operations, written as in files: ``("forward_save", 1, 0)``, ``("drop", "output", 2)``.
 
-        Indices are checked here; what the operations mean is up to ``simulate`` and ``verify``. The rest is recorded
-        beside them and checked by ``verify``: budget and peak in bytes, times in nanoseconds. A machine replaces the
-        problem's.
+        Indices are checked here; ``simulate`` and ``verify`` check the meaning of operations. The other arguments are
+        recorded with them and checked by ``verify``: budget and peak in bytes, times in nanoseconds. A machine replaces
+        the problem's.
 
         Raises
         ------

@@ -48,13 +48,13 @@ def _replay_of(
 ) -> Replay:
     violation = None
     if not replay.valid:
-        found = replay.violation
+        broken = replay.violation
         violation = Violation(
-            text_of(lib.cairn_violation_name(found.code)),
-            number_of(found.op),
-            text_of(found.message),
-            number_of(found.needed_bytes),
-            number_of(found.free_bytes),
+            text_of(lib.cairn_violation_name(broken.code)),
+            number_of(broken.op),
+            text_of(broken.message),
+            number_of(broken.needed_bytes),
+            number_of(broken.free_bytes),
         )
     return Replay(
         bool(replay.valid),
@@ -146,7 +146,7 @@ class Verified:
     schedule
         The schedule.
     replay
-        What the simulator found.
+        The simulator's result.
     budget_bytes
         The budget that it was verified under, bytes; None for none.
     """
@@ -222,15 +222,15 @@ def verify(problem: Problem, schedule: Schedule, budget: BudgetLike = RECORDED) 
         ctypes.byref(pointer),
         ctypes.byref(replay),
     )
-    found = _replay_of(replay)
-    if found.violation is not None:
-        raise InvalidSchedule(found.violation, found)
+    violation = _replay_of(replay)
+    if violation.violation is not None:
+        raise InvalidSchedule(violation.violation, violation)
     verified = object.__new__(Verified)
     for name, value in (
         ("_handle", Handle(pointer, lib.cairn_verified_free)),
         ("problem", problem),
         ("schedule", schedule),
-        ("replay", found),
+        ("replay", violation),
         ("budget_bytes", schedule.budget_bytes if limit == _structs.RECORDED else number_of(limit)),
     ):
         object.__setattr__(verified, name, value)

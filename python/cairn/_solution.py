@@ -18,12 +18,12 @@ from ._units import format_budget, format_bytes
 
 
 class Outcome(str, enum.Enum):
-    """What was found. Members compare equal to their names as text."""
+    """The outcome of a solver. Members compare equal to their names as text."""
 
     optimal = "optimal"  #: proved for the problem as stated
     feasible = "feasible"  #: a schedule within the budget
     infeasible = "infeasible"  #: the solver has none; ``least_bytes`` says what would do
-    unknown = "unknown"  #: nothing was found before time, memory or iterations ended
+    unknown = "unknown"  #: time, memory or iterations ended before there was an answer
 
     def __str__(self) -> str:
         return self.value
@@ -31,14 +31,14 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver answered. Fields are those of ``cairn solve --json``, and two more; None where one does not apply.
+    """The answer of a solver. Fields are those of ``cairn solve --json``, and two more; None where one does not apply.
 
     Attributes
     ----------
     outcome
-        What was found.
+        Whether there is an answer, and whether it is optimal.
     solver
-        The solver that gave the answer (``auto`` names whom it chose).
+        The solver that gave the answer (``auto`` names the one it chose).
     budget_bytes
         The budget, bytes; None for none.
     makespan_ns
@@ -70,19 +70,19 @@ class Solution:
     stall_ns
         Makespan less all compute time, nanoseconds.
     solve_ns
-        What the call took, nanoseconds; of several budgets, the first counts for all that they share.
+        Time of the call, nanoseconds; work that several budgets share counts for the first.
     solver_peak_bytes
-        Memory that the solver took, bytes.
+        Memory that the solver used, bytes.
     checkpoints
         Indices of the layers that a selection solver keeps.
     objective_bytes
-        What a selection solver minimized, bytes.
+        The objective of a selection solver, bytes.
     iterations
-        Of a search that work limits, so many at most.
+        Iterations of a search that is limited by work.
     stopped_early
         Ended by the time limit or by the progress callback, with the best answer so far.
     problem
-        What was solved.
+        The problem.
     schedule
         The answer's schedule; None when the outcome is infeasible or unknown.
     """
@@ -119,14 +119,14 @@ class Solution:
         return self.outcome in (Outcome.optimal, Outcome.feasible)
 
     def require(self) -> Schedule:
-        """The schedule, or an error that says what would do.
+        """The schedule; an error if there is none.
 
         Raises
         ------
         InfeasibleBudget
-            Nothing fits in the budget; ``least_bytes`` of the error is the least that works.
+            Nothing fits in the budget; ``least_bytes`` of the error is the least budget that works.
         NoSchedule
-            The search was stopped before anything was found, or the solver makes no schedules.
+            The search was stopped before there was an answer, or the solver makes no schedules.
         """
         if self.schedule is not None:
             return self.schedule

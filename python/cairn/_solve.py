@@ -106,8 +106,8 @@ def solve(
     machine
         Replaces the problem's; the schedule then records it.
     progress
-        Called now and then from the calling thread. What it raises comes out here; a true result stops the
-        search with the best answer so far.
+        Called now and then from the calling thread. Its exceptions are raised here; a true result stops the search
+        with the best answer so far.
     options
         Those of ``options()``, such as ``slots=1000``, ``time_limit="2s"``, ``minimize="memory"``.
 
@@ -127,7 +127,7 @@ def solve(
     MemoryLimit
         The solver would need more memory than it may use.
     Cancelled
-        Stopped before anything was found.
+        Stopped before there was an answer.
 
     Examples
     --------

@@ -22,7 +22,7 @@ class SolverInfo:
     Attributes
     ----------
     name
-        What ``solve(solver=...)`` takes.
+        The name for ``solve(solver=...)``.
     takes_chains
         Whether it takes chains.
     takes_graphs
@@ -34,17 +34,17 @@ class SolverInfo:
     exhaustive
         Brute force, for tiny problems only.
     available
-        Built in, and found at run time.
+        Built in, and its library can be loaded.
     optimal_in
         Class of schedules in which its answer is optimal; None for none, "all" for everything.
     summary
-        What it does, one line.
+        Its method, in one line.
     source
         Authors, year, section; None where it has none.
     cost
         Time and memory, in words.
     options
-        Names of those that are its own; ``auto`` has those of all.
+        Names of its own options; ``auto`` has those of all solvers.
     """
 
     name: str
@@ -63,7 +63,7 @@ class SolverInfo:
 
 @functools.cache
 def _solver_at(address: int) -> SolverInfo:
-    """What the library has at an address, where it stays."""
+    """The solver at an address of the library's static memory."""
     info = _structs.SolverInfo.from_address(address)
     values: dict[str, Any] = {}
     for name in (field_.name for field_ in fields(SolverInfo) if field_.name != "options"):
@@ -75,8 +75,8 @@ def _solver_at(address: int) -> SolverInfo:
 
 def has_option(solver: str, option: str) -> bool:
     """Whether an option is one of a solver's own."""
-    found: bool = lib.cairn_solver_has_option(solver.encode(), option.replace("_", "-").encode())
-    return found
+    solvers: bool = lib.cairn_solver_has_option(solver.encode(), option.replace("_", "-").encode())
+    return solvers
 
 
 def solvers() -> tuple[SolverInfo, ...]:
@@ -87,10 +87,10 @@ def solvers() -> tuple[SolverInfo, ...]:
     tuple of SolverInfo
         What each takes, promises and costs.
     """
-    found: list[SolverInfo] = []
-    while pointer := lib.cairn_solver_at(len(found)):
-        found.append(_solver_at(ctypes.addressof(pointer.contents)))
-    return tuple(found)
+    solvers: list[SolverInfo] = []
+    while pointer := lib.cairn_solver_at(len(solvers)):
+        solvers.append(_solver_at(ctypes.addressof(pointer.contents)))
+    return tuple(solvers)
 
 
 def check_solver(name: str) -> None:

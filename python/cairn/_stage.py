@@ -66,19 +66,19 @@ def _single_option(given: dict[str, Any]) -> Option:
 
 @dataclass(frozen=True, init=False)
 class Stage:
-    """One stage of a chain: a block of the model, with one or several ways to run it.
+    """One stage of a chain: a block of the model, with one or several options.
 
     Give either ``options``, or the fields of its only option (``saved_bytes``, ``forward_ns``, ``backward_ns`` and the
-    two workspaces); these are then named "keep". What is None takes the default of the file format.
+    two workspaces), which is then named "keep". None means the default of the file format.
 
     Attributes
     ----------
     output_bytes
         The stage's output, bytes.
     options
-        The ways to run it, at least one; option 0 is what storing everything uses.
+        Its options, at least one; storing everything uses option 0.
     name
-        For people.
+        A name for reports.
     grad_bytes
         Gradient of the output, bytes (default: ``output_bytes``).
     weight_grad_bytes
@@ -160,7 +160,7 @@ class Stage:
 
     @property
     def saved_bytes(self) -> int:
-        """What option 0 saves, bytes."""
+        """Saved bytes of option 0."""
         return self.options[0].saved_bytes
 
     @property

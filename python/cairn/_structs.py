@@ -46,7 +46,7 @@ VALUE_OUTPUT, VALUE_SAVED = 0, 1
 
 @functools.lru_cache(maxsize=256)
 def array_type(kind: Any, count: int) -> Any:
-    """Type of an array. Kept, because every ``kind * count`` makes a class anew, which only the collector frees."""
+    """Type of an array, cached: every ``kind * count`` makes a new class, which only the collector frees."""
     return kind * count
 
 

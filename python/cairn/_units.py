@@ -167,7 +167,7 @@ def unit_of(sizes: Iterable[int]) -> tuple[str, int]:
 
 
 def format_bytes(count: int) -> str:
-    """A size for people: "1.50 GiB".
+    """A size as text: "1.50 GiB".
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_budget(count: int) -> str:
-    """The same of a budget that is enough, rounded up: what is read from it is enough, too.
+    """A sufficient budget as text, rounded up, so that the text read as a size is sufficient, too.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def format_budget(count: int) -> str:
 
 
 def format_ns(ns: int) -> str:
-    """A time in nanoseconds for people: "12.3 ms".
+    """A time in nanoseconds as text: "12.3 ms".
 
     Parameters
     ----------

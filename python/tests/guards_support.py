@@ -65,11 +65,11 @@ class Config:
         self.inner, self.more, self.named = Inner(), {"slopes": [1.0, 2.0]}, 1.0
 
 
-def _halved(x: Tensor) -> Tensor:
+def halved(x: Tensor) -> Tensor:
     return x / 2
 
 
-def _doubled(x: Tensor) -> Tensor:
+def doubled_of(x: Tensor) -> Tensor:
     return x * 2
 
 
@@ -84,7 +84,7 @@ def _slope_of(how: Any) -> float:
     return float(how.start if isinstance(how, slice) else how.slope)
 
 
-def _times(by: float) -> Callable[[Tensor], Tensor]:
+def times(by: float) -> Callable[[Tensor], Tensor]:
     return lambda x: x * by
 
 
@@ -115,14 +115,14 @@ class Configured(Mlp):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config, self.function, self.is_wide = Config(), _halved, False
+        self.config, self.function, self.is_wide = Config(), halved, False
         self.slopes, self.options = [1.0], collections.OrderedDict(slope=1.0)
         self.pieces = nn.ModuleList([nn.Tanh(), nn.Sigmoid()])
-        self.count, self.zero, self.built_in, self.turn = 1, 0.0, F.gelu, _times(1.0)
-        self.functions, self.table = [torch.sin, _halved], {"first": _times(1.0), "n": 1}
+        self.count, self.zero, self.built_in, self.turn = 1, 0.0, F.gelu, times(1.0)
+        self.functions, self.table = [torch.sin, halved], {"first": times(1.0), "n": 1}
         self.partial, self.bare, self.slotted = functools.partial(torch.mul, other=1.0), Bare(), Slotted()
         self.pair, self.kind, self.bares = Pair(1.0), Steepness.STEEP, [Bare(), Bare()]
-        self.inner_parts, self.namespace = [nn.Hardtanh(-9.0, 9.0)], types.SimpleNamespace(turn=_halved, slope=1.0)
+        self.inner_parts, self.namespace = [nn.Hardtanh(-9.0, 9.0)], types.SimpleNamespace(turn=halved, slope=1.0)
         self.frozen, self.ordered = Frozen(slope=1.0), FrozenInOrder(slope=1.0)
         self.register_buffer("shift", torch.full((4 * WIDTH,), 0.1))
 

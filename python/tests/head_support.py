@@ -13,7 +13,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def _same(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+def same_bits(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     if first is None or second is None:
         return first is second
     return first.dtype == second.dtype and torch.equal(_bits(first), _bits(second))

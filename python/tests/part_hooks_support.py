@@ -53,9 +53,9 @@ def mildest(layer: Callable[[], nn.Module]) -> int:
     return max(range(1, len(options)), key=lambda option: options[option].decisions.count("k"))
 
 
-def _taken_over(model: nn.Module) -> list[str]:
+def taken_over_modules(model: nn.Module) -> list[str]:
     return [name for name, part in model.named_modules() if isinstance(vars(part).get("forward"), PatchedForward)]
 
 
 #: Nothing that is looked at: what a plan cannot know.
-_hidden: dict[str, Any] = {"calls": 0, "of no known value": object()}
+hidden_state: dict[str, Any] = {"calls": 0, "of no known value": object()}

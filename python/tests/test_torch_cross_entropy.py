@@ -13,7 +13,7 @@ from cairn.torch.head import loss
 from head_support import (
     CLASSES,
     ROWS,
-    _same,
+    same_bits,
     small_chunks_fixture,  # noqa: F401
 )
 from torch.nn import functional as F
@@ -56,7 +56,7 @@ def test_cross_entropy_is_pytorchs(kind: str, dtype: torch.dtype) -> None:
         _both(F.cross_entropy, logits, target, **options),
         strict=True,
     ):
-        assert _same(own, plain)
+        assert same_bits(own, plain)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_cross_entropy_is_pytorchs(kind: str, dtype: torch.dtype) -> None:
 )
 def test_other_forms_are_pytorchs(logits: torch.Tensor, target: torch.Tensor) -> None:
     for own, plain in zip(_both(ct.cross_entropy, logits, target), _both(F.cross_entropy, logits, target), strict=True):
-        assert _same(own, plain)
+        assert same_bits(own, plain)
 
 
 def test_few_rows_at_a_time_fit_a_cache_and_many_fill_a_device() -> None:
@@ -92,7 +92,7 @@ def test_cross_entropy_under_autocast(dtype: torch.dtype) -> None:
     logits, target = torch.randn(ROWS, CLASSES).to(dtype), _targets()
     with torch.autocast("cpu", torch.bfloat16):
         own, plain = _both(ct.cross_entropy, logits, target), _both(F.cross_entropy, logits, target)
-    assert all(map(_same, own, plain))
+    assert all(map(same_bits, own, plain))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -101,7 +101,7 @@ def test_what_was_saved_may_come_back_with_other_strides() -> None:
     logits, target = torch.randn(ROWS, CLASSES), _targets()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.t().contiguous().t() if t.dim() == 2 else t):
         own = _both(ct.cross_entropy, logits, target)
-    assert all(map(_same, own, _both(F.cross_entropy, logits, target)))
+    assert all(map(same_bits, own, _both(F.cross_entropy, logits, target)))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -118,7 +118,7 @@ def test_the_graph_may_be_kept_and_differentiated() -> None:
         (second,) = torch.autograd.grad(differentiable.square().sum(), logits, retain_graph=True)
         last = torch.autograd.grad(loss, logits)[0]
         found.append([once, again, differentiable, second, last])
-    assert all(map(_same, *found))
+    assert all(map(same_bits, *found))
 
 
 def test_invalid_calls_fail_as_pytorchs() -> None:

@@ -20,8 +20,8 @@ from guards_support import (
     Pair,
     Steepness,
     Turned,
-    _doubled,
-    _times,
+    doubled_of,
+    times,
     unsampled_fixture,  # noqa: F401
 )
 from inside_blocks import count_recordings
@@ -61,7 +61,7 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
     "a number": _set("dropout.p", 0.5),
     "a number of an object": _set("config.slope", 0.75),
     "a name of an object": _set("config.names", ("sin", "tanh")),
-    "a function": _set("function", _doubled),
+    "a function": _set("function", doubled_of),
     "a truth value": _set("is_wide", True),
     "another object": lambda layer: setattr(layer, "config", Config()),
     "a part": _swap_pieces,
@@ -78,10 +78,10 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
     "a hook": lambda layer: layer.up.register_forward_hook(lambda module, args, output: output * 2),
     "a hook before": lambda layer: layer.down.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
     "a function in C": _set("built_in", torch.sin),
-    "a function with another variable": lambda layer: setattr(layer, "turn", _times(0.5)),
+    "a function with another variable": lambda layer: setattr(layer, "turn", times(0.5)),
     "a variable of a function": lambda layer: _set_variable(layer.turn, 0.5),
-    "a function in a list": lambda layer: layer.functions.__setitem__(1, _doubled),
-    "a function in a dict of other things": lambda layer: layer.table.update(first=_times(0.5)),
+    "a function in a list": lambda layer: layer.functions.__setitem__(1, doubled_of),
+    "a function in a dict of other things": lambda layer: layer.table.update(first=times(0.5)),
     "a partial function": lambda layer: setattr(layer, "partial", functools.partial(torch.mul, other=0.5)),
     "an argument of a partial function": lambda layer: layer.partial.keywords.update(other=0.5),
     "a method of one layer": lambda layer: setattr(layer, "steep", torch.sin),

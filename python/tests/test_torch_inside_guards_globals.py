@@ -21,8 +21,8 @@ from guards_support import (
     Pair,
     Slotted,
     Steepness,
-    _doubled,
-    _halved,
+    doubled_of,
+    halved,
     unsampled_fixture,  # noqa: F401
 )
 from inside_blocks import count_recordings
@@ -40,7 +40,7 @@ class Sloped:
 
 SETTINGS, SLOPE = {"slope": 1.0, "slopes": [1.0]}, 1.0
 SETTING, OTHER_FILE = Config(), types.ModuleType("settings")
-OTHER_FILE.SLOPE, OTHER_FILE.turn = 1.0, _halved  # type: ignore[attr-defined]
+OTHER_FILE.SLOPE, OTHER_FILE.turn = 1.0, halved  # type: ignore[attr-defined]
 
 
 def _sloped(x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _hook_all(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
 
 
 def _with(setting: list[float]) -> type[Mlp]:
-    slope, turner = 1.0, _halved
+    slope, turner = 1.0, halved
 
     class GlobalsAndClosures(Mlp):
         """Depends on what is neither an attribute of its own nor an argument."""
@@ -145,7 +145,7 @@ def _with(setting: list[float]) -> type[Mlp]:
         @staticmethod
         def turn(by: float) -> None:
             nonlocal slope, turner
-            slope, turner = by, turner if by != 2.0 else _doubled
+            slope, turner = by, turner if by != 2.0 else doubled_of
 
         @property
         def squared(self) -> float:
@@ -186,7 +186,7 @@ _CHANGES_ELSEWHERE: dict[str, Callable[[pytest.MonkeyPatch, type[Any], list[floa
     "a function of the file": lambda patch, layer, setting: patch.setitem(globals(), "_sloped", _steeper),
     "a class of the file": lambda patch, layer, setting: patch.setitem(globals(), "Scaled", ScaledMore),
     "an object of the file": lambda patch, layer, setting: patch.setitem(globals(), "SETTING", Config()),
-    "a function of another file": lambda patch, layer, setting: patch.setattr(OTHER_FILE, "turn", _doubled),
+    "a function of another file": lambda patch, layer, setting: patch.setattr(OTHER_FILE, "turn", doubled_of),
     "a function of torch": lambda patch, layer, setting: patch.setattr(F, "softplus", _softer),
     "a method of the layer's class": lambda patch, layer, setting: patch.setattr(layer, "act", _act_otherwise),
     "a property": lambda patch, layer, setting: patch.setattr(layer, "squared", property(lambda layer: 0.25)),

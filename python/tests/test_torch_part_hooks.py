@@ -18,7 +18,7 @@ from cairn.torch.selective.block_runs import OpenedBlock
 from cairn.torch.selective.recompute import Recipe, TensorRecompute
 from executor_support import differing, results, train
 from inside_support import WIDTH, inside_of, loss_of, net, opened, profile_of
-from part_hooks_support import Act, Own, Parts, _hidden, _taken_over, mildest
+from part_hooks_support import Act, Own, Parts, hidden_state, mildest, taken_over_modules
 from torch import Tensor, nn
 
 
@@ -72,7 +72,7 @@ class Direct(Parts):
 
 def _handled(model: nn.Module) -> list[str]:
     """The parts that have handlers; blocks have them anyway."""
-    return [name for name in _taken_over(model) if name.count(".") > 1]
+    return [name for name in taken_over_modules(model) if name.count(".") > 1]
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_what_is_done_with_a_planned_model_finds_no_handlers() -> None:
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         assert _handled(other) and other.state_dict().keys() == plain.state_dict().keys()
         for made in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
-            assert not _taken_over(made)
+            assert not taken_over_modules(made)
             assert not differing(train(copy.deepcopy(plain), loss_of, 3), train(made, loss_of, 3))
         assert not differing(train(plain, loss_of, 3), train(other, loss_of, 3))
     assert [sorted(vars(part)) for part in other.modules()] == keys
@@ -162,11 +162,11 @@ def test_a_run_that_cannot_be_recomputed_alone_is_recomputed_whole_under_the_sam
         loss, forward = loss_of(other), len(seen)
         if is_removed:
             executor.detach()
-            assert not _taken_over(other)
+            assert not taken_over_modules(other)
         monkeypatch.setattr(TensorRecompute, "tensor", lambda *anything: None)
         loss.backward()
         assert len(seen) == 2 * forward and not differing(expected, results(other, loss))
-        assert is_removed == (not _taken_over(other))
+        assert is_removed == (not taken_over_modules(other))
 
 
 def test_a_second_backward_runs_blocks_again_under_the_same_hooks() -> None:
@@ -187,18 +187,18 @@ def test_a_second_backward_runs_blocks_again_under_the_same_hooks() -> None:
 def test_a_part_that_saves_otherwise_than_before_runs_the_block_again() -> None:
     class Hidden(Act):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if _hidden["calls"] == 0 else torch.sin(x) * x * torch.cos(x)
+            return super().forward(x) if hidden_state["calls"] == 0 else torch.sin(x) * x * torch.cos(x)
 
     class WithHidden(Parts):
         def __init__(self) -> None:
             super().__init__()
             self.act = Hidden()
 
-    _hidden["calls"] = 0
+    hidden_state["calls"] = 0
     plain, other = net(WithHidden), net(WithHidden)
     with opened(other, mildest(WithHidden), WithHidden) as executor:
         for step, hidden in enumerate((0, 0, 0, 1, 1, 0)):
-            _hidden["calls"] = hidden
+            hidden_state["calls"] = hidden
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert bool(executor.notes) == bool(hidden)
 

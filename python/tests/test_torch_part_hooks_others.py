@@ -17,7 +17,7 @@ from cairn.torch.base.patched_forward import PatchedForward
 from cairn.torch.selective import submodule_hooks
 from executor_support import differing, train
 from inside_support import WIDTH, loss_of, mean_square, net, opened, sample
-from part_hooks_support import Act, Parts, _hidden, _taken_over, mildest
+from part_hooks_support import Act, Parts, hidden_state, mildest, taken_over_modules
 from torch import Tensor, nn
 
 
@@ -31,8 +31,8 @@ class Wide(Parts):
 
     def middle(self, x: Tensor) -> Tensor:
         y = self.between(super().middle(x))
-        if _hidden["calls"]:
-            _hidden["calls"](self)
+        if hidden_state["calls"]:
+            hidden_state["calls"](self)
         return self.again(y)
 
 
@@ -175,14 +175,14 @@ def test_a_forward_that_somebody_replaces_leaves_nothing_of_a_plan_behind(what: 
 @pytest.mark.parametrize("option", [1, 2, 3])
 @pytest.mark.parametrize("what", ["removal", "another thread's recording"])
 def test_what_others_do_within_a_run_is_of_no_harm(what: str, option: int) -> None:
-    _hidden["calls"] = 0
+    hidden_state["calls"] = 0
     plain, other = net(Wide), net(Wide)
     with opened(other, option, Wide) as executor:
 
         def disturb(layer: nn.Module) -> None:
             if layer is not other.layers[1]:
                 return
-            _hidden["calls"] = 0
+            hidden_state["calls"] = 0
             if what == "removal":
                 executor.detach()
                 return
@@ -202,13 +202,13 @@ def test_what_others_do_within_a_run_is_of_no_harm(what: str, option: int) -> No
             return loss_of(model)
 
         expected = train(plain, loss, 4)
-        _hidden["calls"] = disturb
+        hidden_state["calls"] = disturb
         with torch.random.fork_rng() if what != "removal" else contextlib.nullcontext():
             found = train(other, loss, 4)
-        _hidden["calls"] = 0
+        hidden_state["calls"] = 0
         if what == "removal":
             assert not differing(expected, found)
-    assert not _taken_over(other)
+    assert not taken_over_modules(other)
 
 
 def test_handlers_stay_as_long_as_somebody_wants_them() -> None:

@@ -16,7 +16,7 @@ from executor_support import no_collector
 from head_support import (
     CLASSES,
     WIDTH,
-    _same,
+    same_bits,
     small_chunks_fixture,  # noqa: F401
 )
 from torch import nn
@@ -123,7 +123,7 @@ def test_a_tied_embedding_gets_the_same_gradient(kind: str, autocast: bool) -> N
         assert (profile.outside.tied, profile.outside.loss) == (() if autocast else ("words.weight",), True)
         with ct.apply(model, ct.plan(profile, "1GiB")):
             planned = _step(model, tokens, steps=3)
-    assert all(map(_same, plain, planned))
+    assert all(map(same_bits, plain, planned))
 
 
 class InRegion(nn.Module):
@@ -145,7 +145,7 @@ def test_a_tied_embedding_in_a_region_of_the_model_itself_is_left_alone() -> Non
     profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
     assert (profile.outside.tied, profile.outside.loss) == ((), True)
     with ct.apply(model, ct.plan(profile, "1GiB")):
-        assert all(map(_same, plain, _step(model, tokens, steps=3)))
+        assert all(map(same_bits, plain, _step(model, tokens, steps=3)))
 
 
 def test_tokens_may_be_numbers_of_32_bits() -> None:
@@ -163,7 +163,7 @@ def test_tokens_may_be_numbers_of_32_bits() -> None:
 
     plain = run()
     with ct.apply(model, ct.plan(profile, "1GiB")):
-        assert all(map(_same, plain, run()))
+        assert all(map(same_bits, plain, run()))
 
 
 def test_several_forwards_before_one_backward() -> None:
@@ -183,11 +183,11 @@ def test_several_forwards_before_one_backward() -> None:
 
     plain = run()
     with ct.apply(model, ct.plan(profile, "1GiB")):
-        assert all(map(_same, plain, run()))
+        assert all(map(same_bits, plain, run()))
         with torch.autocast("cpu", torch.bfloat16):  # not as profiled
             again = run()
     with torch.autocast("cpu", torch.bfloat16):
-        assert all(map(_same, run(), again))
+        assert all(map(same_bits, run(), again))
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -251,7 +251,7 @@ def test_graphs_that_are_kept_differentiated_or_left_unfinished() -> None:
     plain = run()
     with ct.apply(model, ct.plan(profile, "1GiB")):
         planned = run()
-    assert all(map(_same, plain, planned))
+    assert all(map(same_bits, plain, planned))
 
 
 def test_a_backward_that_fails_leaves_nothing_behind() -> None:
@@ -275,9 +275,9 @@ def test_a_backward_that_fails_leaves_nothing_behind() -> None:
         model.zero_grad()
         loss.backward()
         hook.remove()
-        assert all(map(_same, plain, [loss.detach(), *(p.grad for p in model.parameters())]))
+        assert all(map(same_bits, plain, [loss.detach(), *(p.grad for p in model.parameters())]))
         model.zero_grad()
-        assert all(map(_same, plain, _step(model, tokens)))
+        assert all(map(same_bits, plain, _step(model, tokens)))
 
 
 def test_forward_alone_and_a_part_of_the_model() -> None:
@@ -292,7 +292,7 @@ def test_forward_alone_and_a_part_of_the_model() -> None:
         with torch.no_grad():
             model(tokens, labels=tokens)
         model.words(tokens).square().sum().backward()
-        assert _same(plain, model.words.weight.grad)
+        assert same_bits(plain, model.words.weight.grad)
 
 
 def test_hooks_see_whole_gradients_once() -> None:
@@ -304,7 +304,7 @@ def test_hooks_see_whole_gradients_once() -> None:
     _step(model, tokens)
     with ct.apply(model, ct.plan(profile, "1GiB")):
         _step(model, tokens)
-    assert len(seen) == 2 and _same(*seen)
+    assert len(seen) == 2 and same_bits(*seen)
 
 
 def test_zeros_keep_their_sign() -> None:
@@ -320,7 +320,7 @@ def test_zeros_keep_their_sign() -> None:
 
     tie = tied_embedding.Tie(weight)
     own = run(lambda t: tie.embedding(t, None), lambda x: tie.linear(x, None))
-    assert _same(own, run(lambda t: F.embedding(t, weight), lambda x: F.linear(x, weight)))
+    assert same_bits(own, run(lambda t: F.embedding(t, weight), lambda x: F.linear(x, weight)))
 
 
 def test_memory_stays_flat() -> None:

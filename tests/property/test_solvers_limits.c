@@ -1,4 +1,4 @@
-/* Solvers that are stopped, limited in work, or short of memory. */
+/* Solvers that are stopped, limited in work, or whose allocations fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,21 +14,6 @@
 #include "support/question.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
-
-/* The same for a chain or a graph of these shapes, halfway between the memory that any schedule takes and store-all's. */
-static void for_each_solver_halfway(question q, const test_chain_shape *chain, const test_graph_shape *graph,
-                                    void (*body)(const question *q, void *context))
-{
-    test_random random = test_random_seeded(q.seed);
-    cairn_problem *problem = q.seed % 2 ? test_random_graph(&random, graph) : test_random_chain(&random, chain);
-    q.problem = problem;
-    q.solver = "store-all";
-    q.budget = -1;
-    cairn_limits limits = limits_of(&q);
-    q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
-    for_each_solver(q, body, NULL);
-    cairn_problem_free(problem);
-}
 
 typedef struct patience {
     int polls, most;
@@ -168,31 +153,6 @@ static void iterations_without_end_are_ended(void **state)
                                 check_without_end);
 }
 
-static void check_memory_limit(const question *q, void *context)
-{
-    (void)context;
-    for (int64_t limit = 0; limit < 4000000; limit = 3 * limit + 100) {
-        cairn_options *options = options_for(q);
-        reply r;
-        assert_int_equal(cairn_options_set_int(options, "memory-limit", limit, NULL), CAIRN_OK);
-        cairn_status status = cairn_solve(NULL, q->problem, options, &r.schedule, &r.info, NULL);
-        check(q, status == CAIRN_OK || status == CAIRN_MEMORY_LIMIT);
-        check(q, status != CAIRN_OK || r.info.solver_peak_bytes <= limit);
-        done(&r);
-        cairn_options_free(options);
-    }
-}
-
-static void memory_limits_hold(void **state)
-{
-    (void)state;
-    const test_chain_shape chain = {.stages_min = 70, .stages_max = 70};
-    const test_graph_shape graph = {.nodes_min = 70, .nodes_max = 70, .training = true};
-    for (uint64_t seed = 0; seed < 4; seed++)
-        for_each_solver_halfway((question){.seed = seed, .slots = 100, .threads = "2"}, &chain, &graph,
-                                check_memory_limit);
-}
-
 static cairn_status solve_once(const cairn_env *env, void *context)
 {
     const question *q = context;
@@ -221,7 +181,6 @@ int main(void)
         cmocka_unit_test(stopping_leaves_an_answer_or_nothing),
         cmocka_unit_test(what_a_limit_ends_is_not_infeasible),
         cmocka_unit_test(iterations_without_end_are_ended),
-        cmocka_unit_test(memory_limits_hold),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

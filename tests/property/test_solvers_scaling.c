@@ -1,4 +1,4 @@
-/* Scaling sizes or times, and threads, change nothing else in an answer. */
+/* Scaling sizes or times changes nothing else in an answer. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,8 +14,6 @@
 #include "support/question.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
-
-/* ---- scaling ---- */
 
 static void *must_allocate(size_t count, size_t size)
 {
@@ -85,15 +83,6 @@ static cairn_problem *scaled(const cairn_problem *problem, int64_t bytes, int64_
     return is_chain ? scaled_chain(problem, bytes, ns) : scaled_graph(problem, bytes, ns);
 }
 
-static bool same_ops(const cairn_schedule *a, const cairn_schedule *b)
-{
-    if (!a || !b)
-        return a == b;
-    int64_t count = cairn_schedule_count(a);
-    return count == cairn_schedule_count(b) &&
-           memcmp(cairn_schedule_ops(a), cairn_schedule_ops(b), (size_t)count * sizeof(cairn_op)) == 0;
-}
-
 /* The scaled problem, and by what. */
 typedef struct scaling {
     const cairn_problem *problem;
@@ -148,53 +137,10 @@ static void scaling_sizes_or_times_changes_nothing_else(void **state)
     }
 }
 
-/* ---- larger problems: no oracle, all else ---- */
-
-enum { STRIDE = TEST_ROUNDS(4) == 4 ? 1 : 2 };
-
-static void check_larger(const question *given, void *context)
-{
-    question q = *given;
-    const cairn_limits *limits = context;
-    for (int step = 0; step <= 4; step += STRIDE) {
-        q.budget = limits->least_lower_bytes + (limits->store_all_bytes - limits->least_lower_bytes) * step / 4;
-        q.threads = "1";
-        reply alone = ask(&q);
-        check_answer(&q, &alone);
-        q.threads = "3";
-        reply together = ask(&q);
-        check(&q, same_ops(alone.schedule, together.schedule));
-        check(&q, alone.info.lower_bound_ns == together.info.lower_bound_ns);
-        check(&q, alone.info.least_bytes == together.info.least_bytes);
-        done(&alone);
-        done(&together);
-    }
-}
-
-static void threads_change_nothing(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 0; seed < 6; seed += STRIDE) { /* every third one is a graph */
-        test_random random = test_random_seeded(seed);
-        test_chain_shape shape = test_chain_of_everything(80);
-        shape.stages_min = 66; /* enough for threads to be used */
-        shape.no_recompute = seed % 2 == 0;
-        test_graph_shape graph_shape = test_graph_of_everything(80);
-        graph_shape.nodes_min = 66;
-        cairn_problem *problem =
-            seed % 3 == 2 ? test_random_graph(&random, &graph_shape) : test_random_chain(&random, &shape);
-        question q = {problem, "store-all", seed, -1, 40, NULL};
-        cairn_limits limits = limits_of(&q);
-        for_each_solver(q, check_larger, &limits);
-        cairn_problem_free(problem);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scaling_sizes_or_times_changes_nothing_else),
-        cmocka_unit_test(threads_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

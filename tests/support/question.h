@@ -89,6 +89,30 @@ static inline void for_each_solver(question q, void (*body)(const question *q, v
     }
 }
 
+/* The same for a chain or, where the seed is odd, a graph, halfway from what any schedule takes to what store-all does. */
+static inline void for_each_solver_halfway(question q, const test_chain_shape *chain, const test_graph_shape *graph,
+                                           void (*body)(const question *q, void *context))
+{
+    test_random random = test_random_seeded(q.seed);
+    cairn_problem *problem = q.seed % 2 ? test_random_graph(&random, graph) : test_random_chain(&random, chain);
+    q.problem = problem;
+    q.solver = "store-all";
+    q.budget = -1;
+    cairn_limits limits = limits_of(&q);
+    q.budget = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
+    for_each_solver(q, body, NULL);
+    cairn_problem_free(problem);
+}
+
+static inline bool same_ops(const cairn_schedule *a, const cairn_schedule *b)
+{
+    if (!a || !b)
+        return a == b;
+    int64_t count = cairn_schedule_count(a);
+    return count == cairn_schedule_count(b) &&
+           memcmp(cairn_schedule_ops(a), cairn_schedule_ops(b), (size_t)count * sizeof(cairn_op)) == 0;
+}
+
 static inline const cairn_solver_info *info_of(const char *solver)
 {
     for (int i = 0; cairn_solver_at(i); i++)

@@ -21,6 +21,8 @@
 #include <cairn/cairn.h>
 #include <cairn/io.h>
 
+#include "support/rounds.h"
+
 #define TABLE CAIRN_TEST_DATA "/../golden/answers.txt"
 
 enum { BUDGETS = 5, LINE_MAX_BYTES = 160, LINES_MAX = 4096 };
@@ -40,6 +42,12 @@ typedef struct table {
 } table;
 
 static table made, golden;
+
+/* All instances; under sanitizers, which make it slow and need no more, one chain and one graph. */
+static bool is_looked_at(const char *instance)
+{
+    return TEST_ROUNDS(8) >= 2 || strcmp(instance, "chains/gpt2") == 0 || strcmp(instance, "graphs/gpt_4") == 0;
+}
 
 /* ---- making it ---- */
 
@@ -118,6 +126,8 @@ static void make_table(void)
 {
     made.count = 0;
     for (size_t i = 0; i < sizeof(instances) / sizeof(instances[0]); i++) {
+        if (!is_looked_at(instances[i]))
+            continue;
         cairn_problem *problem = read_instance(instances[i]);
         cairn_limits limits;
         int64_t budgets[BUDGETS];
@@ -166,9 +176,13 @@ static bool is_in(const table *t, const char *line, bool whole)
     return false;
 }
 
-static bool is_built_in(const char *line)
+/* Whether it is of an instance that is looked at and a solver that is built in. */
+static bool is_expected(const char *line)
 {
-    char solver[64];
+    char instance[64], solver[64];
+    assert_int_equal(sscanf(line, "%63s", instance), 1);
+    if (!is_looked_at(instance))
+        return false;
     solver_of(line, solver);
     for (int s = 0; cairn_solver_at(s); s++)
         if (strcmp(cairn_solver_at(s)->name, solver) == 0)
@@ -184,7 +198,7 @@ static void answers_are_those_of_the_table(void **state)
     make_table();
     assert_true(golden.count > 0);
     for (int i = 0; i < golden.count; i++)
-        if (is_built_in(golden.lines[i]) && !is_in(&made, golden.lines[i], true)) {
+        if (is_expected(golden.lines[i]) && !is_in(&made, golden.lines[i], true)) {
             print_error("table:  %s", golden.lines[i]);
             differences++;
         }

@@ -16,6 +16,7 @@
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 enum { STAGES_MAX = 12, NONE = -1 };
 
@@ -203,7 +204,7 @@ static void chain_schedules_are_graph_schedules(void **state)
         .stages_max = STAGES_MAX, .workspaces = true, .weight_grads = true, .no_recompute = true, .fixed = true};
     int translated = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 150; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(150); seed++) {
         cairn_problem *chain = random_chain(seed, shape, false), *graph = graph_of(chain);
         cairn_limits of_chain = limits(chain, "chain-exact"), of_graph = limits(graph, "store-all");
         assert_int_equal(of_chain.store_all_bytes, of_graph.store_all_bytes);
@@ -224,7 +225,7 @@ static void chain_schedules_are_graph_schedules(void **state)
         cairn_problem_free(chain);
     }
     print_message("%d schedules translated\n", translated);
-    assert_true(translated > 1000);
+    assert_true(translated > TEST_ROUNDS(1000));
 }
 
 /* All budgets from the least of the graph on. equal: both models allow the same. */
@@ -259,7 +260,7 @@ static void exhaustive_searches_agree_on_two_stages(void **state)
         .stages_max = 2, .bytes_max = 8, .workspaces = true, .weight_grads = true, .no_recompute = true};
     int compared = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 400; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(400); seed++) {
         cairn_problem *drawn = random_chain(seed, shape, false), *chain = saving_outputs_only(drawn);
         if (is_tiny(chain)) {
             compare_exhaustively(chain, true);
@@ -268,7 +269,7 @@ static void exhaustive_searches_agree_on_two_stages(void **state)
         cairn_problem_free(chain);
         cairn_problem_free(drawn);
     }
-    assert_true(compared > 200);
+    assert_true(compared > TEST_ROUNDS(200));
 }
 
 /* Outputs without bytes: keeping an input costs nothing, so it does not matter whether it must be kept. */
@@ -277,7 +278,7 @@ static void exhaustive_searches_agree_where_outputs_are_empty(void **state)
     const test_chain_shape shape = {.stages_max = 2, .bytes_max = 8, .workspaces = true, .weight_grads = true};
     int compared = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         cairn_problem *chain = random_chain(seed, shape, true);
         if (is_tiny(chain)) {
             compare_exhaustively(chain, true);
@@ -285,7 +286,7 @@ static void exhaustive_searches_agree_where_outputs_are_empty(void **state)
         }
         cairn_problem_free(chain);
     }
-    assert_true(compared > 100);
+    assert_true(compared > TEST_ROUNDS(100));
 }
 
 /* Two stages that save more; three that do not: a graph may lose the input of what is saved, a chain may not. */
@@ -294,7 +295,7 @@ static void graphs_allow_no_less_than_chains(void **state)
     const test_chain_shape two = {.stages_max = 2, .bytes_max = 8, .workspaces = true, .no_recompute = true};
     const test_chain_shape three = {.stages_min = 3, .stages_max = 3, .bytes_max = 6, .workspaces = true};
     (void)state;
-    for (uint64_t seed = 0; seed < 200; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(200); seed++) {
         cairn_problem *saving = random_chain(seed, two, false), *drawn = random_chain(seed, three, false);
         cairn_problem *plain = saving_outputs_only(drawn);
         compare_exhaustively(saving, false);

@@ -16,6 +16,7 @@
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 enum { BATCHES_MAX = 40 };
 
@@ -116,7 +117,7 @@ static void graphs(void **state)
     static const char *const solvers[] = {"brute-graph", "graph-search", "auto", "store-all"};
     tally count[4] = {{0}};
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++) {
         cairn_problem *problem = tiny_graph(seed, false);
         for (int i = 0; i < 4; i++) {
             check_budgets(problem, solvers[i], "brute-graph", 1, i == 0, &count[i]);
@@ -127,7 +128,7 @@ static void graphs(void **state)
     for (int i = 0; i < 4; i++)
         print_message("%-12s proved in %d of %d\n", solvers[i], count[i].proved, count[i].answers);
     for (int i = 0; i < 3; i++) /* storing everything alone misses what recomputation gains */
-        assert_true(count[i].answers > 400 && count[i].proved * 100 > count[i].answers * 95);
+        assert_true(count[i].answers > TEST_ROUNDS(400) && count[i].proved * 100 > count[i].answers * 95);
 }
 
 static void chains(void **state)
@@ -136,7 +137,7 @@ static void chains(void **state)
         .stages_max = 4, .equal_forwards = true, .workspaces = true, .weight_grads = true, .fixed = true};
     tally count = {0};
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++) {
         test_random random = test_random_seeded(seed);
         cairn_problem *problem = test_random_chain(&random, &shape);
         check_budgets(problem, "brute-chain", "brute-chain", 1, true, &count);
@@ -144,7 +145,7 @@ static void chains(void **state)
         cairn_problem_free(problem);
     }
     print_message("chains: proved in %d of %d\n", count.proved, count.answers);
-    assert_true(count.answers > 400 && count.proved * 100 > count.answers * 85);
+    assert_true(count.answers > TEST_ROUNDS(400) && count.proved * 100 > count.answers * 85);
 }
 
 /* What is negative and rounded up makes batches impossible below some that are not. */
@@ -153,13 +154,13 @@ static void signed_workspaces(void **state)
     const test_chain_shape shape = {.stages_max = 4, .equal_forwards = true, .signed_workspaces = true, .fixed = true};
     tally count = {0};
     (void)state;
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++) {
         test_random random = test_random_seeded(seed);
         cairn_problem *problem = test_random_chain(&random, &shape);
         check_budgets(problem, "brute-chain", "brute-chain", 13, true, &count);
         cairn_problem_free(problem);
     }
-    assert_true(count.answers > 200);
+    assert_true(count.answers > TEST_ROUNDS(200));
 }
 
 /* Several options, signed workspaces, a machine: whatever is found is possible by the simulator's word. */
@@ -167,7 +168,7 @@ static void everything_is_taken(void **state)
 {
     int found_count = 0;
     (void)state;
-    for (uint64_t seed = 0; seed < 40; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(40); seed++) {
         test_random random = test_random_seeded(seed);
         test_chain_shape shape = test_chain_of_everything(5);
         shape.machine = seed % 2 == 0;
@@ -182,7 +183,7 @@ static void everything_is_taken(void **state)
             cairn_problem_free(problems[i]);
         }
     }
-    assert_true(found_count > 40);
+    assert_true(found_count > TEST_ROUNDS(40));
 }
 
 static void no_largest_is_said(void **state)

@@ -16,6 +16,7 @@
 
 #include "support/check.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 static const char *const solvers[] = {"offload-exact", "offload-greedy", "offload-dp", "offload-vdnn"};
 
@@ -95,7 +96,7 @@ static void compare(const question *given, const cairn_info *exact)
 static void nothing_beats_the_exact_one(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 1200; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(1200); seed++) {
         cairn_problem *problem = test_random_chain_with_link(seed, 5);
         question q = {problem, "offload-exact", -1, seed, NULL};
         cairn_info ends = ask_alone(&q);
@@ -217,7 +218,7 @@ static void links_of_every_speed(void **state)
 static void a_shared_link_is_no_better(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         cairn_problem *problem = test_random_chain_with_link(4 * seed + 1, 5);
         cairn_problem_info info = *cairn_problem_info_of(problem);
         cairn_machine machine = *info.machine;

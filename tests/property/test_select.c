@@ -18,6 +18,7 @@
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
+#include "support/rounds.h"
 
 enum { LAYERS_MAX = 2048 };
 
@@ -153,7 +154,7 @@ static void small_chains_agree_with_all_sets(void **state)
 {
     (void)state;
     int64_t size[17];
-    for (uint64_t seed = 0; seed < 6000; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(6000); seed++) {
         test_random random = test_random_seeded(seed);
         int32_t n = (int32_t)test_random_between(&random, 1, seed % 20 == 0 ? 12 : 9);
         draw_sizes(&random, size, n);
@@ -172,7 +173,7 @@ static void linear_and_quadratic_choose_alike(void **state)
 {
     (void)state;
     static int64_t size[LAYERS_MAX + 1];
-    for (uint64_t seed = 0; seed < 3000; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(3000); seed++) {
         test_random random = test_random_seeded(seed);
         int32_t n = (int32_t)test_random_between(&random, 1, seed % 100 == 0 ? LAYERS_MAX : 120);
         draw_sizes(&random, size, n);
@@ -212,7 +213,7 @@ static void cubic_is_algorithm_3(void **state)
 {
     (void)state;
     int64_t size[65];
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         test_random random = test_random_seeded(seed);
         int32_t n = (int32_t)test_random_between(&random, 10, 30);
         draw_sizes(&random, size, n);
@@ -260,7 +261,7 @@ static void the_least_budget_is_the_peak(void **state)
     (void)state;
     test_chain_shape shape = test_chain_of_everything(9);
     shape.no_recompute = false;
-    for (uint64_t seed = 0; seed < 1500; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(1500); seed++) {
         test_random random = test_random_seeded(seed);
         shape.machine = seed % 4 == 0;
         shape.options_max = 1 + (int32_t)(seed % 3);
@@ -276,7 +277,7 @@ static void auto_takes_the_least_peak(void **state)
     (void)state;
     test_chain_shape shape = test_chain_of_everything(12);
     shape.no_recompute = false;
-    for (uint64_t seed = 0; seed < 500; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(500); seed++) {
         test_random random = test_random_seeded(seed);
         cairn_problem *problem = test_random_chain(&random, &shape);
         cairn_info best = solve(problem, "auto", NULL, NULL);
@@ -294,7 +295,7 @@ static void scaling_changes_nothing_else(void **state)
 {
     (void)state;
     int64_t size[33], scaled[33];
-    for (uint64_t seed = 0; seed < 300; seed++) {
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(300); seed++) {
         test_random random = test_random_seeded(seed);
         int32_t n = (int32_t)test_random_between(&random, 1, 32);
         draw_sizes(&random, size, n);

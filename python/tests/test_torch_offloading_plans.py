@@ -165,7 +165,7 @@ def test_copies_that_slow_computing_down_count_in_the_plan_s_time(vgg: tuple[Ste
     assert slowed.step_ns - free.step_ns == max(0, beside) // 3
 
 
-def test_a_step_under_a_cap_of_the_operating_system(tier: str) -> None:
+def test_a_step_under_a_cap_of_the_operating_system(tmp_path: Path) -> None:
     """The process gets what the plan says and 4 MiB: the planned step fits, bit for bit, and the plain one does not."""
     program = textwrap.dedent(f"""
         import ctypes, resource, torch
@@ -199,25 +199,29 @@ def test_a_step_under_a_cap_of_the_operating_system(tier: str) -> None:
         profile = ct.profile(model, x, loss_fn=loss_fn)
         options = dict(host_budget="1GiB", link="1TB/s")
         budget = ct.sweep(profile, 6, **options)[1].budget_bytes
-        plan = ct.plan(profile, budget, tier={tier!r}, **options)
-        assert plan.offloads
-        with ct.apply(model, plan) as handle:
-            step()  # opens the offload tier
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        for tier in ("host", "file:{tmp_path}"):
+            plan = ct.plan(profile, budget, tier=tier, **options)
+            assert plan.offloads
+            with ct.apply(model, plan) as handle:
+                step()  # opens the offload tier
+                model.zero_grad()
+                slab = handle.executor.plan_tier.transfers
+                used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+                there = sum(p.numel() * 4 for p in model.parameters()) + x.numel() * 4
+                cap = (used << 10) + plan.created_peak_bytes - there + (4 << 20)
+                resource.setrlimit(resource.RLIMIT_DATA, (cap, most))
+                assert all(map(torch.equal, step(), expected))
             model.zero_grad()
-            slab = handle.executor.plan_tier.transfers
-            used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) << 10
-            there = sum(p.numel() * 4 for p in model.parameters()) + x.numel() * 4
-            cap = used + plan.created_peak_bytes - there + (4 << 20)
-            resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-            assert all(map(torch.equal, step(), expected))
-        model.zero_grad()
-        try:
-            step()
-        except RuntimeError:
-            print("capped")
+            try:
+                step()
+            except RuntimeError:
+                print("capped by", tier.partition(":")[0])
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+            model.zero_grad()
     """)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stdout) == (0, "capped\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "capped by host\ncapped by file\n"), done.stderr
 
 
 def test_a_plan_is_data(vgg: tuple[Step, ct.Profile], tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ class Act:
 
 
 ACTS = (
-    Act("a residual network of 32 blocks, digits, batch 32", "cnn", 130, ("plain", "blocks"), ("cairn",)),
-    Act("a GPT of 16 layers, text, batch 16 x 256 characters", "gpt", 400, ("plain",), ("cairn",)),
-    Act("the residual network in less memory still", "cnn", 90, (), ("cairn", "offload"), 2),
+    Act("a residual network of 32 blocks, digits, batch 16", "cnn", 76, ("plain", "blocks"), ("cairn",)),
+    Act("a GPT of 16 layers, text, batch 8 x 256 characters", "gpt", 220, ("plain",), ("cairn",)),
+    Act("the residual network in less memory still", "cnn", 60, (), ("cairn", "offload"), 2),
 )
 NAMES = {
     "plain": "plain PyTorch",

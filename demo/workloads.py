@@ -124,7 +124,7 @@ def _text_batches(text: Tensor, size: int, length: int) -> Iterator[tuple[Tensor
         yield windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-def cnn(widths: Sequence[int] = (32,) * 32, batch: int = 32) -> Workload:
+def cnn(widths: Sequence[int] = (32,) * 32, batch: int = 16) -> Workload:
     """A residual network on handwritten digits (scikit-learn's, scaled to 32x32)."""
     torch.manual_seed(0)
     model = ResidualNetwork(widths)
@@ -132,7 +132,7 @@ def cnn(widths: Sequence[int] = (32,) * 32, batch: int = 32) -> Workload:
     return Workload(model, model.blocks, F.cross_entropy, optimizer, _digit_batches(batch))
 
 
-def gpt(depth: int = 16, width: int = 128, batch: int = 16, length: int = 256) -> Workload:
+def gpt(depth: int = 16, width: int = 128, batch: int = 8, length: int = 256) -> Workload:
     """A character GPT on the text of Python's own help topics."""
     text = "\n".join(pydoc_data.topics.topics.values())
     alphabet = {character: i for i, character in enumerate(sorted(set(text)))}

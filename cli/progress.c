@@ -38,7 +38,7 @@ static double now_s(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Most polls only ask whether to stop: what the last one with something to tell has told stays. */
+/* Most polls only ask whether to stop and carry no progress: the latest progress stays. */
 static void take_news(watch *w, const cairn_progress *progress)
 {
     int64_t best_ns = progress->best_ns != CAIRN_NONE ? progress->best_ns : w->news.best_ns;

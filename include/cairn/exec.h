@@ -49,7 +49,7 @@ CAIRN_API cairn_status cairn_exec_run(const cairn_env *env, const cairn_verified
 
 /**
  * The online mode: adjoint loops that do not know beforehand how many steps they take. All steps are alike; states are
- * kept in `slots` slots, numbered from 0, beside the current state. Slot 0 always holds the initial state.
+ * kept in `slots` slots, numbered from 0, in addition to the current state. Slot 0 always holds the initial state.
  *
  * advance: computes the next state from the current one, that is, takes step `step` (0-based). In the first sweep it
  * sets *last when this was the last step; later, the call does not look at it.

@@ -53,7 +53,7 @@ CAIRN_API const char *cairn_op_name(cairn_op_code code);
 
 typedef struct cairn_schedule cairn_schedule;
 
-/** What a schedule records beside its operations. Zero values mean null except for sizes and times: CAIRN_NONE. */
+/** The record of a schedule besides its operations. Zero values mean null except for sizes and times: CAIRN_NONE. */
 typedef struct cairn_schedule_info {
     const char *solver;                              /**< NULL = none recorded */
     int64_t budget_bytes;                            /**< CAIRN_NONE = none recorded */

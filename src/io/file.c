@@ -1,6 +1,6 @@
 /*
- * Whole files. Writing goes through a new file beside the target that takes its place by a rename, so that a reader
- * sees the old file or the new one, never a part; devices and pipes are written to as they are.
+ * Whole files. Writing makes a new file in the target's folder and renames it to the target, so that a reader sees the
+ * old file or the new one, never a part. Devices and pipes are written directly.
  */
 #define _POSIX_C_SOURCE 200809L
 #define _XOPEN_SOURCE 700 /* realpath */

@@ -1,12 +1,12 @@
 /*
  * The simulator: when each operation of a schedule starts and ends, and how much memory is in use then.
  *
- * It implements docs/reference/formats/schedule.md and knows of no solver. What is resident, residency.c decides by the
- * order of the list alone; this file adds the times. Operations start in the order of the list, each on one of three
+ * It implements docs/reference/formats/schedule.md and depends on no solver. residency.c determines what is resident by
+ * the order of the list alone; this file adds the times. Operations start in the order of the list, each on one of three
  * lanes (compute, to host, to device). Hence, when an operation is about to start, at most one earlier operation is
  * running on each lane, and everything that is still to come back (what a computation reserved beyond its result, what
  * it removes, values dropped while somebody reads them) comes back when one of those three ends. So the whole state of
- * time is three lanes: no queue of events, and constant time an operation beside what residency.c needs.
+ * time is three lanes: no queue of events, and constant time an operation in addition to that of residency.c.
  *
  * Memory in use falls as lanes end and rises only when an operation starts, so the peak is taken there.
  *

@@ -23,7 +23,7 @@ crn_task crn_baseline_part(const crn_task *task, const crn_solver *solver, int64
     return crn_task_part(&part, left);
 }
 
-/* Half of the time may be enough for what an estimate says; nobody knows of those that name no work. */
+/* Whether the clock may cut a solver off: its estimate exceeds half of the time, or it has no estimate of its work. */
 bool crn_may_be_cut(const crn_solver *solver, const crn_task *task)
 {
     if (task->deadline_ns == CAIRN_NONE || task->settings->minimize_memory || solver->is_quick ||

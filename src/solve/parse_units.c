@@ -20,7 +20,7 @@ typedef struct unit {
     int64_t factor;
 } unit;
 
-/* What is read, and how it is told. */
+/* A kind of quantity: its units, and its name in messages. */
 typedef struct kind {
     const unit *units;
     const char *suffix;    /* after the unit */

@@ -76,7 +76,7 @@ static cairn_status ask_alone(crn_session *session, const crn_task *part, int64_
     return CAIRN_OK;
 }
 
-/* Whom the clock may stop has the baselines' answer beside its own. */
+/* A solver that the clock may stop is asked together with the baselines, and the better answer counts. */
 static cairn_status ask_beside_baselines(crn_session *session, const crn_task *part, int64_t budget_bytes,
                                          crn_answer *answer, cairn_error *error)
 {
@@ -150,7 +150,7 @@ static bool is_refuted(const cairn_info *info)
     return info->budget_bytes != CAIRN_NONE && info->budget_bytes < info->least_lower_bytes;
 }
 
-/* There is room, but times beyond 2^63 - 1 cannot be told, and some solvers stop counting somewhat before. */
+/* The memory is enough, but times beyond 2^63 - 1 ns cannot be represented, and some solvers stop somewhat before. */
 static bool is_beyond_counting(const cairn_info *info)
 {
     return info->least_bytes != CAIRN_NONE && crn_limit_of(info->budget_bytes) >= info->least_bytes;

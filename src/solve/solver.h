@@ -116,9 +116,8 @@ typedef struct crn_solver {
     /** Goes over the problem once or so: where time is short it is asked first, so that there is an answer. */
     bool is_quick;
     /**
-     * Makes a session; NULL = the solver needs none. What it leaves in *session, NULL at first, is closed even where it
-     * fails. open, least and solve return CANCELLED when crn_should_stop told them to stop and they have nothing to
-     * show for it.
+     * Makes a session; NULL = the solver needs none. *session, NULL at first, is closed even if open fails. open, least
+     * and solve return CANCELLED when crn_should_stop is true and they have no answer yet.
      */
     cairn_status (*open)(const crn_task *task, void **session, cairn_error *error);
     void (*close)(const crn_task *task, void *session); /* not called with NULL */
@@ -137,9 +136,9 @@ cairn_status crn_solver_open(const crn_solver *solver, const crn_task *task, voi
 void crn_solver_close(const crn_solver *solver, const crn_task *task, void *session);
 
 /**
- * A way to bound all schedules of a problem from below; listed in registry.c beside the solvers. Each call either
- * raises the number that it is given or leaves it as it is; it says nothing where it does not hold (with a machine,
- * say). budget_bytes CAIRN_NONE = no budget.
+ * A lower bound on all schedules of a problem; listed in registry.c after the solvers. Each call raises the given
+ * number or leaves it unchanged; it leaves it where the bound does not hold, for example with a machine. budget_bytes
+ * CAIRN_NONE = no budget.
  */
 typedef struct crn_bound_method {
     const char *name;

@@ -194,7 +194,7 @@ static int64_t restart_bytes(const crn_chain_table *table)
     return needed;
 }
 
-/* Whether no budget is enough: told by a schedule that meets the lower bound of all, and so L does, too. */
+/* Whether no budget is enough: a schedule meets the lower bound of all schedules, and so does L. */
 static cairn_status is_hopeless(crn_chain_table *table, const crn_task *task, bool *hopeless, cairn_error *error)
 {
     int64_t lower_bytes;

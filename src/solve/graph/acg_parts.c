@@ -6,7 +6,7 @@ enum { PARTS_DEEP_MAX = 64 };
 
 typedef enum way { WAY_PIECE, WAY_PARTS, WAY_ALL } way;
 
-/* ---- the forward's storages and who is beside whom ---- */
+/* ---- the forward's storages, and which of them are neighbours ---- */
 
 bool crn_acg_is_forward(const crn_acg *a, int32_t s)
 {

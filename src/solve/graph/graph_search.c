@@ -12,8 +12,8 @@
  * Machine   Transfers are left to other solvers: with a machine the answers are the same, the bound is weaker.
  * Optimal   Not by construction; the bound says how near. On the traced graphs in tests/data it is within 0.1 % of it.
  *
- * What is out of reach: keeping one alias while its storage is computed anew beside it, and computing a storage that
- * holds an output more than once. Sources: Belady (1966), Kirisame et al. (DTR, 2021) for the eviction rule; Shaw (1998)
+ * Not searched: schedules that keep one alias while its storage is recomputed, and those that compute a storage with an
+ * output more than once. Sources: Belady (1966), Kirisame et al. (DTR, 2021) for the eviction rule; Shaw (1998)
  * for ruin and repair; Jain et al. (Checkmate, 2020) for the problem.
  */
 #include "solve/graph/graph_bound.h"

@@ -1,6 +1,5 @@
-"""What carrying out a schedule costs beside the work itself: time per block, for blocks that do next to nothing (the
-least of many runs), and for transformer layers of which a part is kept (medians, in processor time), with its share in
-their time.
+"""The overhead of executing a schedule: time per block, for blocks that compute almost nothing (least of many runs),
+and for transformer layers under selective recomputation (medians, in processor time), with its share of their time.
 
 python bench/bench_torch_mechanism.py [--runs 300] [--layers 64x32 192x72 256x72]; prints microseconds of a forward and
 backward.

@@ -1,4 +1,4 @@
-"""Auto beside every other solver at the same short time limits, as Markdown.
+"""Auto against every other solver at the same short time limits, as Markdown.
 
 Chains of stages that all differ and training graphs with skips, at a quarter of the way from the least memory that is
 proved to what storing everything takes. One line for each problem and limit: what auto's schedule takes beyond storing

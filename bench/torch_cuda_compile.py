@@ -1,4 +1,4 @@
-"""Compiled training at sizes that fill a GPU: `ct.compile` at six budgets beside what PyTorch offers for the same.
+"""Compiled training at sizes that fill a GPU: `ct.compile` at six budgets against PyTorch's own ways to save memory.
 
 python bench/torch_cuda_compile.py [MODEL ...] [--ways WAY ...] [--budgets 0.4 0.5 ...] [--rounds 5] [--json FILE]
                                    [--device cuda] [--kernels inductor] [--quick]

@@ -1,4 +1,4 @@
-"""Cairn beside torch's checkpoint_sequential and beside checkpointing every block, in one run: peak and time of a step.
+"""Cairn against checkpoint_sequential and checkpointing every block, in one run: peak and time of a step.
 
 For every peak that another method reaches, with any number of segments, Cairn plans for exactly that many bytes. Steps
 create their gradients and take turns; times are of the one thread's processor. Extra time is the median, over the
@@ -106,7 +106,7 @@ def _row(method: str, steps: Steps, plan: ct.Plan | None = None) -> Row:
 
 
 def _plan_within(profile: ct.Profile, peak_bytes: int) -> ct.Plan | None:
-    """Without a reserve: what is compared are measured peaks, and one that is higher is told."""
+    """Plan without a reserve: measured peaks are compared, and a peak over its budget is reported."""
     with contextlib.suppress(ct.InfeasibleBudget):
         return ct.plan(profile, cairn.Budget(total=peak_bytes, reserve=0), gradients="created")
     return None

@@ -49,7 +49,7 @@ def family_row(name: str, family: Family) -> dict[str, Any]:
     }
 
 
-def told(row: dict[str, Any]) -> str:
+def described(row: dict[str, Any]) -> str:
     """A line of the table."""
     plain = 100 * (row["plain_bytes"] / row["plain_measured_bytes"] - 1)
     least = 100 * (row["least_bytes"] / row["least_planned_bytes"] - 1)
@@ -105,7 +105,7 @@ def main() -> None:
     with quiet():
         for name in chosen.models:
             rows.append(family_row(name, FAMILIES[name]))
-            print(told(rows[-1]), flush=True)
+            print(described(rows[-1]), flush=True)
     found = large(chosen.layers, chosen.devices, not chosen.no_batch) if chosen.layers else None
     write(chosen.json, {**machine(), "rows": rows, "large": found})
 

@@ -1,4 +1,4 @@
-"""A step with its saved tensors offloaded, beside plain, torch's save_on_cpu and checkpointing of every block.
+"""A step with its saved tensors offloaded, against plain, torch's save_on_cpu and checkpointing of every block.
 
 Peak of the device's allocator, offload tier taken, time of a step by the clock and of all processor threads. Steps
 take turns; medians count. On a CUDA device also how much of the copying went on while kernels ran, from a profiler's

@@ -1,4 +1,4 @@
-"""Plans with offloading beside plans that only compute again, at equal budgets: predicted and measured.
+"""Plans with offloading against plans that only recompute, at equal budgets: predicted and measured.
 
 Budgets lie evenly between the least that works with offloading and storing everything. At each of them: the plan that
 only computes again, whole blocks and parts of them, and the plans in which values may be offloaded to the host's memory

@@ -157,25 +157,26 @@ def offload(
 ) -> Offload:
     """A context in which saved tensors are offloaded, and fetched back for the backward.
 
-    Results are bit for bit those without. Make it once and enter it in every step: it keeps the memory of its tier.
+    Results are bit for bit those without it. Create it once and enter it in every step: it keeps its tier's memory.
 
     Parameters
     ----------
     *left_alone : nn.Module or torch.Tensor
-        The model, whose parameters and buffers stay where they are, and other tensors that are in memory anyway:
-        inputs, targets. Leaves that require gradients need not be named.
+        The model, whose parameters and buffers are not offloaded, and other tensors that stay in memory anyway, such as
+        inputs and targets. Leaves that require gradients need not be given.
     tier : str
-        "host", or "file:PATH": a file beside that path (in it, if it is a folder). On the CPU only a file is other
-        memory.
+        "host", or "file:PATH": a file in the folder of that path (in it, if it is a folder). On the CPU only a file is
+        other memory.
     host_budget : int or str, optional
-        The most that is offloaded at a time, in bytes; what does not fit there stays. None: what there is.
+        The most to offload at a time, in bytes; tensors that do not fit stay on the device. None: no limit but the
+        tier's free space.
     min_bytes : int or str
-        Storages smaller than this stay.
+        Storages smaller than this stay on the device.
     resident_bytes : int or str, optional
-        How much of what is offloaded may be on the device at a time, on its way out or prefetched. None: 64 MiB, or
+        The most bytes of offloaded tensors on the device at a time, being copied out or prefetched. None: 64 MiB, or
         twice the largest storage if that is more.
     streams : {2, 1}
-        2: copies out and back go on at the same time; 1: they take turns.
+        2: copies out and back run at the same time; 1: they take turns.
 
     Returns
     -------
@@ -185,9 +186,9 @@ def offload(
     Raises
     ------
     TierUnavailable
-        No memory of that tier can be had; also in the forward, when more of it is needed.
+        The tier has not enough memory; also in the forward, when the tier must grow.
     TransferFailed
-        In the forward or the backward, when a copy failed. The next step is sound.
+        In the forward or the backward, when a copy failed. The next step works.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""A schedule as data: what its operations read, what it takes where, and when its transfers start."""
+"""A schedule as data: the inputs of its operations, its memory over time, and the start of its transfers."""

@@ -1,14 +1,14 @@
-"""What a step's chain counts where, if that depends on the schedule.
+"""Memory of a step whose stage in the chain depends on the schedule.
 
-* The output of a block that what runs behind it, outside of blocks, or the caller holds as well (`chains.py`).
-* Autocast's copies of parameters. One is there from the first stage that makes it to the end of the region, at the end
-  of the forward, and as long as a graph holds it. A stage that keeps its first run until its backward counts what it
-  saves of them, except what an earlier one holds as well. All others are counted with the last stage's forward, or
-  already with that of an *early* one, where that takes more.
-* Outputs of blocks that the caller still has, in a list say, when later stages first run. A stage that keeps what its
-  first run left has them in that. Those of others are counted as autocast's copies are.
-* What the executor does later than the list has it, and outputs that the caller has while they are made again
-  (`executed.py`). Where the peak is higher for them, that is counted with the last stage.
+* The output of a block that the caller, or code after the block outside of blocks, holds as well (`chains.py`).
+* Autocast's copies of parameters. A copy exists from the first stage that makes it to the end of the autocast region,
+  at the end of the forward, and as long as a graph holds it. A stage that keeps its forward's saved tensors until its
+  backward counts the copies among them, except those that an earlier stage holds as well. All other copies count with
+  the last stage's forward, or with that of an *early* stage, if that gives a higher peak.
+* Outputs of blocks that the caller holds, for example in a list, when later stages run forward. A stage that keeps its
+  forward's output has them in that. Those of other stages count like autocast's copies.
+* Operations that the executor performs later than the list says, and outputs that the caller holds while they are
+  recomputed (`executed.py`). If they raise the peak, that counts with the last stage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kept = dict[int, tuple[int, int]]  # by stage: the option, and the stage whose b
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """What a chain supposes; schedules of which it is true, or more than true, keep to their peaks. Stages from 1."""
+    """Suppositions of a chain; a schedule for which they hold keeps to its peak. Stages count from 1."""
 
     apart: frozenset[int] = frozenset()  # stages whose output is counted with those who hold it, too
     repeated: frozenset[int] = frozenset()  # stages that make their resident outputs more than once
@@ -61,7 +61,7 @@ def depends(stage: StageMeasure) -> bool:
 
 
 def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
-    """What is true of every schedule, but for outputs that are held by what runs behind, or are made again."""
+    """Suppositions for every schedule, without outputs that later code holds, or that are recomputed."""
     apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
     repeated = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_bytes)
     early = frozenset(range(1, len(stages) + 1))
@@ -75,7 +75,7 @@ def passing(stages: Sequence[StageMeasure]) -> frozenset[int]:
 
 
 def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
-    """What is true of a schedule, but for early stages."""
+    """Suppositions that hold for a schedule, without early stages."""
     kept = _kept(ops)
     always = {number for number, (_, until) in kept.items() if until == number}
     held = (

@@ -1,4 +1,4 @@
-"""What makes up the memory of a schedule at its peak, by name.
+"""The parts of a schedule's memory at its peak, by name.
 
 A plain replay of the operations, one after the other: it explains what the simulator of the C library judged, and
 judges nothing itself.

@@ -1,4 +1,4 @@
-"""Makes a program of what was recorded: leaves out what no result needs, and gives every result an operation to keep.
+"""Makes a program of a recording: drops operations that no result needs, and gives every result an operation to keep.
 
 A node of a cairn-graph is kept or dropped as a whole, and so are the tensors that an operator returns together. Where
 that would hold much memory for little, the program has a copy behind the operator that is read or kept instead:
@@ -24,7 +24,7 @@ Result = Output | External
 
 @dataclass
 class Results:
-    """What a step leaves, as the recorder knows it."""
+    """The results of a step, as the recorder knows them."""
 
     loss: Result
     outputs: Sequence[Result]

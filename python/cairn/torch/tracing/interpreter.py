@@ -19,7 +19,7 @@ from .graph_program import External, LiveValues, Outside, Program, Value
 
 @dataclass(frozen=True)
 class Step:
-    """What one run of a traced step gave.
+    """The result of one run of a traced step.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class Step:
         The largest memory that was allocated at any time, parameters, buffers and inputs included; None if
         it was not measured.
     predicted_peak_bytes
-        What the simulator says of the schedule.
+        The schedule's peak by the simulator.
     computed
-        How many operations were performed, recomputations included.
+        The number of performed operations, recomputations included.
     host_peak_bytes
-        The largest memory that copies on the host took at any time.
+        The largest memory of copies on the host at any time.
     """
 
     loss: torch.Tensor

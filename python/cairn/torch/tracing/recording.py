@@ -37,7 +37,7 @@ def recorded(
 ) -> tuple[Program, Generators]:
     """The program of a step, and the generators that it was given.
 
-    To be called inside `untouched`, which puts back what the step changes in the model.
+    Call it inside `untouched`, which restores the model after the step.
     """
     recorder = Recorder(sample.model, surroundings.outside, [device], checks_numbers)
     random, buffers = Randomness(device), Buffers(sample.model)
@@ -125,7 +125,7 @@ def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> lis
 
 
 def _check_untold(before: Randomness, after: Randomness, buffers: Buffers, moved: list[str]) -> None:
-    """Refuses a step that did what operators do not tell."""
+    """Refuse a step with effects that operators do not declare."""
     if moved:
         raise Unsupported(f"the step sets the data of {moved[0]}, which no operator shows")
     foreign = before.foreign_differs(after)

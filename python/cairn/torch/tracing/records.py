@@ -1,4 +1,4 @@
-"""What a recorded step is made of, before it is a program: records, their results, and how tensors show storages."""
+"""The parts of a recorded step, before it is a program: records, their results, and views of storages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is watched beside the operators while a step is recorded: where in the model it is, and who draws numbers."""
+"""Observations other than operators while a step is recorded: the running module, and drawn random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a traced step reads beside its own values: parameters, buffers, inputs; and whether they still are as traced."""
+"""Tensors from outside that a traced step reads: parameters, buffers, inputs; and the check that they are unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Surroundings:
         self._names: list[str] = []
 
     def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What gets gradients, by name."""
+        """The tensors that get gradients, by name."""
         for outside in self.outside:
             if outside.tensor.requires_grad:
                 yield outside.name, outside.tensor

@@ -34,7 +34,8 @@ cairn_env test_faulty_env(test_faulty *faulty);
 
 /**
  * Runs body with request 0 failing, then with request 1, ... until a run makes fewer requests than that; then once
- * more with all requests from the k-th on failing. body makes something through env, frees it, and returns the status.
+ * more with all requests from the k-th on failing. Where rounds.h looks at fewer instances, some of what comes after the
+ * first hundreds is left out. body makes something through env, frees it, and returns the status.
  *
  * Asserts that a run without failures succeeds, that one with a failure returns NO_MEMORY, or OK where the library
  * can do without (a thread less, a block not shrunk), that nothing stays allocated, and that sizes are told truly.

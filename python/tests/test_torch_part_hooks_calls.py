@@ -12,7 +12,7 @@ import torch
 from cairn.torch import profiler
 from cairn.torch.profiling import overhead
 from cairn.torch.selective.submodule_calls import CALL_COST, Call, covering
-from cairn.torch.selective.submodule_hooks import noted
+from cairn.torch.selective.submodule_hooks import recorded_calls
 from inside_support import WIDTH, mean_square, net, sample
 from part_hooks_support import Act, Own, Parts
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ def test_calls_are_noted_in_the_order_in_which_they_end() -> None:
     outer = Outer()
     parts, before = list(outer.modules()), [dict(vars(part)) for part in outer.modules()]
     x = torch.zeros(2, WIDTH)
-    with noted(parts, lambda: saved[0], calls):
+    with recorded_calls(parts, lambda: saved[0], calls):
         thread = threading.Thread(target=lambda: outer(x))
         thread.start()
         thread.join()
@@ -93,7 +93,7 @@ def test_calls_are_noted_in_the_order_in_which_they_end() -> None:
         ("one", 2, 3, 3),
     ]
     assert [vars(part) for part in parts] == before
-    with pytest.raises(ZeroDivisionError), noted(parts, lambda: 0, calls):
+    with pytest.raises(ZeroDivisionError), recorded_calls(parts, lambda: 0, calls):
         raise ZeroDivisionError
     assert [vars(part) for part in parts] == before
 

@@ -8,9 +8,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch import compiling
-from cairn.torch.compiled import joint_graph
 from cairn.torch.compiled.backend import Backend
-from cairn.torch.compiled.captured import Captured
 from cairn.torch.compiled.request import Request
 from cairn.torch.compiling import backend
 from torch import nn
@@ -206,24 +204,6 @@ def test_another_budget_gets_another_partition(roomy):
         ct.compile(model, x, budget=int(least("layers") * 1.05), kernels="eager", loss_fn=squared, progress=False)
     )
     assert tight.measured_peak_bytes < ct.report(compiled).measured_peak_bytes
-
-
-def test_a_second_budget_uses_what_was_captured_and_each_keeps_its_plan(roomy, monkeypatch):
-    def captured(*_):
-        raise AssertionError("the model is captured again")
-
-    model, x, compiled = roomy
-    compiled(x)
-    before = ct.report(compiled)
-    monkeypatch.setattr(Captured, "__init__", captured)
-    monkeypatch.setattr(joint_graph, "read", captured)
-    budget = int(least("layers") * 1.1)
-    options = {"kernels": "eager", "loss_fn": squared, "time_limit": "300ms", "progress": False}
-    tight = ct.compile(model, x, budget=budget, **options)
-    assert ct.report(tight).differences == ()
-    for _ in range(2):
-        assert ct.verify(tight).measured_peak_bytes <= budget
-        assert ct.verify(compiled).measured_peak_bytes == before.measured_peak_bytes > budget
 
 
 def test_backend_by_name():

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 from cairn import format_bytes, parse_duration
@@ -17,12 +17,11 @@ from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
-from .compiled.backend import Backend, leaves_much
+from .compiled.backend import Backend
 from .compiled.compiled_model import (
     CompiledModel,
     CompiledReport,
     StepResult,
-    compiled_for,
     differences,
     given_bytes,
     known,
@@ -30,7 +29,6 @@ from .compiled.compiled_model import (
     warn_of_capture,
 )
 from .compiled.compiled_plan import CompiledPlan
-from .compiled.planner import Planner
 from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
 from .handle import set_aside
@@ -234,78 +232,40 @@ def _compiled(
     model: nn.Module, sample: Sample, device: torch.device, request: Request, prove: bool, teller: Any
 ) -> nn.Module:
     """Compiles, and corrects the plan by what the whole step takes."""
-    kept: _Candidate | None = None
     for _ in range(ROUNDS):
         teller.begin("capturing, planning and compiling")
-        last = _candidate(model, sample, device, request)
-        peak, planner = last.measured.peak_bytes, last.planner
-        if max(peak, last.made.optimizer_peak_bytes) <= last.plan.budget_bytes:
-            kept = last
-            if not leaves_much(planner, planner.predicted_step_bytes, peak):
-                break
-        elif kept is not None:
-            break
-        request.step_correction_bytes += peak - planner.predicted_step_bytes
-    if kept is None:
-        plan, peak = last.plan, max(peak, last.made.optimizer_peak_bytes)
-        raise InfeasibleBudget.make(
-            plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.at_peak), plan.peak_at, "measured step"
-        )
-    return _reported(kept, request, prove, teller)
-
-
-class _Candidate(NamedTuple):
-    """A compilation, and its step."""
-
-    compiled: Any
-    made: CompiledModel
-    backend: Backend
-    measured: StepResult
-
-    @property
-    def plan(self) -> CompiledPlan:
-        """Of the graph that was captured last."""
-        return self.backend.plans[-1]
-
-    @property
-    def planner(self) -> Planner:
-        """Which made it."""
-        assert self.backend.planner is not None
-        return self.backend.planner
-
-
-def _candidate(model: nn.Module, sample: Sample, device: torch.device, request: Request) -> _Candidate:
-    backend = Backend(dataclasses.replace(request), is_measured_outside=True)
-    compiled, switch = compiled_for(model, backend)
-    made = CompiledModel(model, compiled, sample, device)
-    made.resident_bytes = _resident_bytes(request, sample, device)
-    made.optimizer_peak_bytes = request.optimizer_peak_bytes
-    with _named_errors(), _captured_whole():
-        measured = made.prepared_step(backend, switch.latest)
-    backend.is_measured_outside = False  # graphs of other shapes, later
-    if not backend.plans:
-        raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
-    return _Candidate(compiled, made, backend, measured)
-
-
-def _reported(kept: _Candidate, request: Request, prove: bool, teller: Any) -> nn.Module:
-    """The compiled model, compared with the step without compilation where that is wanted."""
-    made, measured = kept.made, kept.measured
-    plain = _plain(made, request, prove, kept.plan.plain_peak_bytes, teller)
-    found = None if plain is None else differences(plain, measured)
-    if found:
-        _explain(found, made, measured)
-    peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
-    made.report = CompiledReport(
-        (*kept.backend.plans[:-1], dataclasses.replace(kept.plan, measured_peak_bytes=peak)),
-        peak,
-        measured.step_ns,
-        None if plain is None else max(plain.peak_bytes, made.optimizer_peak_bytes),
-        None if plain is None else plain.step_ns,
-        found,
+        backend = Backend(request)
+        compiled: Any = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+        made = CompiledModel(model, compiled, sample, device)
+        made.resident_bytes = _resident_bytes(request, sample, device)
+        made.optimizer_peak_bytes = request.optimizer_peak_bytes
+        with _named_errors(), _captured_whole():
+            measured = made.prepared_step(backend)
+        if not backend.plans:
+            raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
+        plan = backend.plans[-1]
+        peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
+        if peak <= plan.budget_bytes:
+            plain = _plain(made, request, prove, plan.plain_peak_bytes, teller)
+            found = None if plain is None else differences(plain, measured)
+            if found:
+                _explain(found, made, measured)
+            last = dataclasses.replace(plan, measured_peak_bytes=peak)
+            made.report = CompiledReport(
+                (*backend.plans[:-1], last),
+                peak,
+                measured.step_ns,
+                None if plain is None else max(plain.peak_bytes, made.optimizer_peak_bytes),
+                None if plain is None else plain.step_ns,
+                found,
+            )
+            remember(compiled, made)
+            return compiled
+        request.correction_bytes = plan.correction_bytes - request.step_correction_bytes
+        request.step_correction_bytes += peak - plan.peak_bytes
+    raise InfeasibleBudget.make(
+        plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.at_peak), plan.peak_at, "measured step"
     )
-    remember(kept.compiled, made)
-    return cast("nn.Module", kept.compiled)
 
 
 def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, teller: Any) -> Any:

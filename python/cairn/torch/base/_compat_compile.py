@@ -7,15 +7,11 @@ joint graph is called here rather than written again.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-from unittest import mock
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -152,91 +148,6 @@ def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partiti
 
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, inputs)
     return compiled
-
-
-class _Trace(NamedTuple):
-    """What AOTAutograd's trace of a graph is cut and compiled from: as handed to its second stage."""
-
-    state: Any
-    capture: Any
-    fw_compiler: Any
-    bw_compiler: Any
-
-    @classmethod
-    def taken(cls, state: Any, capture: Any, _partition: Any, fw: Any, bw: Any = None, *_: Any) -> _Trace:
-        """A trace before the second stage, which writes into its metadata."""
-        return cls(cls._renewed(state), capture, fw, bw)
-
-    @staticmethod
-    def _renewed(state: Any) -> Any:
-        metadata = copy.copy(state.fw_metadata)
-        for name, value in vars(metadata).items():
-            if isinstance(value, (dict, list)):
-                setattr(metadata, name, copy.copy(value))
-        return dataclasses.replace(state, fw_metadata=metadata)
-
-    def can_be_cut_again(self) -> bool:
-        """Not so where the second stage changes more than metadata, or nothing is differentiated."""
-        operators = (node.target for node in self.capture.graph_module.graph.nodes)
-        is_plain = not any(isinstance(target, torch._ops.HigherOrderOperator) for target in operators)
-        return bool(is_plain and self.state.needs_autograd and self.capture.maybe_subclass_meta is None)
-
-    def compiled(self, partition: Partition) -> Callable[..., Any]:
-        """The code of another cut."""
-        from torch._functorch import aot_autograd
-
-        state = self._renewed(self.state)
-        fake_mode = next(t.fake_mode for t in state.flat_args if hasattr(t, "fake_mode"))
-        with torch.autograd.set_multithreading_enabled(False), fake_mode:
-            stage: Any = vars(aot_autograd)[_SECOND_STAGE]
-            run, _ = stage(state, self.capture, partition, self.fw_compiler, self.bw_compiler, self.fw_compiler)
-        return lambda *args: run(list(args))
-
-
-_SECOND_STAGE = "aot_stage2_compile"
-
-
-class ByOperators:
-    """A graph of Dynamo as AOTAutograd runs it, operator by operator. It is traced once, and cut any number of times.
-
-    torch versions whose AOTAutograd has no second stage of that name trace it for each cut.
-    """
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        self._module = module
-        self._trace: _Trace | None = None
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether no inputs are needed any more."""
-        return self._trace is not None
-
-    def compiled(self, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-        """The code of a cut; `inputs` are read in the first call alone."""
-        if self._trace is not None:
-            return self._trace.compiled(partition)
-        with self._traced(inputs):
-            return compiled_by_operators(self._module, inputs, partition)
-
-    @contextlib.contextmanager
-    def _traced(self, inputs: Sequence[Any]) -> Iterator[None]:
-        from torch._functorch import aot_autograd
-
-        original = vars(aot_autograd).get(_SECOND_STAGE)
-        has_own = next(self._module.parameters(), None) is not None or next(self._module.buffers(), None) is not None
-        if original is None or has_own or any(isinstance(value, (list, tuple, dict)) for value in inputs):
-            yield
-            return
-        found: list[_Trace] = []
-
-        def second_stage(*given: Any) -> Any:
-            found.append(_Trace.taken(*given))
-            return original(*given)
-
-        with mock.patch.object(aot_autograd, _SECOND_STAGE, second_stage):
-            yield
-        if len(found) == 1 and found[0].can_be_cut_again():
-            [self._trace] = found
 
 
 def compiled_without_plan(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch import fx
 from ..base import _compat_compile, memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
-from .captured import Captured
 from .compiled_plan import CompiledPlan
 from .planner import Planner
 from .request import Request
@@ -33,88 +31,62 @@ UNUSED = 0.03
 
 
 class Backend:
-    """A backend for one request; `plans` holds the plan of each graph.
+    """A backend for one request; `plans` holds the plan of each graph."""
 
-    Attributes
-    ----------
-    planner
-        The planner of the latest graph.
-    is_measured_outside
-        Whether the caller measures the step and corrects the request.
-    """
-
-    def __init__(self, request: Request, is_measured_outside: bool = False) -> None:
+    def __init__(self, request: Request) -> None:
         lacking = _compat_compile.missing()
         if lacking:
             raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {lacking}")
-        self.request, self.is_measured_outside = request, is_measured_outside
+        self.request = request
         self.plans: list[CompiledPlan] = []
-        self.planner: Planner | None = None
         self.compilations = 0
-        self._codes: weakref.WeakKeyDictionary[Captured, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile one graph of Dynamo."""
-        try:
-            captured = Captured(module, inputs)
-        except Unsupported as error:
-            return _refusing(error)
-        self.code(captured, inputs)
+        """Compile one graph.
 
-        def run(*args: Any) -> Any:
-            return self.code(captured, args)(*args)
-
-        return run
-
-    def code(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The code for a graph, compiled when it is first asked for.
-
-        A refusal is raised by the code's first call instead of here, where torch would wrap the error.
+        A refusal is raised by the first call instead of here, where torch would wrap the error.
         """
-        found = self._codes.get(captured)
-        if found is None:
-            found = self._codes[captured] = self._compiled(captured, inputs)
-        return found
-
-    def _compiled(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.compilations += 1
         try:
-            planner, compiled = self.planned(captured, inputs, 0)
+            planner, compiled = self.planned(module, inputs, _device_of(inputs), 0)
         except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
             return _refusing(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
-        return _First(self, captured, planner, compiled)
+        return _First(self, module, planner, compiled, _symbolic_sizes(inputs))
 
     def planned(
-        self, captured: Captured, inputs: Sequence[Any], correction_bytes: int
+        self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
         """A plan, and its compiled code."""
-        resident = self._resident(captured)
+        resident = self._resident(inputs, device)
         request = dataclasses.replace(
             self.request,
             correction_bytes=correction_bytes + self.request.correction_bytes,
-            optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(captured, resident)),
+            optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(inputs, resident)),
         )
-        planner = self.planner = Planner(request, captured.device, resident, captured.graphs)
-        return planner, captured.compiled(inputs, planner)
+        planner = Planner(request, device, resident)
+        return planner, _compile(module, inputs, planner)
 
-    def _resident(self, captured: Captured) -> dict[str, int]:
+    def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
         """What is on the device during the whole step."""
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.device == device]
+        trained = [t for t in tensors if t.requires_grad]
         resident = {
-            "parameters": captured.parameters_bytes,
-            "buffers and inputs": captured.others_bytes,
+            "parameters": memory.unique_bytes(trained),
+            "buffers and inputs": memory.unique_bytes(tensors, without=memory.storages(trained)),
             **self.request.resident,
         }
         if self.request.gradients == ACCUMULATED:
-            resident["gradients that exist"] = captured.gradients_bytes
+            resident["gradients that exist"] = memory.dense_bytes(t for t in trained if t.is_leaf)
         return {name: size for name, size in resident.items() if size}
 
-    def _optimizer_peak(self, captured: Captured, resident: Mapping[str, int]) -> int:
+    def _optimizer_peak(self, inputs: Sequence[Any], resident: Mapping[str, int]) -> int:
         """The peak of the optimizer's step, when all gradients exist and the graph's results are freed."""
         if self.request.optimizer_step_bytes is None:
             return 0
-        gradients = 0 if self.request.gradients == ACCUMULATED else captured.all_gradients_bytes
+        own = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+        gradients = 0 if self.request.gradients == ACCUMULATED else memory.dense_bytes(own)
         return sum(resident.values()) + gradients + self.request.optimizer_step_bytes
 
 
@@ -127,6 +99,12 @@ def _refusing(error: Exception) -> Callable[..., Any]:
     return run
 
 
+def _symbolic_sizes(inputs: Sequence[Any]) -> dict[int, int]:
+    """The symbolic sizes among a graph's inputs: by index, the value at capture."""
+    return {place: _compat_compile.size_hint(value) for place, value in enumerate(inputs)
+            if isinstance(value, torch.SymInt)}  # fmt: skip
+
+
 class _First:
     """A compiled graph whose first call measures it, and plans again if it needs more memory than predicted.
 
@@ -137,23 +115,19 @@ class _First:
     def __init__(
         self,
         backend: Backend,
-        captured: Captured,
+        module: fx.GraphModule,
         planner: Planner,
         compiled: Callable[..., Any],
+        sizes: Mapping[int, int],
     ) -> None:
-        self._backend, self._captured, self._planner = backend, weakref.ref(captured), planner
-        self._sizes = captured.sizes
+        self._backend, self._module, self._planner, self._sizes = backend, module, planner, sizes
         self._compiled, self._is_measured = compiled, False
-        self._larger: dict[tuple[Any, ...], tuple[Captured, _First]] = {}
+        self._larger: dict[tuple[Any, ...], _First] = {}
 
     def __call__(self, *args: Any) -> Any:
         if self._sizes and any(args[place] > size for place, size in self._sizes.items()):
             return self._for_larger(args)(*args)
         if not self._is_measured and torch.is_grad_enabled():
-            if self._backend.is_measured_outside:
-                assert self._planner.plan is not None
-                self._run_from_now_on(self._planner.plan, self._compiled, args)
-                return self._compiled(*args)
             with _random_as_it_was(self._planner.device):
                 self._settle(args)
         return self._compiled(*args)
@@ -162,17 +136,11 @@ class _First:
         """The same graph planned for larger inputs; only the latest few plans are kept."""
         wanted = tuple(args[place] for place in self._sizes)
         if wanted not in self._larger:
-            captured = Captured(self._of().module, args)
-            planner, compiled = self._backend.planned(captured, args, 0)
+            planner, compiled = self._backend.planned(self._module, args, self._planner.device, 0)
             if len(self._larger) == MOST_SIZES:
                 self._larger.pop(next(iter(self._larger)))
-            self._larger[wanted] = captured, _First(self._backend, captured, planner, compiled)
-        return self._larger[wanted][1]
-
-    def _of(self) -> Captured:
-        captured = self._captured()
-        assert captured is not None  # whoever calls this code keeps it
-        return captured
+            self._larger[wanted] = _First(self._backend, self._module, planner, compiled, {})
+        return self._larger[wanted]
 
     def _settle(self, inputs: Sequence[Any]) -> None:
         """Measure the step, and plan again until it keeps to its budget and leaves little of it unused."""
@@ -180,36 +148,35 @@ class _First:
         kept: tuple[CompiledPlan, Callable[..., Any]] | None = None
         for number in range(ROUNDS):
             if number:
-                planner, compiled = self._backend.planned(self._of(), inputs, correction)
+                planner, compiled = self._backend.planned(self._module, inputs, planner.device, correction)
             assert planner.plan is not None
             measured = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
             if measured <= plan.budget_bytes:
                 kept = plan, compiled
-                if not leaves_much(planner, planner.predicted_bytes, measured):
+                if not _leaves_much(planner, plan, measured):
                     break
             elif kept is not None:
                 break
             correction += measured - planner.predicted_bytes
-        if kept is None:
-            raise BudgetExceeded(
-                f"the compiled step took {format_bytes(measured)}, over its budget of "
-                f"{format_bytes(plan.budget_bytes)}, also after {ROUNDS} plans: leave room for what its prediction "
-                "misses, by cairn.Budget(reserve=)"
-            )
-        self._run_from_now_on(*kept, inputs)
-
-    def _run_from_now_on(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        self._is_measured = True
-        self._backend.plans.append(plan)
-        self._compiled = _watching_gradients(compiled, plan, inputs)
+        if kept is not None:
+            plan, compiled = kept
+            self._is_measured = True
+            self._backend.plans.append(plan)
+            self._compiled = _watching_gradients(compiled, plan, inputs)
+            return
+        raise BudgetExceeded(
+            f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
+            f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
+        )
 
 
-def leaves_much(planner: Planner, predicted_bytes: int, measured_bytes: int) -> bool:
+def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
     """Whether a step recomputes although its measured peak leaves memory that its prediction counted as used."""
-    if planner.plan is None or not planner.plan.recomputed or planner.request.plan is not None:
+    if not plan.recomputed or planner.request.plan is not None:
         return False
-    return predicted_bytes - measured_bytes > UNUSED * (predicted_bytes - sum(planner.resident.values()))
+    counted = planner.predicted_bytes - sum(planner.resident.values())
+    return planner.predicted_bytes - measured > UNUSED * counted
 
 
 def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner, budget_bytes: int) -> int:
@@ -233,6 +200,12 @@ def _rise(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner)
         _step(compiled, inputs, planner.request.holds_output)
         last = meter.mark()
     return meter.peak(first, last) - meter.level(first)
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], planner: Planner) -> Callable[..., Any]:
+    if planner.request.kernels == "eager":
+        return _compat_compile.compiled_by_operators(module, inputs, planner)
+    return _compat_compile.compiled_by_inductor(module, inputs, planner)
 
 
 class _Loss(torch.autograd.Function):
@@ -304,3 +277,12 @@ def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs
         return compiled(*args)
 
     return run
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices: Mapping[torch.device, None] = dict.fromkeys(
+        t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"
+    )
+    if len(devices) > 1:
+        raise Unsupported(f"the graph uses {', '.join(map(str, devices))}: a budget is for one device")
+    return next(iter(devices), torch.device("cpu"))

@@ -19,7 +19,6 @@ from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend
-from .captured import Captured, Switch, under
 from .compiled_plan import CompiledPlan
 
 MOST_COMPILATIONS = 4
@@ -111,14 +110,12 @@ class CompiledModel:
         self.optimizer_peak_bytes = 0
         self.report: CompiledReport | None = None
 
-    def prepared_step(self, backend: Backend, captured: Captured | None) -> StepResult:
+    def prepared_step(self, backend: Backend) -> StepResult:
         """Run the compiled step until a run compiles nothing; the first run captures, plans and compiles it.
 
         More than one may be needed: attributes that a model sets in its first step can fail Dynamo's guards in the
-        second. A graph that an earlier compilation captured is planned before the first run, so one run is enough.
+        second.
         """
-        if captured is not None and captured.needs_no_inputs:
-            backend.code(captured, ())
         for _ in range(MOST_COMPILATIONS):
             before = backend.compilations
             found = self.compiled_step(may_compile=True)
@@ -233,18 +230,6 @@ def given_bytes(sample: Sample, device: torch.device) -> int:
     """The inputs of a step on a device."""
     own = memory.storages([*sample.model.parameters(), *sample.model.buffers()])
     return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
-
-
-#: By kernels: inductor's passes change the graph that Dynamo captured.
-_SWITCHES: weakref.WeakKeyDictionary[nn.Module, dict[str, Switch]] = weakref.WeakKeyDictionary()
-
-
-def compiled_for(model: nn.Module, backend: Backend) -> tuple[Any, Switch]:
-    """What torch.compile makes of a model; it runs the plans of a backend, on what other compilations captured too."""
-    switch = _SWITCHES.setdefault(model, {}).setdefault(backend.request.kernels, Switch())
-    compiled: Any = torch.compile(model, backend=switch, fullgraph=True, dynamic=False)
-    compiled.forward = under(backend, compiled.forward)
-    return compiled, switch
 
 
 def remember(compiled: nn.Module, made: CompiledModel) -> None:

@@ -127,19 +127,6 @@ def read(module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
     return _Reader(module, num_fwd_outputs, written).read()
 
 
-class JointGraphs:
-    """The joint graph that was read last, which the next plan for the same one need not read again."""
-
-    def __init__(self) -> None:
-        self._last: JointGraph | None = None
-
-    def read(self, module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
-        """The results of a joint graph."""
-        if self._last is None or self._last.module is not module:
-            self._last = read(module, num_fwd_outputs)
-        return self._last
-
-
 def _written(graph: fx.Graph) -> set[fx.Node]:
     """The inputs whose contents the step replaces (statistics of BatchNorm), in the graph or behind it."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)

@@ -21,7 +21,7 @@ from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
-from .joint_graph import JointGraph, JointGraphs, is_tangent, unknown_size
+from .joint_graph import JointGraph, is_tangent, read, unknown_size
 from .liveness import Moment, peak
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
@@ -50,18 +50,13 @@ class Planner:
     """The partition function of one compilation.
 
     resident: what is on the device during the whole step, bytes by name, the graph's inputs included.
-    graphs: what is known of joint graphs that were planned before.
     """
 
-    def __init__(
-        self, request: Request, device: torch.device, resident: dict[str, int], graphs: JointGraphs | None = None
-    ) -> None:
+    def __init__(self, request: Request, device: torch.device, resident: dict[str, int]) -> None:
         self.request, self.device, self.resident = request, device, resident
         self.plan: CompiledPlan | None = None
         self.predicted_bytes = 0  # the peak of the graph alone, without the loss and the optimizer
-        self.predicted_step_bytes = 0  # with the loss
         self.written: list[int] = []  # indices of inputs that the step writes
-        self._graphs = graphs or JointGraphs()
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
 
@@ -69,7 +64,7 @@ class Planner:
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cut a joint graph into forward and backward, the signature that AOTAutograd calls."""
-        joint = self._graphs.read(module, num_fwd_outputs)
+        joint = read(module, num_fwd_outputs)
         if unknown := unknown_size(joint):
             raise Unsupported(
                 f"how large {unknown} is, is known only when the step runs: compile blocks one by one "
@@ -88,7 +83,6 @@ class Planner:
         fitted = self._fit(joint, costs, graph, total, reserve)
         self.plan = self._plan_of(joint, costs, graph, fitted, everything, total, reserve)
         self.predicted_bytes = self._alone_bytes(joint, costs, fitted.forward, fitted.backward)
-        self.predicted_step_bytes = fitted.moment.peak_bytes
         return fitted.forward, fitted.backward
 
     def _replayed(
@@ -107,7 +101,6 @@ class Planner:
         cairn.verify(problem, schedule, plan.budget_bytes)
         emitted, forward, backward, moment = self._code(joint, costs, schedule)
         self.predicted_bytes = self._alone_bytes(joint, costs, forward, backward)
-        self.predicted_step_bytes = moment.peak_bytes
         self.plan = dataclasses.replace(
             plan,
             peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),

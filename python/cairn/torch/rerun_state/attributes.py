@@ -159,7 +159,7 @@ class Attributes:
         for contents in self._contents.values():
             if isinstance(contents.container, dict):
                 others = contents.size - len(contents.before)  # hidden names, and large tensors
-                is_whole = others <= len(contents.hidden) and len(contents.container) == contents.size
+                is_whole = others <= len(contents.hidden & contents.names) and len(contents.container) == contents.size
                 if not is_whole or not _holds(contents.container, contents.before):
                     self._restore_names(contents)
             elif isinstance(contents.container, set):

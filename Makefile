@@ -4,7 +4,7 @@
 
 help:
 	@echo "make demo    train two networks in less memory than they need, and see what it costs (about 5 minutes)"
-	@echo "make test    run all tests, C and Python (about 20 minutes)"
+	@echo "make test    run all tests, C and Python (about 25 minutes)"
 	@echo "make build   build/release/bin/cairn, build/release/lib/libcairn.so, the Python package in .venv"
 	@echo "make bench   run the benchmarks"
 	@echo "make docs    build the documentation as a site, in build/site"

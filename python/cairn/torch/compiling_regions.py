@@ -150,7 +150,7 @@ class RegionModel(CompiledModel):
         return self.task().even_budgets(1)[0]
 
     def _follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
-        """Lets the model's steps follow a plan."""
+        """Make the model's steps follow a plan."""
         self.unplan()
         self._followed = plan, levels
         self.regions.follow(levels)
@@ -159,11 +159,10 @@ class RegionModel(CompiledModel):
         self._guard = ShapeGuard(self.model, plan.fingerprint["inputs"], self._plan_for)
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Plans a step whose inputs are larger than the plan's, within the same budget, by measuring it."""
+        """Profile a step whose inputs are larger than the plan's, and plan it within the same budget."""
         shapes, request, sample, profile = described(args, kwargs), self.request, self.sample, self.profile
         assert request is not None and profile is not None
         refuse_growth(shapes, profile.fingerprint["inputs"], self._plans_made)
-        self._plans_made += 1
         resident_bytes = self.resident_bytes
         self.resident_bytes -= given_bytes(sample, self.device)
         self.sample = Sample(self.model, args, kwargs, sample.loss_fn, request.holds_output)
@@ -177,6 +176,7 @@ class RegionModel(CompiledModel):
             if isinstance(error, InfeasibleBudget):
                 raise error.for_shapes(shapes, "") from None
             raise
+        self._plans_made += 1
 
     def _profile(self, request: RegionRequest, teller: Any) -> None:
         """Profiles the sample's step, without a plan."""
@@ -190,7 +190,7 @@ class RegionModel(CompiledModel):
             raise
 
     def unplan(self) -> None:
-        """Ends the recomputation of whole blocks, and transfers."""
+        """Remove the executor of the plan, which recomputes whole blocks and offloads, and the shape guard."""
         if self._guard is not None:
             self._guard.remove()
         applied, self._handle, self._guard = self._handle, None, None

@@ -95,7 +95,18 @@ def cut(
     """Cuts a joint graph into its forward and its backward, which reads the saved values and sizes."""
     from torch._functorch.partitioners import _extract_fwd_bwd_modules as extract
 
-    return extract(joint, list(saved), list(sizes), num_fwd_outputs=num_fwd_outputs)
+    return _drawing_once(*extract(joint, list(saved), list(sizes), num_fwd_outputs=num_fwd_outputs))
+
+
+def _drawing_once(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """A forward and a backward, which loses copies of the forward's operators that nothing reads.
+
+    Torch removes them, but for random operators if inductor's fallback_random is set or Dynamo is not compiling. They
+    would draw again.
+    """
+    backward.graph.eliminate_dead_code(lambda node: node.op != "call_function" or is_backward_node(node))
+    backward.recompile()
+    return forward, backward
 
 
 class _Boxed(fx.graph.CodeGen):
@@ -163,7 +174,7 @@ def cut_without_recomputation(
     """Cuts a joint graph by torch's function that lets the backward recompute nothing."""
     from torch._functorch.partitioners import default_partition
 
-    return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    return _drawing_once(*default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others))
 
 
 def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:

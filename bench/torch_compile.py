@@ -116,7 +116,6 @@ class Step:
 def knob(model: Any, share: float, kernels: str) -> Callable[..., Any]:
     """torch.compile with its own activation memory budget."""
     backend = "inductor" if kernels == "inductor" else "aot_eager_decomp_partition"
-    torch._dynamo.reset()
 
     def call(**inputs: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=share):
@@ -184,6 +183,7 @@ def main() -> None:
     options = arguments.parse(command, layers=0, width=64, length=32, rounds=1, budgets=[4.5], knob=[0.5])
     restart_under(options.allocator, command)
     warnings.simplefilter("ignore")
+    torch._dynamo.config.recompile_limit = 64  # every way is one more compilation of the same forward
     model = gpt2(options.layers, options.width, options.length, 2048) if options.layers else Tiny(options.width, 2048)
     step = Step(model, torch.randint(2048, (4, options.length)))
     with quiet():

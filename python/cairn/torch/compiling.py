@@ -12,7 +12,7 @@ import torch
 from cairn import format_bytes, parse_duration
 from torch import nn
 
-from .base import _compat_compile, budgets, clock, memory
+from .base import _compat, _compat_compile, budgets, clock, memory
 from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
@@ -263,9 +263,8 @@ def _compiled(
             return compiled
         request.correction_bytes = plan.correction_bytes - request.step_correction_bytes
         request.step_correction_bytes += peak - plan.peak_bytes
-    raise InfeasibleBudget.make(
-        plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.at_peak), plan.peak_at, "measured step"
-    )
+    least, parts = peak + plan.reserve_bytes, {**plan.resident, **plan.at_peak}
+    raise InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
 
 
 def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, teller: Any) -> Any:
@@ -356,6 +355,7 @@ def _captured_whole() -> Iterator[None]:
     functions = {getattr(logging.Logger, method) for method in _LOGGING if hasattr(logging.Logger, method)}
     loggers = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
     changed: dict[str, Any] = {} if loggers is None else {loggers: getattr(config, loggers) | functions}
+    changed |= _compat.many_graphs()  # each budget of a model is one more compilation of the same forward
     if hasattr(config, "trace_autograd_ops"):
         changed["trace_autograd_ops"] = True
     with config.patch(changed):

@@ -177,8 +177,29 @@ def cut_without_recomputation(
     return _drawing_once(*default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others))
 
 
+#: How far apart in a graph two calls may be that inductor makes one kernel of because they read the same value.
+NEAR = 8
+
+
+def _fusing_neighbours() -> Any:
+    """Inductor fuses no distant calls that merely read the same value, which would let their results live for long."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    class Neighbours(InductorChoices):
+        @staticmethod
+        def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            apart = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
+            return apart <= NEAR and InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+
+    return V.set_choices_handler(Neighbours())
+
+
 def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
-    """A graph of Dynamo as inductor compiles it, cut by a partition function, never taken from inductor's caches."""
+    """A graph of Dynamo as inductor compiles it, cut by a partition function, never taken from inductor's caches.
+
+    Inductor keeps the order of the two graphs, which is that of their plan.
+    """
     from torch._inductor.compile_fx import compile_fx
 
     try:
@@ -196,7 +217,8 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
         def uuid(self) -> None:
             return None
 
-    patches = {"custom_partitioner_fn": Partitioner(), "fx_graph_cache": False, "fx_graph_remote_cache": False}
-    with torch._functorch.config.patch(enable_autograd_cache=False):
+    patches: dict[str, Any] = {"custom_partitioner_fn": Partitioner(), "reorder_for_peak_memory": False}
+    patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    with torch._functorch.config.patch(enable_autograd_cache=False), _fusing_neighbours():
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
     return compiled

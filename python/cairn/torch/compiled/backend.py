@@ -16,7 +16,7 @@ import torch
 from cairn import format_bytes
 from torch import fx
 
-from ..base import _compat_compile, memory
+from ..base import _compat_compile, budgets, memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
 from .compiled_plan import CompiledPlan
@@ -58,7 +58,11 @@ class Backend:
     def planned(
         self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
-        """A plan, and its compiled code."""
+        """A plan, and its compiled code.
+
+        Where no plan is predicted to fit, fused kernels get the plan of least memory: what they take is only known when
+        they have run.
+        """
         resident = self._resident(inputs, device)
         request = dataclasses.replace(
             self.request,
@@ -66,6 +70,12 @@ class Backend:
             optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(inputs, resident)),
         )
         planner = Planner(request, device, resident)
+        try:
+            return planner, _compile(module, inputs, planner)
+        except InfeasibleBudget as error:
+            if request.kernels == "eager" or not _may_run(error, resident, device):
+                raise
+        planner = Planner(dataclasses.replace(request, least=True), device, resident)
         return planner, _compile(module, inputs, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
@@ -88,6 +98,11 @@ class Backend:
         own = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
         gradients = 0 if self.request.gradients == ACCUMULATED else memory.dense_bytes(own)
         return sum(resident.values()) + gradients + self.request.optimizer_step_bytes
+
+
+def _may_run(error: InfeasibleBudget, resident: Mapping[str, int], device: torch.device) -> bool:
+    """Whether the device has the memory that the plan of least memory is predicted to need."""
+    return (error.least_bytes or 0) <= budgets.free_bytes(device) + sum(resident.values())
 
 
 def _refusing(error: Exception) -> Callable[..., Any]:
@@ -158,6 +173,8 @@ class _First:
                     break
             elif kept is not None:
                 break
+            elif planner.request.least:
+                raise planner.least_measured(measured)
             correction += measured - planner.predicted_bytes
         if kept is not None:
             plan, compiled = kept

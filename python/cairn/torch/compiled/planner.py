@@ -21,6 +21,7 @@ from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
+from .fused_groups import Groups, by_result, groups_of, in_groups
 from .joint_graph import JointGraph, is_tangent, read, unknown_size
 from .liveness import Moment, peak
 from .problem import Costs, graph_of, repeated_ns
@@ -59,6 +60,7 @@ class Planner:
         self.written: list[int] = []  # indices of inputs that the step writes
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
+        self._groups: Groups = ()  # of results that the problem has as one node
 
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
@@ -75,6 +77,8 @@ class Planner:
         measured = kernel_costs.measured if self.request.kernels == "eager" else fused_costs.estimated
         costs = measured(joint, self.device)
         graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
+        self._groups = groups_of(joint, costs, {index for index, node in enumerate(graph.nodes) if node.keep})
+        graph = in_groups(graph, self._groups)
         if self.request.plan is not None:
             return self._replayed(joint, costs, graph, self.request.plan)
         total = self.request.total_bytes(self.device, self._fixed)
@@ -113,29 +117,41 @@ class Planner:
         return forward, backward
 
     def _fit(self, joint: JointGraph, costs: Costs, graph: cairn.Graph, total: int, reserve: int) -> Fitted:
-        """The fastest schedule whose code keeps to the budget."""
+        """The fastest schedule whose code keeps to the budget.
+
+        Code may need less memory than its schedule, so that a budget below the solver's least may work.
+        """
         usable = total - reserve
+        if self.request.optimizer_peak_bytes > usable:
+            raise self._infeasible(self._least(joint, costs, graph), total, reserve)
+        if self.request.least:
+            return self._least(joint, costs, graph)
         target = usable - self._around.correction_bytes
         best: Fitted | None = None
+        least: Fitted | None = None
         of_each = cairn.parse_duration(self.request.time_limit) // ROUNDS
         for number in range(1, ROUNDS + 1):
             solution = self._solve(graph, target, of_each)
-            if solution.schedule is None:
+            if solution.schedule is not None:
+                made = self._made(joint, costs, solution)
+            elif least is None:
+                least = made = self._least(joint, costs, graph)
+                target = max(target, made.solution.peak_bytes or 0)
+            else:
                 break
-            made = self._made(joint, costs, solution)
             over = made.moment.peak_bytes - usable
-            if over <= 0 and (best is None or _time(solution) <= _time(best.solution)):
+            if over <= 0 and (best is None or _time(made.solution) <= _time(best.solution)):
                 best = made
-            if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or solution.recompute_ns == 0):
+            if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or made.solution.recompute_ns == 0):
                 longer = self._searched(joint, costs, graph, made, target, (ROUNDS - number) * of_each)
                 if longer.moment.peak_bytes <= usable and _time(longer.solution) <= _time((best or made).solution):
                     best = longer
                 break
             target -= over
-        least = None if best is not None else self._least(joint, costs, graph)
-        if least is not None and least.moment.peak_bytes <= usable:
-            best = least
-        if best is None or self.request.optimizer_peak_bytes > usable:
+        if best is None:
+            least = least or self._least(joint, costs, graph)
+            best = least if least.moment.peak_bytes <= usable else None
+        if best is None:
             raise self._infeasible(least or self._least(joint, costs, graph), total, reserve)
         return best
 
@@ -167,7 +183,7 @@ class Planner:
         self, joint: JointGraph, costs: Costs, schedule: cairn.Schedule
     ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Moment]:
         """The two graphs of a schedule, and their peak."""
-        emitted = emit(joint, schedule.ops)
+        emitted = emit(joint, by_result(schedule.ops, self._groups))
         forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
         return emitted, forward, backward, peak(joint, costs, self._around, forward.graph, backward.graph)
 
@@ -224,6 +240,13 @@ class Planner:
             return self._optimizer_needs_more(total, reserve)
         parts = {**self.resident, **_composition(least.moment)}
         return InfeasibleBudget.make(total, needed, reserve, parts, str(least.moment), least.moment.node)
+
+    def least_measured(self, measured_bytes: int) -> InfeasibleBudget:
+        """The error for a plan of least memory whose measured step passes the budget."""
+        plan = self.plan
+        assert plan is not None
+        least, parts = measured_bytes + plan.reserve_bytes, {**self.resident, **plan.at_peak}
+        return InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
 
     def _optimizer_needs_more(self, total: int, reserve: int) -> InfeasibleBudget:
         needed = self.request.optimizer_peak_bytes + reserve

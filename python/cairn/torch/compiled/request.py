@@ -42,6 +42,8 @@ class Request:
         The excess of a graph's measured step over its prediction; negative if it was below.
     step_correction_bytes
         The excess of the whole step over its prediction in that measurement.
+    least
+        Whether to make the plan of least memory, whatever the budget.
     """
 
     budget: Any = "auto"
@@ -58,6 +60,7 @@ class Request:
     loss_workspace_bytes: int = 0
     correction_bytes: int = 0
     step_correction_bytes: int = 0
+    least: bool = False
     plan: CompiledPlan | None = None
 
     def around(self, fixed_bytes: int) -> Surroundings:

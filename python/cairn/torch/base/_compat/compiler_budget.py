@@ -15,9 +15,15 @@ def activation_memory_budget(share: float) -> Iterator[None]:
     from torch._dynamo import config as compiling
     from torch._functorch import config as partitioning
 
-    limit = "recompile_limit" if hasattr(compiling, "recompile_limit") else "cache_size_limit"
-    with partitioning.patch(activation_memory_budget=share), compiling.patch({limit: MANY_GRAPHS}):
+    with partitioning.patch(activation_memory_budget=share), compiling.patch(many_graphs()):
         yield
+
+
+def many_graphs() -> dict[str, int]:
+    """The setting of Dynamo that lets one function be compiled many times."""
+    from torch._dynamo import config
+
+    return {"recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit": MANY_GRAPHS}
 
 
 def own_backend(name: str) -> Callable[..., Any]:

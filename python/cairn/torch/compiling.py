@@ -29,6 +29,7 @@ from .compiled.compiled_model import (
     warn_of_capture,
 )
 from .compiled.compiled_plan import CompiledPlan
+from .compiled.host_memory import HostMemory
 from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
 from .handle import set_aside
@@ -104,8 +105,8 @@ def compile(
         named as for its `blocks`. False captures the model as one graph. "auto" does so where Dynamo can and no block
         is compiled already.
     host_budget, tier, link
-        As for `plan`: how much may be offloaded, where to, and how fast the link is. Blocks are compiled one by one
-        then (``regions=True``).
+        As for `plan`: how much may be offloaded, where to, and how fast the link is. With inductor's kernels, blocks
+        are compiled one by one then (``regions=True``).
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
     plan : CompiledPlan, optional
@@ -146,12 +147,12 @@ def compile(
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
     device = device_of(sample)
-    to = _destination(budget, host_budget, tier, link, device, regions is False or plan is not None)
+    to = _destination(request, host_budget, tier, link, device, regions is False)
     with reported_progress(progress, "compile") as teller, sample.untouched(device):
         teller.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        is_whole = to is None and (plan is not None or not has_compiled_parts(model))
+        is_whole = (to is None or kernels == "eager") and (plan is not None or not has_compiled_parts(model))
         if regions is False or (regions == "auto" and is_whole):
             try:
                 return _compiled(model, sample, device, request, prove, teller)
@@ -166,14 +167,24 @@ def compile(
 
 
 def _destination(
-    budget: Any, host_budget: Any, tier: str, link: Any, device: torch.device, is_whole: bool
+    request: Request, host_budget: Any, tier: str, link: Any, device: torch.device, is_whole: bool
 ) -> Destination | None:
-    """Where values may be offloaded to."""
-    host_budget = host_budget_of(budget, host_budget)
+    """Where values may be offloaded to; of one graph also in the request."""
+    host_budget = host_budget_of(request.budget, host_budget)
     check_plan_options({"host_budget": host_budget, "tier": tier, "link": link})
-    if host_budget is not None and is_whole:
-        raise Unsupported("offloading needs blocks that are compiled one by one: leave out regions=False and plan=")
-    return destination(host_budget, tier, link, device)
+    to = destination(host_budget, tier, link, device)
+    if request.plan is not None:
+        if to is not None:
+            raise ValueError("a plan has its own host budget: pass plan= or host_budget=, not both")
+        machine = request.plan.graph.machine
+        to = None if machine is None else Destination(request.plan.tier, machine)
+    if to is not None and request.kernels != "eager" and (is_whole or request.plan is not None):
+        raise Unsupported(
+            'kernels="inductor" offloads only from blocks that are compiled one by one: leave out regions=False, or '
+            'pass kernels="eager"'
+        )
+    request.host = None if to is None or request.kernels != "eager" else HostMemory(to, device)
+    return to
 
 
 def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any = None, **others: Any) -> Any:

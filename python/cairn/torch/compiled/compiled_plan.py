@@ -50,6 +50,10 @@ class CompiledPlan:
         The operator during which the peak is.
     correction_bytes : int
         Part of the predicted peak: the excess of an earlier compilation of this step over its prediction.
+    tier : str
+        Where values are offloaded: "host" or "file:PATH".
+    host_budget_bytes, host_bytes : int
+        What may be offloaded at a time (0: nothing), and what the plan needs of it.
     """
 
     model_name: str
@@ -76,6 +80,9 @@ class CompiledPlan:
     peak_at: str
     correction_bytes: int = 0
     notes: tuple[str, ...] = ()
+    tier: str = "host"
+    host_budget_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def overhead(self) -> float:
@@ -128,6 +135,9 @@ class CompiledPlan:
             off = 100 * (self.peak_bytes / self.measured_peak_bytes - 1)
             lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
         lines.append(f"  recomputed  {self.recomputed} of {len(self.problem['nodes'])} results, in the backward")
+        if self.host_budget_bytes:
+            host = f"{format_bytes(self.host_bytes)} of {format_bytes(self.host_budget_bytes)}"
+            lines.append(f"  offloaded   {host} of {self.tier} memory")
         lines += ["", f"  what makes up the peak (during the {self.peak_at}):"]
         lines += [f"  {format_bytes(size):>12}  {name}" for name, size in self._largest()]
         return "\n".join([*lines, *(f"  note        {note}" for note in self.notes)])

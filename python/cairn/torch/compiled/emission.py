@@ -3,7 +3,8 @@
 The schedule lists computations in the order in which they run, recomputations included. The joint graph is written anew
 in that order, with a copy of a node for each recomputation, and cut at the end of the forward. Generated code frees a
 value after its last reader, so the order of the nodes determines memory, and the schedule's drops need no code. A view
-is taken from the current copy of its base.
+is taken from the current copy of its base. Transfers are calls of operators (`host_memory.py`), at their places in the
+order; a value that was fetched back is one more copy of its node.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 from torch import fx
 
 from ..base import _compat_compile
+from .host_memory import ARRIVED, OFFLOAD, PREFETCH, WAIT_FOR, handle_like
 from .joint_graph import JointGraph, Result
+from .transfers import HostPlaces, Op, look_of, moved_bytes
 
 #: In a copy's metadata: the node of the joint graph that it is a copy of.
 ORIGIN = "cairn_origin"
@@ -35,40 +38,45 @@ class Emitted:
         Symbolic sizes that it reads.
     recomputed
         The number of calls that the backward recomputes.
+    host_bytes
+        Host memory that the copies of offloaded values need, each at the first free place.
     """
 
     module: fx.GraphModule
     saved: tuple[fx.Node, ...]
     sizes: tuple[fx.Node, ...]
     recomputed: int
+    host_bytes: int = 0
 
 
-def emit(joint: JointGraph, ops: Iterable[Sequence[Any]]) -> Emitted:
-    """Write a schedule's computations as a joint graph.
+def emit(joint: JointGraph, ops: Iterable[Sequence[Any]], memory: int = 0) -> Emitted:
+    """Write a schedule's computations, and its transfers, as a joint graph.
 
-    ops: operations of a verified schedule of the problem of `joint`; only "compute" needs code.
+    ops: operations of a verified schedule of the problem of `joint`; transfers as `performed` lists them. Drops need no
+    code. memory: the number of the `HostMemory` to which values are offloaded.
     """
-    order = [int(op[1]) for op in ops if op[0] == "compute"]
-    writer = _Writer(joint)
-    for index in _with_early_cut(joint, order):
-        writer.compute(index)
+    writer = _Writer(joint, memory)
+    for name, index in _with_early_cut(joint, [(str(op[0]), int(op[1])) for op in ops]):
+        if name != "drop":
+            getattr(writer, name)(index)
     return writer.finish()
 
 
-def _with_early_cut(joint: JointGraph, order: Sequence[int]) -> list[int]:
-    """The order, with the end of the forward moved to directly after the forward's last first computation.
+def _with_early_cut(joint: JointGraph, ops: Sequence[Op]) -> list[Op]:
+    """The list, with the end of the forward moved to before the first recomputation after the forward's last result.
 
     Anything that a schedule recomputes between the two serves the backward alone.
     """
-    end = joint.end_of_forward
-    others = [index for index in order if index != end]
-    begins = others.index(end - 1) + 1 if end else 0
-    return [*others[:begins], end, *others[begins:]]
+    end = ("compute", joint.end_of_forward)
+    place = ops.index(end)
+    begins = ops.index(("compute", end[1] - 1)) + 1 if end[1] else 0
+    early = next((i for i in range(begins, place) if ops[i][0] == "compute"), place)
+    return [*ops[:early], end, *ops[early:place], *ops[place + 1 :]]
 
 
 class _Writer:
-    def __init__(self, joint: JointGraph) -> None:
-        self._joint = joint
+    def __init__(self, joint: JointGraph, memory: int) -> None:
+        self._joint, self._memory = joint, memory
         self._graph = fx.Graph()
         self._static: dict[fx.Node, fx.Node] = {}  # placeholders, constants, and views of them
         self._current: dict[int, dict[fx.Node, fx.Node]] = {}  # by result, its latest copy and views of that
@@ -80,6 +88,10 @@ class _Writer:
         self._calls: set[fx.Node] = set()
         self._outputs: list[Any] = []
         self._recomputed = 0
+        self._handles: dict[int, fx.Node] = {}  # by result, the handle of its copy on the host
+        self._arriving: dict[int, tuple[fx.Node, bool]] = {}  # results that are copied back, whether for the last time
+        self._forward_handles: set[fx.Node] = set()
+        self._host = HostPlaces()
         for node in joint.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._static[node] = self._graph.node_copy(node, self._argument)
@@ -103,6 +115,68 @@ class _Writer:
         else:
             self._forward.add(index)
 
+    def offload(self, index: int) -> None:
+        """Starts to copy a value to the host."""
+        node = self._node_of(index)
+        self._host.take(index, moved_bytes(self._joint.values[node]))
+        arguments = (self._argument(node), node.name, self._memory, 0)
+        self._handles[index] = self._transfer(OFFLOAD, arguments, "offloaded", node)
+
+    def leave(self, index: int) -> None:
+        """Waits until a value is on the host."""
+        node = self._node_of(index)
+        arguments = (self._handle(index), self._argument(node))
+        self._handles[index] = self._transfer(WAIT_FOR, arguments, "on_host", node)
+
+    def prefetch(self, index: int) -> None:
+        """Starts to copy a value back to the device."""
+        node = self._node_of(index)
+        arriving = self._transfer(PREFETCH, (self._handle(index),), "prefetched", node)
+        arriving.meta[ORIGIN] = node  # the value's memory is allocated here
+        self._arriving[index] = arriving, False
+
+    def fetch(self, index: int) -> None:
+        """Starts to copy a value back to the device for the last time."""
+        self.prefetch(index)
+        self._arriving[index] = self._arriving[index][0], True
+
+    def _arrive(self, index: int) -> None:
+        """Waits for a value that is being copied back: one more copy of its node."""
+        node = self._node_of(index)
+        arriving, is_last = self._arriving.pop(index)
+        self._note_handle(arriving)
+        copy = self._transfer(ARRIVED, (arriving, is_last, *look_of(self._joint.values[node])), "arrived", node)
+        copy.meta = {**node.meta, ORIGIN: node}
+        if self._in_backward:
+            _compat_compile.mark_backward(copy)
+        if is_last:
+            self._host.free(index)
+        self._current[index] = {node: copy}
+        (self._forward.discard if self._in_backward else self._forward.add)(index)
+
+    def _transfer(self, target: Any, arguments: tuple[Any, ...], what: str, node: fx.Node) -> fx.Node:
+        """A call of a transfer's operator, which returns a handle."""
+        call = self._graph.create_node("call_function", target, arguments, name=f"{what}_{node.name}")
+        call.meta["val"] = handle_like(self._joint.values[node])
+        if self._in_backward:
+            _compat_compile.mark_backward(call)
+        else:
+            self._forward_handles.add(call)
+        return call
+
+    def _handle(self, index: int) -> fx.Node:
+        self._note_handle(self._handles[index])
+        return self._handles[index]
+
+    def _note_handle(self, handle: fx.Node) -> None:
+        if self._in_backward and handle in self._forward_handles:
+            self._saved.setdefault(handle)
+
+    def _node_of(self, index: int) -> fx.Node:
+        node = self._joint.results[index].node
+        assert node is not None
+        return node
+
     def finish(self) -> Emitted:
         """The whole graph."""
         grads = [self._argument(node) for node in self._joint.grads]
@@ -110,8 +184,10 @@ class _Writer:
         output = self._graph.output((*self._outputs, *grads))
         output.meta = dict(old.meta)
         self._graph.lint()
+        for call in self._graph.find_nodes(op="call_function", target=OFFLOAD)[:1]:
+            call.args = (*call.args[:-1], self._host.most_bytes)
         module = fx.GraphModule(self._joint.module, self._graph)
-        return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed)
+        return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed, self._host.most_bytes)
 
     def _member(self, index: int, result: Result) -> fx.Node:
         """The node of a result; one call serves results of the same tuple that are neighbours in the order."""
@@ -141,6 +217,8 @@ class _Writer:
         if node is None:
             return None
         index = self._joint.base.get(node)
+        if index in self._arriving:
+            self._arrive(index)
         self._note_saved(node, index)
         table = self._static if index is None else self._current[index]
         if node not in table:

@@ -103,6 +103,10 @@ class JointGraph:
                 found.setdefault(index, []).append(call)
         return found
 
+    def bases(self, nodes: Sequence[fx.Node | None]) -> set[int]:
+        """The results whose storages nodes show."""
+        return {self.base[node] for node in nodes if node is not None and node in self.base}
+
     def calls(self) -> list[fx.Node]:
         """The calls that make results, in order."""
         return list(self._by_call)

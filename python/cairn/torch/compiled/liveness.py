@@ -16,6 +16,7 @@ from torch import fx
 
 from ..base import _compat_compile
 from .emission import ORIGIN
+from .host_memory import TRANSFERS
 from .joint_graph import JointGraph, returned_by
 from .problem import Costs, Surroundings
 
@@ -171,7 +172,8 @@ class _Phase:
 
     def _workspace(self, node: fx.Node) -> int:
         origin = node.meta.get(ORIGIN)
-        return 0 if origin is None or node.op != "call_function" else self._costs.workspace_bytes.get(origin, 0)
+        computes = origin is not None and node.op == "call_function" and node.target not in TRANSFERS
+        return self._costs.workspace_bytes.get(origin, 0) if computes else 0
 
     def _enter(self, node: fx.Node) -> None:
         origin = node.meta.get(ORIGIN)
@@ -179,13 +181,10 @@ class _Phase:
         if index is None:
             return
         result = self._joint.results[index]
-        if result.node is origin and result.alias_of is None:
-            self._root[node], self._size[node] = node, result.nbytes
-            return
         sources = [s for s in node.all_input_nodes if s in self._root and self._shows(s, index)]
         if sources:
             self._root[node] = self._root[sources[0]]
-        elif node.op == "placeholder":
+        elif node.op == "placeholder" or (result.node is origin and result.alias_of is None):
             self._root[node], self._size[node] = node, result.nbytes
 
     def _shows(self, node: fx.Node, index: int) -> bool:

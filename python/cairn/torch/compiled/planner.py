@@ -22,6 +22,7 @@ from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
 from .emission import Emitted, emit
 from .fused_groups import Groups, by_result, groups_of, in_groups
+from .graph_offloading import GraphOffloading
 from .joint_graph import JointGraph, is_tangent, read, unknown_size
 from .liveness import Moment, peak
 from .problem import Costs, graph_of, repeated_ns
@@ -61,6 +62,7 @@ class Planner:
         self._fixed = sum(resident.values())
         self._around = request.around(self._fixed)
         self._groups: Groups = ()  # of results that the problem has as one node
+        self._offloads: GraphOffloading | None = None
 
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
@@ -78,7 +80,7 @@ class Planner:
         costs = measured(joint, self.device)
         graph = graph_of(joint, costs, self._around, self.request.model_name, {"made_by": f"cairn {cairn.__version__}"})
         self._groups = groups_of(joint, costs, {index for index, node in enumerate(graph.nodes) if node.keep})
-        graph = in_groups(graph, self._groups)
+        graph = self._with_machine(joint, in_groups(graph, self._groups))
         if self.request.plan is not None:
             return self._replayed(joint, costs, graph, self.request.plan)
         total = self.request.total_bytes(self.device, self._fixed)
@@ -102,7 +104,7 @@ class Planner:
                     f"{'the end' if other is None else other.name!r} in the plan"
                 )
         schedule = cairn.Schedule.from_json(problem, json.dumps(plan.schedule))
-        cairn.verify(problem, schedule, plan.budget_bytes)
+        cairn.verify(problem, schedule, plan.budget_bytes if self._offloads is None else None)
         emitted, forward, backward, moment = self._code(joint, costs, schedule)
         self.predicted_bytes = self._alone_bytes(joint, costs, forward, backward)
         self.plan = dataclasses.replace(
@@ -142,7 +144,7 @@ class Planner:
             over = made.moment.peak_bytes - usable
             if over <= 0 and (best is None or _time(made.solution) <= _time(best.solution)):
                 best = made
-            if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or made.solution.recompute_ns == 0):
+            if over <= 0 and (-over <= ENOUGH * (usable - self._fixed) or _is_plain(made.solution)):
                 longer = self._searched(joint, costs, graph, made, target, (ROUNDS - number) * of_each)
                 if longer.moment.peak_bytes <= usable and _time(longer.solution) <= _time((best or made).solution):
                     best = longer
@@ -169,10 +171,14 @@ class Planner:
 
     def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
         """The schedule of least memory; the search is limited by work and not by time, so it is reproducible."""
+        if self._offloads is not None:
+            return self._made(joint, costs, self._offloads.least(self.request.time_limit))
         least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
         return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
 
     def _solve(self, graph: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
+        if self._offloads is not None:
+            return self._offloads.solved(max(1, target), f"{limit_ns}ns", self.request.solver)
         return cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
 
     def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
@@ -183,7 +189,11 @@ class Planner:
         self, joint: JointGraph, costs: Costs, schedule: cairn.Schedule
     ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Moment]:
         """The two graphs of a schedule, and their peak."""
-        emitted = emit(joint, by_result(schedule.ops, self._groups))
+        if self._offloads is None:
+            emitted = emit(joint, by_result(schedule.ops, self._groups))
+        else:
+            assert self.request.host is not None
+            emitted = emit(joint, self._offloads.ops(schedule), self.request.host.number)
         forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
         return emitted, forward, backward, peak(joint, costs, self._around, forward.graph, backward.graph)
 
@@ -231,7 +241,23 @@ class Planner:
             at_peak=_composition(fitted.moment),
             peak_at=str(fitted.moment),
             correction_bytes=self._around.correction_bytes,
+            **self._offloaded(fitted.emitted),
         )
+
+    def _with_machine(self, joint: JointGraph, graph: cairn.Graph) -> cairn.Graph:
+        """The problem, with a machine if values may be offloaded."""
+        host = self.request.host
+        if host is None:
+            return graph
+        self._offloads = GraphOffloading(joint, self._groups, graph, host, host.to.machine)
+        return self._offloads.graph
+
+    def _offloaded(self, emitted: Emitted) -> dict[str, Any]:
+        """What a plan says about offloading."""
+        host = self.request.host
+        if host is None:
+            return {}
+        return {"tier": host.to.tier, "host_budget_bytes": host.to.machine.host_bytes, "host_bytes": emitted.host_bytes}
 
     def _infeasible(self, least: Fitted, total: int, reserve: int) -> InfeasibleBudget:
         """The error that names the least budget whose code fits, the parts of its peak, and the moment of the peak."""
@@ -264,6 +290,11 @@ def _least_budget(fitted: Fitted, reserve: int) -> int | None:
     if fitted.solution.least_bytes is None:
         return None
     return min(fitted.solution.least_bytes, fitted.moment.peak_bytes) + reserve
+
+
+def _is_plain(solution: cairn.Solution) -> bool:
+    """Whether a schedule neither recomputes nor waits for transfers, so that no other is faster."""
+    return solution.recompute_ns == 0 and not solution.stall_ns
 
 
 def _time(solution: cairn.Solution) -> int:

@@ -76,8 +76,7 @@ def repeated_ns(joint: JointGraph, costs: Costs) -> int:
 
 
 def _kept(joint: JointGraph, holds_output: bool) -> set[int]:
-    held: Sequence[Any] = (*joint.outputs, *joint.grads) if holds_output else joint.grads
-    return {joint.base[node] for node in held if node is not None and node in joint.base}
+    return joint.bases((*joint.outputs, *joint.grads) if holds_output else joint.grads)
 
 
 def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, keep: bool) -> cairn.Node:

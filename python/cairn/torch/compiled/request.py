@@ -12,6 +12,7 @@ from ..base import budgets
 from ..base.choices import ACCUMULATED, CREATED
 from ..planning.task import UNCERTAINTY
 from .compiled_plan import CompiledPlan
+from .host_memory import HostMemory
 from .problem import Surroundings
 
 KERNELS = ("inductor", "eager")
@@ -36,6 +37,8 @@ class Request:
         Memory that the optimizer's step allocates, without parameters, gradients and state; None without an optimizer.
     resident
         Memory that is on the device all along, without the graph's inputs; bytes by name.
+    host
+        Where values may be offloaded; None if nothing may.
     plan
         A plan to apply instead of a budget; nothing is solved then.
     correction_bytes
@@ -61,6 +64,7 @@ class Request:
     correction_bytes: int = 0
     step_correction_bytes: int = 0
     least: bool = False
+    host: HostMemory | None = None
     plan: CompiledPlan | None = None
 
     def around(self, fixed_bytes: int) -> Surroundings:

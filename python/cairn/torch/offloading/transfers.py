@@ -170,14 +170,18 @@ class TensorGroup:
             pieces, self._to_send = self._to_send, []
             self._out = self._transfers._submit(OUT, self.key, pieces, self._place.span)
 
-    def wait_out(self) -> None:
+    def wait_out(self, *, is_free: bool = False) -> None:
         """Returns when the copy out has been made, and lets go of the tensors: they are freed with their other owners.
 
         For a CUDA device it is the current stream that waits. Raises TransferFailed if the copy was not made.
+
+        is_free: from here on the memory of the tensors may be written, as generated code does that reuses memory.
         """
         self._require_current()
         assert self._out is not None, "not sent"
         self._lanes.wait(self._out)
+        if is_free:
+            self._versions = []
 
     @property
     def is_intact(self) -> bool:

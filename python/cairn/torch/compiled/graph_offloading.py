@@ -1,0 +1,119 @@
+"""Schedules of a joint graph that offload values: asks the solver `joint-graph`, and removes what cannot be performed.
+
+A solver may leave a kept node on the host. So what the step returns gets kept aliases that pin it on the device: the end
+of the forward is an alias of the largest output that the loop holds, and each gradient has an alias at the end of the
+step. A schedule may offload a gradient before that. Transfers of other outputs are removed from the schedule.
+
+The slab of host memory may need more than the simulator counts, because places leave gaps and a place is free when its
+value has arrived. The solver is then asked again with less host memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import cairn
+import torch
+
+from .emission import emit
+from .fused_groups import Groups, by_result
+from .host_memory import HostMemory
+from .joint_graph import JointGraph
+from .transfers import is_plain, performed, without_transfers_of
+
+SOLVER = "joint-graph"
+TRIES = 4  # how often the solver is asked
+
+
+class GraphOffloading:
+    """The offloading of one joint graph.
+
+    Attributes
+    ----------
+    graph
+        The problem with a machine: a node for each group of results, and the aliases that pin gradients.
+    """
+
+    def __init__(
+        self, joint: JointGraph, groups: Groups, graph: cairn.Graph, host: HostMemory, machine: cairn.Machine
+    ) -> None:
+        self._joint, self._groups, self._host = joint, groups, host
+        self._place = {group[-1]: number for number, group in enumerate(groups)}
+        self._machine = machine
+        self.graph = self._pinned(graph).replace(machine=machine)
+        self._staying = self._immovable()
+
+    def solved(self, budget: int, time_limit: str, solver: str = "auto") -> cairn.Solution:
+        """A schedule within a budget, whose copies fit in the host memory."""
+        solver, host = SOLVER if solver == "auto" else solver, self._machine.host_bytes
+        for _ in range(TRIES):
+            machine = dataclasses.replace(self._machine, host_bytes=max(0, host))
+            solution = cairn.solve(self.graph, budget, solver=solver, machine=machine, time_limit=time_limit)
+            if solution.schedule is None:
+                return solution
+            solution = self._performable(solution)
+            assert solution.schedule is not None
+            excess = emit(self._joint, self.ops(solution.schedule)).host_bytes - self._machine.host_bytes
+            if excess <= 0:
+                return solution
+            host -= excess
+        machine = dataclasses.replace(self._machine, host_bytes=0)
+        return cairn.solve(self.graph, budget, machine=machine, time_limit=time_limit)
+
+    def least(self, time_limit: str) -> cairn.Solution:
+        """The schedule of least memory that is found."""
+        found = cairn.limits(self.graph, solver=SOLVER, time_limit=time_limit).least_bytes
+        assert found is not None
+        return self.solved(found, time_limit)
+
+    def ops(self, schedule: cairn.Schedule) -> Iterator[tuple[Any, ...]]:
+        """A schedule as a graph performs it, in results of the joint graph."""
+        end = (self.graph.backward_begins_at or 0) - 1
+        listed = performed(schedule.ops, self.graph, schedule.budget_bytes or 0, end)
+        return by_result((op for op in listed if op[1] < len(self._groups)), self._groups)
+
+    def _pinned(self, graph: cairn.Graph) -> cairn.Graph:
+        joint, nodes = self._joint, list(graph.nodes)
+        held = [v for v in self._nodes_of(joint.bases(joint.outputs)) if nodes[v].keep and nodes[v].alias_of is None]
+        if held:
+            end, largest = self._place[joint.end_of_forward], max(held, key=lambda v: nodes[v].bytes)
+            nodes[end] = dataclasses.replace(nodes[end], alias_of=largest, keep=True)
+        grads = [v for v in self._nodes_of(joint.bases(joint.grads)) if nodes[v].alias_of is None]
+        nodes += [cairn.Node(0, 0, [v], alias_of=v, keep=True) for v in grads]
+        return graph.replace(nodes=nodes)
+
+    def _immovable(self) -> set[int]:
+        """The nodes that are not offloaded: outputs, storages that others share, and what is not plain bytes."""
+        joint, device = self._joint, self._host.device
+        staying = set(self._nodes_of(joint.bases(joint.outputs)))
+        for result, v in ((joint.results[index], v) for index, v in self._place.items()):
+            if result.alias_of is not None:
+                staying |= {v, self._place[result.alias_of]}
+            elif result.node is None or not is_plain(joint.values[result.node], device):
+                staying.add(v)
+        return staying
+
+    def _nodes_of(self, results: set[int]) -> list[int]:
+        return sorted(self._place[index] for index in results)
+
+    def _performable(self, solution: cairn.Solution) -> cairn.Solution:
+        """The solution in which what cannot be offloaded stays on the device."""
+        assert solution.schedule is not None
+        ops = without_transfers_of(self._staying, solution.schedule.ops)
+        if len(ops) == len(solution.schedule):
+            return solution
+        schedule = cairn.Schedule.from_ops(
+            self.graph, ops, solver=solution.solver, budget_bytes=solution.budget_bytes
+        )
+        replay = cairn.simulate(self.graph, schedule, None)
+        return dataclasses.replace(
+            solution,
+            schedule=schedule,
+            makespan_ns=replay.makespan_ns,
+            peak_bytes=replay.peak_bytes,
+            host_peak_bytes=replay.host_peak_bytes,
+            recompute_ns=replay.recompute_ns,
+            stall_ns=replay.stall_ns,
+        )

@@ -172,9 +172,19 @@ def test_three_optimizer_steps_by_a_saved_plan_are_bit_identical(offloading, tmp
     assert host.transfers.trace == [*expected, *(each for each in expected if each[0] == "prefetch")]
 
 
-def test_what_cannot_be_is_refused_by_name(offloading):
-    model, x = made()
-    with pytest.raises(ct.Unsupported, match='kernels="eager"'):
-        compiled_with(model, x, budget="1GiB", kernels="inductor", **HOST)
+def test_a_plan_has_its_own_host_budget(offloading):
     with pytest.raises(ValueError, match="a plan has its own host budget"):
-        compiled_with(model, x, plan=offloading[3], **HOST)
+        compiled_with(*made(), plan=offloading[3], **HOST)
+
+
+def test_inductor_offloads_in_the_order_of_the_plan():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(256, 32)
+    compiled = compiled_with(model, x, budget="232KiB", kernels="inductor", **HOST)
+    [plan] = ct.report(compiled).plans
+    assert plan.measured_peak_bytes <= 232 << 10
+    found = results(compiled, model, x)
+    host = max(host_memory._MEMORIES.values(), key=lambda host: host.number)
+    assert host.transfers.trace == transfers_of(plan) != []
+    for one, other in zip(found, results(model, model, x), strict=True):
+        torch.testing.assert_close(one, other)

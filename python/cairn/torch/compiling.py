@@ -105,8 +105,7 @@ def compile(
         named as for its `blocks`. False captures the model as one graph. "auto" does so where Dynamo can and no block
         is compiled already.
     host_budget, tier, link
-        As for `plan`: how much may be offloaded, where to, and how fast the link is. With inductor's kernels, blocks
-        are compiled one by one then (``regions=True``).
+        As for `plan`: how much may be offloaded, where to, and how fast the link is.
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
     plan : CompiledPlan, optional
@@ -147,12 +146,12 @@ def compile(
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
     check_gradients(sample)
     device = device_of(sample)
-    to = _destination(request, host_budget, tier, link, device, regions is False)
+    to = _destination(request, host_budget, tier, link, device)
     with reported_progress(progress, "compile") as teller, sample.untouched(device):
         teller.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        is_whole = (to is None or kernels == "eager") and (plan is not None or not has_compiled_parts(model))
+        is_whole = plan is not None or not has_compiled_parts(model)
         if regions is False or (regions == "auto" and is_whole):
             try:
                 return _compiled(model, sample, device, request, prove, teller)
@@ -166,10 +165,8 @@ def compile(
     return model
 
 
-def _destination(
-    request: Request, host_budget: Any, tier: str, link: Any, device: torch.device, is_whole: bool
-) -> Destination | None:
-    """Where values may be offloaded to; of one graph also in the request."""
+def _destination(request: Request, host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
+    """Where values may be offloaded to, by the arguments or the plan; for one graph the request has it too."""
     host_budget = host_budget_of(request.budget, host_budget)
     check_plan_options({"host_budget": host_budget, "tier": tier, "link": link})
     to = destination(host_budget, tier, link, device)
@@ -178,12 +175,7 @@ def _destination(
             raise ValueError("a plan has its own host budget: pass plan= or host_budget=, not both")
         machine = request.plan.graph.machine
         to = None if machine is None else Destination(request.plan.tier, machine)
-    if to is not None and request.kernels != "eager" and (is_whole or request.plan is not None):
-        raise Unsupported(
-            'kernels="inductor" offloads only from blocks that are compiled one by one: leave out regions=False, or '
-            'pass kernels="eager"'
-        )
-    request.host = None if to is None or request.kernels != "eager" else HostMemory(to, device)
+    request.host = None if to is None else HostMemory(to, device)
     return to
 
 

@@ -1,8 +1,8 @@
 """Schedules of a joint graph that offload values: asks the solver `joint-graph`, and removes what cannot be performed.
 
-A solver may leave a kept node on the host. So what the step returns gets kept aliases that pin it on the device: the end
-of the forward is an alias of the largest output that the loop holds, and each gradient has an alias at the end of the
-step. A schedule may offload a gradient before that. Transfers of other outputs are removed from the schedule.
+A solver may leave a kept node on the host. So what the step returns gets kept aliases that pin it on the device: the
+end of the forward is an alias of the largest output that the loop holds, and each gradient has an alias at the end of
+the step. A schedule may offload a gradient before that. Transfers of other outputs are removed from the schedule.
 
 The slab of host memory may need more than the simulator counts, because places leave gaps and a place is free when its
 value has arrived. The solver is then asked again with less host memory.
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import cairn
-import torch
 
 from .emission import emit
 from .fused_groups import Groups, by_result
@@ -104,9 +103,7 @@ class GraphOffloading:
         ops = without_transfers_of(self._staying, solution.schedule.ops)
         if len(ops) == len(solution.schedule):
             return solution
-        schedule = cairn.Schedule.from_ops(
-            self.graph, ops, solver=solution.solver, budget_bytes=solution.budget_bytes
-        )
+        schedule = cairn.Schedule.from_ops(self.graph, ops, solver=solution.solver, budget_bytes=solution.budget_bytes)
         replay = cairn.simulate(self.graph, schedule, None)
         return dataclasses.replace(
             solution,

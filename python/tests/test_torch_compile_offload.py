@@ -172,6 +172,16 @@ def test_three_optimizer_steps_by_a_saved_plan_are_bit_identical(offloading, tmp
     assert host.transfers.trace == [*expected, *(each for each in expected if each[0] == "prefetch")]
 
 
+def test_the_backend_by_name_offloads(offloading):
+    torch._dynamo.reset()
+    model, x = made()
+    options = {"budget": offloading[3].budget_bytes, "kernels": "eager", "time_limit": "300ms", **HOST}
+    step = torch.compile(model, backend="cairn", options=options)
+    assert all(map(torch.equal, results(step, model, x), results(model, model, x)))
+    host = max(host_memory._MEMORIES.values(), key=lambda host: host.number)
+    assert host.transfers.trace
+
+
 def test_a_plan_has_its_own_host_budget(offloading):
     with pytest.raises(ValueError, match="a plan has its own host budget"):
         compiled_with(*made(), plan=offloading[3], **HOST)

@@ -17,7 +17,7 @@ from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
-from .compiled.backend import Backend
+from .compiled.backend import Backend, device_of_inputs
 from .compiled.compiled_model import (
     CompiledModel,
     CompiledReport,
@@ -30,7 +30,7 @@ from .compiled.compiled_model import (
 )
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.host_memory import HostMemory
-from .compiled.request import GRADIENTS, KERNELS, OPTIONS, Request
+from .compiled.request import GRADIENTS, KERNELS, OFFLOADING_OPTIONS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
 from .handle import set_aside
 from .planning.arguments import (
@@ -189,7 +189,8 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     **others
         Refused: torch passes mode= here.
     options : dict
-        budget (required), kernels, optimizer, gradients, holds_output, solver and time_limit, as for `compile`.
+        budget (required), kernels, optimizer, gradients, holds_output, host_budget, tier, link, solver and time_limit,
+        as for `compile`.
 
     Raises
     ------
@@ -200,12 +201,14 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     if given:
         raise Unsupported(f'backend="cairn" takes options= alone, not {", ".join(given)}=')
     named = dict(options or {})
-    check_names(named, OPTIONS, 'torch.compile(backend="cairn", options=...)')
+    check_names(named, (*OPTIONS, *OFFLOADING_OPTIONS), 'torch.compile(backend="cairn", options=...)')
     if "budget" not in named:
         raise TypeError('torch.compile(backend="cairn") needs options={"budget": "8GiB"}, or bytes')
-    optimizer = named.pop("optimizer", None)
+    optimizer, host_budget = named.pop("optimizer", None), named.pop("host_budget", None)
+    tier, link = named.pop("tier", "host"), named.pop("link", None)
     request = Request(**named)
     _check(request)
+    _destination(request, host_budget, tier, link, device_of_inputs(inputs))
     if optimizer is not None:
         taken = measure_optimizer(unwrapped(optimizer))
         request.resident["optimizer state"], request.optimizer_step_bytes = taken.state_bytes, taken.step_bytes

@@ -48,7 +48,7 @@ class Backend:
         """
         self.compilations += 1
         try:
-            planner, compiled = self.planned(module, inputs, _device_of(inputs), 0)
+            planner, compiled = self.planned(module, inputs, device_of_inputs(inputs), 0)
         except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
             return _refusing(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
@@ -296,7 +296,8 @@ def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs
     return run
 
 
-def _device_of(inputs: Sequence[Any]) -> torch.device:
+def device_of_inputs(inputs: Sequence[Any]) -> torch.device:
+    """The device that a budget is for: the accelerator among a graph's inputs, else the CPU."""
     devices: Mapping[torch.device, None] = dict.fromkeys(
         t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"
     )

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from ..base import _compat_compile
-from .host_memory import ARRIVED, OFFLOAD, PREFETCH, WAIT_FOR, handle_like
+from .host_memory import ARRIVED, OFFLOAD, PREFETCH, TRANSFERS, WAIT_FOR, handle_like
 from .joint_graph import JointGraph, Result
 from .transfers import HostPlaces, Op, look_of, moved_bytes
 
@@ -183,11 +183,19 @@ class _Writer:
         old = self._joint.module.graph.find_nodes(op="output")[0]
         output = self._graph.output((*self._outputs, *grads))
         output.meta = dict(old.meta)
+        self._tidy_transfers()
         self._graph.lint()
-        for call in self._graph.find_nodes(op="call_function", target=OFFLOAD)[:1]:
-            call.args = (*call.args[:-1], self._host.most_bytes)
         module = fx.GraphModule(self._joint.module, self._graph)
         return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed, self._host.most_bytes)
+
+    def _tidy_transfers(self) -> None:
+        """Removes copies that nothing reads, and tells the first one how much host memory the step needs."""
+        for node in reversed(self._graph.nodes):
+            if node.target in TRANSFERS and not node.users:
+                self._saved.pop(node, None)
+                self._graph.erase_node(node)
+        for call in self._graph.find_nodes(op="call_function", target=OFFLOAD)[:1]:
+            call.args = (*call.args[:-1], self._host.most_bytes)
 
     def _member(self, index: int, result: Result) -> fx.Node:
         """The node of a result; one call serves results of the same tuple that are neighbours in the order."""

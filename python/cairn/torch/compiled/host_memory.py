@@ -70,9 +70,10 @@ class HostMemory:
 
 
 class _Ticket(ctypes.c_int64):
-    """The number that a handle shows; it owns the copy."""
+    """The number that a handle shows; it owns the copy, and keeps the memory that it is in."""
 
     group: TensorGroup
+    host: HostMemory
 
 
 def handle_like(value: torch.Tensor) -> torch.Tensor:
@@ -80,9 +81,9 @@ def handle_like(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty((1,), dtype=torch.int64, device="cpu")
 
 
-def _handle(group: TensorGroup) -> torch.Tensor:
+def _handle(group: TensorGroup, host: HostMemory) -> torch.Tensor:
     ticket = _Ticket(next(_NUMBERS))
-    ticket.group = group
+    ticket.group, ticket.host = group, host
     _TICKETS[ticket.value] = ticket
     return torch.frombuffer(ticket, dtype=torch.int64)  # which keeps the ticket
 
@@ -102,9 +103,9 @@ def _group(handle: torch.Tensor) -> TensorGroup:
 
 def _offload(value: torch.Tensor, name: str, memory: int, slab_bytes: int) -> torch.Tensor:
     host = _MEMORIES[memory]
-    if slab_bytes:
+    if slab_bytes or host.transfers is None:
         host.begin(slab_bytes)
-    return _handle(host.offload(name, value))
+    return _handle(host.offload(name, value), host)
 
 
 def _wait_for(handle: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,8 @@ KERNELS = ("inductor", "eager")
 GRADIENTS = (CREATED, ACCUMULATED)
 #: Keys of options= of torch.compile(backend="cairn").
 OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_limit", "solver")
+#: Those of offloading.
+OFFLOADING_OPTIONS = ("host_budget", "tier", "link")
 
 
 @dataclasses.dataclass

@@ -35,9 +35,10 @@ def without_transfers_of(staying: Set[int], ops: Iterable[Sequence[Any]]) -> lis
 
 
 def is_plain(value: Any, device: torch.device) -> bool:
-    """Whether a value is a tensor of a device that consists of bytes only."""
-    is_here = isinstance(value, torch.Tensor) and value.device == device
-    return is_here and value.layout is torch.strided and not value.is_quantized
+    """Whether a value is a tensor of a device that consists of a known number of bytes."""
+    if not isinstance(value, torch.Tensor) or value.device != device or value.is_quantized:
+        return False
+    return value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
 
 
 def _comes_back(ops: Iterable[Op], v: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cairn.torch.base.errors import TransferFailed
 from cairn.torch.compiled import host_memory
-from cairn.torch.compiled.transfers import performed
+from cairn.torch.compiled.transfers import performed, without_transfers_of
 from cairn.torch.offloading.tiers import HostTier
 from torch import nn
 from torch._functorch import config as functorch_config
@@ -89,6 +89,28 @@ def test_waits_come_where_memory_is_needed_and_prefetches_start_with_the_computa
     graph = cairn.Graph([cairn.Node(1, 10, [v - 1] if v else []) for v in range(6)])
     made = performed(ops, graph, budget, end=3)
     assert " ".join(f"{'c' if name == 'compute' else name}{v}" for name, v in made) == expected
+
+
+def test_outputs_stay_on_the_device():
+    ops = [
+        "c0",
+        "c1",
+        "offload0",
+        "drop0",
+        "offload1",
+        "drop1",
+        "c2",
+        "offload2",
+        "drop2",
+        "prefetch0",
+        "discard0",
+        "c1",
+        "drop0",
+        "drop1",
+    ]
+    ops = [("compute" if op[0] == "c" else op[:-1], int(op[-1])) for op in ops]
+    made = without_transfers_of({0, 1, 2}, {2}, ops)  # 1 is recomputed, 2 is kept
+    assert " ".join(f"{'c' if name == 'compute' else name}{v}" for name, v in made) == "c0 c1 drop1 c2 c1 drop0 drop1"
 
 
 def test_step_is_exact_and_keeps_to_both_budgets(offloading):

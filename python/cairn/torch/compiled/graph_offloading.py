@@ -52,11 +52,12 @@ class GraphOffloading:
             solution = cairn.solve(self.graph, budget, solver=solver, machine=machine, time_limit=time_limit)
             if solution.schedule is None:
                 return solution
-            solution = self._performable(solution)
-            assert solution.schedule is not None
-            excess = emit(self._joint, self.ops(solution.schedule)).host_bytes - self._machine.host_bytes
+            made = self._performable(solution)
+            if made is None or made.schedule is None:
+                break
+            excess = emit(self._joint, self.ops(made.schedule)).host_bytes - self._machine.host_bytes
             if excess <= 0:
-                return solution
+                return made
             host -= excess
         machine = dataclasses.replace(self._machine, host_bytes=0)
         return cairn.solve(self.graph, budget, machine=machine, time_limit=time_limit)
@@ -97,14 +98,17 @@ class GraphOffloading:
     def _nodes_of(self, results: set[int]) -> list[int]:
         return sorted(self._place[index] for index in results)
 
-    def _performable(self, solution: cairn.Solution) -> cairn.Solution:
-        """The solution in which what cannot be offloaded stays on the device."""
+    def _performable(self, solution: cairn.Solution) -> cairn.Solution | None:
+        """The solution in which what cannot be offloaded stays on the device; None if the simulator refuses that."""
         assert solution.schedule is not None
-        ops = without_transfers_of(self._staying, solution.schedule.ops)
+        kept = {v for v in self._staying if self.graph.nodes[v].keep}
+        ops = without_transfers_of(self._staying, kept, solution.schedule.ops)
         if len(ops) == len(solution.schedule):
             return solution
         schedule = cairn.Schedule.from_ops(self.graph, ops, solver=solution.solver, budget_bytes=solution.budget_bytes)
         replay = cairn.simulate(self.graph, schedule, None)
+        if replay.makespan_ns is None:
+            return None
         return dataclasses.replace(
             solution,
             schedule=schedule,

@@ -23,15 +23,22 @@ from ..base._compat_compile import size_hint
 Op = tuple[str, int]
 
 
-def without_transfers_of(staying: Set[int], ops: Iterable[Sequence[Any]]) -> list[Op]:
-    """The list in which these values stay on the device instead of being offloaded."""
+def without_transfers_of(staying: Set[int], kept: Set[int], ops: Iterable[Sequence[Any]]) -> list[Op]:
+    """The list in which some values stay on the device instead of being offloaded.
+
+    kept: those that must exist to the end of the step.
+    """
     listed = [(str(op[0]), int(op[1])) for op in ops]
     stay = {v for name, v in listed if name == "offload" and v in staying}
-    kept: list[Op] = []
+    made: list[Op] = []
     for position, (name, v) in enumerate(listed):
-        if v not in stay or name == "compute" or (name == "drop" and not _comes_back(listed[position + 1 :], v)):
-            kept.append((name, v))
-    return kept
+        if v in stay and name == "drop":
+            comes_by = _comes_by(listed[position + 1 :], v)
+            if comes_by == "compute" or (comes_by == "" and v not in kept):
+                made.append((name, v))
+        elif v not in stay or name == "compute":
+            made.append((name, v))
+    return made
 
 
 def is_plain(value: Any, device: torch.device) -> bool:
@@ -41,9 +48,9 @@ def is_plain(value: Any, device: torch.device) -> bool:
     return value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
 
 
-def _comes_back(ops: Iterable[Op], v: int) -> bool:
-    """Whether the next device copy of a value comes from a prefetch, not from a computation."""
-    return next((name == "prefetch" for name, other in ops if other == v and name in ("prefetch", "compute")), False)
+def _comes_by(ops: Iterable[Op], v: int) -> str:
+    """The operation that makes the next device copy of a value; empty if none does."""
+    return next((name for name, other in ops if other == v and name in ("prefetch", "compute")), "")
 
 
 def look_of(value: torch.Tensor) -> tuple[list[int], list[int], torch.dtype, torch.device]:

@@ -92,23 +92,8 @@ def test_waits_come_where_memory_is_needed_and_prefetches_start_with_the_computa
 
 
 def test_outputs_stay_on_the_device():
-    ops = [
-        "c0",
-        "c1",
-        "offload0",
-        "drop0",
-        "offload1",
-        "drop1",
-        "c2",
-        "offload2",
-        "drop2",
-        "prefetch0",
-        "discard0",
-        "c1",
-        "drop0",
-        "drop1",
-    ]
-    ops = [("compute" if op[0] == "c" else op[:-1], int(op[-1])) for op in ops]
+    listed = "c0 c1 offload0 drop0 offload1 drop1 c2 offload2 drop2 prefetch0 discard0 c1 drop0 drop1"
+    ops = [("compute" if op[0] == "c" else op[:-1], int(op[-1])) for op in listed.split()]
     made = without_transfers_of({0, 1, 2}, {2}, ops)  # 1 is recomputed, 2 is kept
     assert " ".join(f"{'c' if name == 'compute' else name}{v}" for name, v in made) == "c0 c1 drop1 c2 c1 drop0 drop1"
 

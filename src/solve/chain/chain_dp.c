@@ -28,6 +28,8 @@
  *     Tiles with the same t - s are independent: all threads.
  *   - Values are times beyond the least of each stage, in 32 bits where the answer fits.
  *   - Decisions are found again on the way back, not stored.
+ *   - A simpler program, of O(n^2 S), gives a first answer; what can be in no answer as good is not filled in
+ *     (slotted_cuts.h).
  */
 #include "solve/chain/slotted.h"
 

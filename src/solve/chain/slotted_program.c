@@ -74,12 +74,14 @@ static int32_t enough(const crn_slotted_program *p, int32_t s, int32_t t, int32_
 /* The range of a row. m of (s,.) is at most what X leaves: X = a[s-1] at least, nothing for s = 1. */
 static crn_row lay_row(crn_slotted_program *p, int32_t s, int32_t t, int32_t enough_slots)
 {
-    int32_t most = p->slots - p->output[s - 1];
+    int32_t most = smaller(p->slots - p->output[s - 1], crn_slotted_cuts_slots(&p->cuts, s, t));
     crn_row made = {.floor_ns = p->width->infinite,
                     .low = slots_of(p, crn_least_of(p->table, s, t)),
-                    .high = enough_slots < most ? enough_slots : most};
-    if (made.high < made.low)
+                    .high = smaller(enough_slots, most)};
+    if (made.high < made.low || crn_slotted_cuts_ns(&p->cuts, s, t) < 0) {
+        made.high = made.low - 1;
         return made;
+    }
     /* value_count is a multiple of the line */
     size_t begin = p->value_count + CRN_ROW_LINE + (size_t)made.low % CRN_ROW_LINE;
     made.origin = begin - (size_t)made.low;
@@ -87,16 +89,35 @@ static crn_row lay_row(crn_slotted_program *p, int32_t s, int32_t t, int32_t eno
     return made;
 }
 
+/* Where each row is constant, kept as its end. */
+static void find_enough(crn_slotted_program *p)
+{
+    for (int32_t t = 1; t <= p->n; t++) {
+        int32_t rest = 0;
+        for (int32_t s = t; s >= 1; s--)
+            p->rows[crn_row_at(p->n, s, t)].high = rest = enough(p, s, t, rest);
+    }
+}
+
 static void lay_rows(crn_slotted_program *p)
 {
     p->value_count = 0;
-    for (int32_t t = 1; t <= p->n; t++) {
-        int32_t rest = 0;
+    for (int32_t t = 1; t <= p->n; t++)
         for (int32_t s = t; s >= 1; s--) {
-            rest = enough(p, s, t, rest);
-            p->rows[crn_row_at(p->n, s, t)] = p->columns[crn_column_at(s, t)] = lay_row(p, s, t, rest);
+            crn_row *row = &p->rows[crn_row_at(p->n, s, t)];
+            *row = p->columns[crn_column_at(s, t)] = lay_row(p, s, t, row->high);
         }
-    }
+}
+
+/* Memory for the rows that are laid. */
+static cairn_status allocate_values(crn_slotted_program *p, cairn_error *error)
+{
+    size_t line_bytes = CRN_ROW_LINE * p->width->value_bytes;
+    char *values = crn_arena_alloc(&p->arena, p->value_count + CRN_ROW_LINE, p->width->value_bytes);
+    if (!values)
+        return crn_no_memory(error);
+    p->values = values + (line_bytes - (uintptr_t)values % line_bytes) % line_bytes;
+    return CAIRN_OK;
 }
 
 /* ---- filling rows ---- */
@@ -127,10 +148,11 @@ static int64_t least_ns(const crn_slotted_program *p, int32_t s)
     return crn_option_ns(option);
 }
 
-static void relax_saves(const crn_slotted_program *p, int32_t s, int32_t t, const crn_row *to)
+/* rest: of (s + 1, t); again: of (s, s), or NULL to go without. */
+static void relax_saves(const crn_slotted_program *p, int32_t s, int32_t t, const crn_row *to, const crn_row *rest,
+                        const crn_row *again)
 {
     const cairn_stage *stage = crn_stage(p->model, s);
-    const crn_row *rest = s < t ? row_of(p, s + 1, t) : &done, *again = row_of(p, s, s);
     if (s < t && p->model->outputs_only)
         return;
     for (int32_t k = 0; k < stage->option_count; k++) {
@@ -138,7 +160,7 @@ static void relax_saves(const crn_slotted_program *p, int32_t s, int32_t t, cons
         int32_t from = save_from(p, t, option), kept = s < t ? saved_slots(p, s, k) : 0;
         int64_t ns = crn_option_ns(option) - least_ns(p, s);
         relax(p, to, rest, kept, &done, ns, larger(from, backward_from(p, s, option)));
-        if (s < t && !stage->no_recompute)
+        if (s < t && again && !stage->no_recompute)
             relax(p, to, rest, kept, again, option->forward_ns, from);
     }
 }
@@ -196,15 +218,92 @@ static void finish_row(const crn_slotted_program *p, int32_t s, int32_t t, int32
     int32_t last = crn_last_split(p->table, s, t);
     if (r->low > r->high)
         return;
-    relax_saves(p, s, t, r);
+    relax_saves(p, s, t, r, s < t ? row_of(p, s + 1, t) : &done, row_of(p, s, s));
     if (first_t <= last_s) { /* one tile for s and t */
         relax_splits(p, s, t, s + 1, last);
     } else {
         relax_splits(p, s, t, s + 1, smaller(last_s, last));
         relax_splits(p, s, t, first_t, last);
     }
-    r->floor_ns = p->width->finish(p->values, r);
-    p->columns[crn_column_at(s, t)].floor_ns = r->floor_ns;
+    p->width->finish(p->values, r, crn_slotted_cuts_ns(&p->cuts, s, t));
+    p->columns[crn_column_at(s, t)] = *r;
+}
+
+/* ---- an answer to cut with ---- */
+
+/*
+ * The best of the answers in which no stage runs forward more than twice: (s,n) splits, but what a split leaves to its left
+ * is small enough to be saved as a whole. One row for each s.
+ */
+static void fill_simple_row(const crn_slotted_program *p, const crn_row *rows, int32_t s)
+{
+    const crn_row *to = &rows[s];
+    const size_t *begin = p->table->pass_begin + crn_row_at(p->n, s, s);
+    relax_saves(p, s, p->n, to, s < p->n ? &rows[s + 1] : &done, NULL);
+    for (int32_t split = s + 1; split <= crn_last_split(p->table, s, p->n); split++, begin++) {
+        int32_t from = p->rows[crn_row_at(p->n, s, split - 1)].high; /* enough for all to the left */
+        for (size_t i = begin[0]; i < begin[1]; i++) {
+            const crn_pass *pass = &p->table->passes[i];
+            relax(p, to, &rows[split], p->output[split - 1], &done, pass->ns,
+                  larger(from, slots_of(p, p->model->base[p->n] + pass->peak_bytes)));
+        }
+    }
+}
+
+static cairn_status find_simple(crn_slotted_program *p, crn_row *rows, const crn_task *task, int64_t *ns,
+                                cairn_error *error)
+{
+    p->value_count = 0;
+    for (int32_t s = p->n; s >= 1; s--)
+        rows[s] = lay_row(p, s, p->n, p->slots);
+    CRN_TRY(allocate_values(p, error));
+    for (int32_t s = p->n; s >= 1; s--) {
+        p->width->clear(p->values, &rows[s], INT64_MAX);
+        fill_simple_row(p, rows, s);
+        p->width->finish(p->values, &rows[s], INT64_MAX);
+        if (crn_should_stop(task, NULL))
+            return crn_fail(error, CAIRN_CANCELLED, "stopped before the first wave");
+    }
+    *ns = p->width->value(p->values, &rows[1], p->slots);
+    return CAIRN_OK;
+}
+
+static int32_t least_saved_slots(const crn_slotted_program *p, int32_t l)
+{
+    int32_t least = saved_slots(p, l, 0);
+    for (int32_t k = 1; k < crn_stage(p->model, l)->option_count; k++)
+        least = smaller(least, saved_slots(p, l, k));
+    return least;
+}
+
+static int64_t least_pass_ns(const cairn_stage *stage)
+{
+    int64_t least = stage->forward_only_ns;
+    for (int32_t k = 0; k < stage->option_count; k++)
+        least = crn_min(least, stage->options[k].forward_ns);
+    return least;
+}
+
+static cairn_status find_cuts(crn_slotted_program *p, const crn_task *task, cairn_error *error)
+{
+    size_t n = (size_t)p->n;
+    crn_row *rows = crn_arena_alloc(&p->arena, n + 1, sizeof(*rows));
+    int64_t *pass_ns = crn_arena_alloc(&p->arena, n + 1, sizeof(*pass_ns)), known_ns = CRN_ROW_INFINITE;
+    int32_t *saved = crn_arena_alloc(&p->arena, n + 1, sizeof(*saved));
+    if (!rows || !pass_ns || !saved)
+        return crn_no_memory(error);
+    p->cuts = (crn_slotted_cuts){.n = p->n, .slots = p->slots, .most_ns = -1};
+    if (p->model->outputs_only)
+        return CAIRN_OK;
+    CRN_TRY(find_simple(p, rows, task, &known_ns, error));
+    if (known_ns == CRN_ROW_INFINITE)
+        return CAIRN_OK;
+    for (int32_t l = 1; l <= p->n; l++) {
+        saved[l] = least_saved_slots(p, l);
+        pass_ns[l] = least_pass_ns(crn_stage(p->model, l));
+    }
+    bool made = crn_slotted_cuts_init(&p->cuts, p->n, p->slots, known_ns, pass_ns, saved, &p->arena);
+    return made ? CAIRN_OK : crn_no_memory(error);
 }
 
 /* The tiles whose rows have (almost) the same t - s. */
@@ -241,7 +340,7 @@ static void relax_part(void *context, int64_t i, int worker)
         return;
     for (int32_t s = of_s.first; s <= of_s.last; s++)
         for (int32_t t = larger(s, of_t.first); t <= of_t.last; t++)
-            p->width->clear(p->values, row_of(p, s, t));
+            p->width->clear(p->values, row_of(p, s, t), crn_slotted_cuts_ns(&p->cuts, s, t));
     for (int32_t between = tile + 1; between < tile + w->distance; between++)
         for (int32_t j = 0; j < PARTS; j++)
             relax_block(p, of_s, of_t, part_of(span_of(p, between), j));
@@ -357,12 +456,10 @@ cairn_status crn_slotted_program_make(crn_slotted_program *p, const crn_chain_ta
         !p->saved || !p->fastest || !p->rows || !p->columns)
         return crn_no_memory(error);
     fill_stages(p);
+    find_enough(p);
+    CRN_TRY(find_cuts(p, task, error));
     lay_rows(p);
-    size_t line_bytes = CRN_ROW_LINE * width->value_bytes;
-    char *values = crn_arena_alloc(&p->arena, p->value_count + CRN_ROW_LINE, width->value_bytes);
-    if (!values)
-        return crn_no_memory(error);
-    p->values = values + (line_bytes - (uintptr_t)values % line_bytes) % line_bytes;
+    CRN_TRY(allocate_values(p, error));
     return fill_rows(p, task, error);
 }
 

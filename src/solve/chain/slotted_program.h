@@ -7,6 +7,7 @@
 
 #include "solve/chain/chain_table.h"
 #include "solve/chain/slot_scale.h"
+#include "solve/chain/slotted_cuts.h"
 #include "solve/chain/slotted_rows.h"
 
 /** Values are times beyond the least of each stage: C(s,t,m) less the sum of the least uF + uB of s..t. */
@@ -15,6 +16,7 @@ typedef struct crn_slotted_program {
     const crn_chain_model *model;
     int32_t n, slots;
     crn_slot_scale scale;
+    crn_slotted_cuts cuts;
     int32_t *output;      /* a[l] in slots */
     size_t *option_begin; /* of stage l - 1 */
     int32_t *saved;       /* A_k[l] in slots */

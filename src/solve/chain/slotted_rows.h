@@ -34,13 +34,13 @@ typedef struct crn_row {
 typedef struct crn_row_width {
     size_t value_bytes;
     int64_t infinite;
-    /** Makes a row infinite. */
-    void (*clear)(void *values, const crn_row *row);
+    /** Begins a row: more than most_ns everywhere, the same at the beginning and the end of the changes. */
+    void (*clear)(void *values, const crn_row *row, int64_t most_ns);
     /** to(m) = min(to(m), ns + x(m - kept) + y(m)) for all m >= from. ns >= 0. */
     void (*relax)(void *values, const crn_row *to, const crn_row *x, int32_t kept, const crn_row *y, int64_t ns,
                   int32_t from);
-    /** Ends the changes to a row; it may then be read by others. Returns its floor. */
-    int64_t (*finish)(void *values, const crn_row *row);
+    /** Ends the changes to a row, which is infinite from now on where it is more than most_ns; others may then read it. */
+    void (*finish)(void *values, crn_row *row, int64_t most_ns);
     int64_t (*value)(const void *values, const crn_row *row, int32_t m);
 } crn_row_width;
 

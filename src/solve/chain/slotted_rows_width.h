@@ -100,23 +100,36 @@ static void NAME(relax)(void *memory, const crn_row *to, const crn_row *x, int32
         NAME(relax_none)(&values[to->origin + (size_t)from], time + x_floor + y_floor, to->high - from + 1);
 }
 
-static void NAME(clear)(void *memory, const crn_row *row)
+static void NAME(clear)(void *memory, const crn_row *row, int64_t most_ns)
 {
     if (row->low > row->high)
         return;
+    VALUE more = most_ns < INFINITE ? (VALUE)most_ns + 1 : INFINITE;
     VALUE *values = (VALUE *)memory + (row->origin + (size_t)row->low - (LINE - 1));
     for (int32_t i = 0; i < row->high - row->low + 2 * LINE - 1; i++)
-        values[i] = INFINITE;
+        values[i] = more;
 }
 
-static int64_t NAME(finish)(void *memory, const crn_row *row)
+static void NAME(finish)(void *memory, crn_row *row, int64_t most_ns)
 {
     if (row->low > row->high)
-        return INFINITE;
-    VALUE *last = (VALUE *)memory + (row->origin + (size_t)row->high);
+        return;
+    VALUE *values = memory, *last = values + (row->origin + (size_t)row->high);
+    VALUE most = most_ns < INFINITE ? (VALUE)most_ns : INFINITE - 1;
+    int32_t low = row->low, above = row->high + 1; /* the first value of at most most is in low..above */
+    while (low < above) {
+        int32_t middle = low + (above - low) / 2;
+        if (values[row->origin + (size_t)middle] > most)
+            low = middle + 1;
+        else
+            above = middle;
+    }
+    row->low = low;
+    if (low > row->high)
+        return;
     for (int32_t i = 1; i < LINE; i++)
         last[i] = *last;
-    return (int64_t)*last;
+    row->floor_ns = (int64_t)*last;
 }
 
 static int64_t NAME(value)(const void *memory, const crn_row *row, int32_t m)

@@ -124,9 +124,9 @@ static void fill_row(void *context, crn_weak_part part)
     relaxing r = {p, row};
     if (row->low > row->high)
         return;
-    p->width->clear(p->values, row);
+    p->width->clear(p->values, row, INT64_MAX);
     crn_weak_terms(p->model, &p->sizes, part, relax, &r);
-    row->floor_ns = p->width->finish(p->values, row);
+    p->width->finish(p->values, row, INT64_MAX);
 }
 
 /* ---- the way back ---- */

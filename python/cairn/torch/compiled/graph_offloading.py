@@ -74,6 +74,17 @@ class GraphOffloading:
         listed = performed(schedule.ops, self.graph, schedule.budget_bytes or 0, end)
         return by_result((op for op in listed if op[1] < len(self._groups)), self._groups)
 
+    def slowed_ns(self, solution: cairn.Solution) -> int:
+        """The time by which copies slow down the computations beside them, which the simulator does not know."""
+        assert solution.schedule is not None
+        machine, slowdown = self._machine, self._host.to.slowdown
+        rates = {"offload": machine.to_host_bytes_per_s, "prefetch": machine.to_device_bytes_per_s}
+        busy = dict.fromkeys(rates, 0)
+        for name, v in (op for op in solution.schedule.ops if op[0] in rates):
+            busy[name] += machine.latency_ns + self.graph.nodes[v].bytes * 10**9 // rates[name]
+        link = sum(busy.values()) if machine.shared_link else max(busy.values())
+        return int(max(0, link - (solution.stall_ns or 0)) * slowdown / (1 + slowdown))
+
     def _pinned(self, graph: cairn.Graph) -> cairn.Graph:
         joint, nodes = self._joint, list(graph.nodes)
         held = [v for v in self._nodes_of(joint.bases(joint.outputs)) if nodes[v].keep and nodes[v].alias_of is None]

@@ -215,7 +215,7 @@ class Planner:
     ) -> CompiledPlan:
         solution, twice = fitted.solution, repeated_ns(joint, costs)
         assert solution.schedule is not None and solution.makespan_ns is not None
-        step = solution.makespan_ns - twice
+        step = solution.makespan_ns - twice + (0 if self._offloads is None else self._offloads.slowed_ns(solution))
         bound = None if solution.lower_bound_ns is None else solution.lower_bound_ns - twice
         return CompiledPlan(
             model_name=self.request.model_name,

@@ -80,7 +80,7 @@ class GraphOffloading:
         machine, slowdown = self._machine, self._host.to.slowdown
         rates = {"offload": machine.to_host_bytes_per_s, "prefetch": machine.to_device_bytes_per_s}
         busy = dict.fromkeys(rates, 0)
-        for name, v in (op for op in solution.schedule.ops if op[0] in rates):
+        for name, v in ((str(op[0]), int(op[1])) for op in solution.schedule.ops if op[0] in rates):
             busy[name] += machine.latency_ns + self.graph.nodes[v].bytes * 10**9 // rates[name]
         link = sum(busy.values()) if machine.shared_link else max(busy.values())
         return int(max(0, link - (solution.stall_ns or 0)) * slowdown / (1 + slowdown))
@@ -92,7 +92,7 @@ class GraphOffloading:
             end, largest = self._place[joint.end_of_forward], max(held, key=lambda v: nodes[v].bytes)
             nodes[end] = dataclasses.replace(nodes[end], alias_of=largest, keep=True)
         grads = [v for v in self._nodes_of(joint.bases(joint.grads)) if nodes[v].alias_of is None]
-        nodes += [cairn.Node(0, 0, [v], alias_of=v, keep=True) for v in grads]
+        nodes += [cairn.Node(0, 0, (v,), alias_of=v, keep=True) for v in grads]
         return graph.replace(nodes=nodes)
 
     def _immovable(self) -> set[int]:

@@ -172,8 +172,9 @@ class _Phase:
 
     def _workspace(self, node: fx.Node) -> int:
         origin = node.meta.get(ORIGIN)
-        computes = origin is not None and node.op == "call_function" and node.target not in TRANSFERS
-        return self._costs.workspace_bytes.get(origin, 0) if computes else 0
+        if origin is None or node.op != "call_function" or node.target in TRANSFERS:
+            return 0
+        return self._costs.workspace_bytes.get(origin, 0)
 
     def _enter(self, node: fx.Node) -> None:
         origin = node.meta.get(ORIGIN)

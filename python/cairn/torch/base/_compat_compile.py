@@ -177,20 +177,19 @@ def cut_without_recomputation(
     return _drawing_once(*default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others))
 
 
-#: How far apart in a graph two calls may be that inductor makes one kernel of because they read the same value.
-NEAR = 8
-
-
 def _fusing_neighbours() -> Any:
-    """Inductor fuses no distant calls that merely read the same value, which would let their results live for long."""
+    """Of kernels that merely read the same value, inductor fuses neighbours alone.
+
+    Fusing others would compute a result long before its place in the plan, or hold it long after.
+    """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.virtualized import V
 
     class Neighbours(InductorChoices):
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            apart = max(abs(node1.min_order - node2.max_order), abs(node2.min_order - node1.max_order))
-            return apart <= NEAR and InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+            between = max(node1.min_order, node2.min_order) - min(node1.max_order, node2.max_order)
+            return between == 1 and InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
 
     return V.set_choices_handler(Neighbours())
 

@@ -167,14 +167,15 @@ class _First:
             assert planner.plan is not None
             measured = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
+            refusal = planner.refused(measured)
+            if refusal is not None and kept is None:
+                raise refusal
             if measured <= plan.budget_bytes:
                 kept = plan, compiled
                 if not _leaves_much(planner, plan, measured):
                     break
             elif kept is not None:
                 break
-            elif planner.request.least:
-                raise planner.least_measured(measured)
             correction += measured - planner.predicted_bytes
         if kept is not None:
             plan, compiled = kept

@@ -124,10 +124,10 @@ class Planner:
         Code may need less memory than its schedule, so that a budget below the solver's least may work.
         """
         usable = total - reserve
-        if self.request.optimizer_peak_bytes > usable:
-            raise self._infeasible(self._least(joint, costs, graph), total, reserve)
         if self.request.least:
             return self._least(joint, costs, graph)
+        if self.request.optimizer_peak_bytes > usable:
+            raise self._infeasible(self._least(joint, costs, graph), total, reserve)
         target = usable - self._around.correction_bytes
         best: Fitted | None = None
         least: Fitted | None = None
@@ -267,12 +267,17 @@ class Planner:
         parts = {**self.resident, **_composition(least.moment)}
         return InfeasibleBudget.make(total, needed, reserve, parts, str(least.moment), least.moment.node)
 
-    def least_measured(self, measured_bytes: int) -> InfeasibleBudget:
-        """The error for a plan of least memory whose measured step passes the budget."""
-        plan = self.plan
+    def refused(self, measured_bytes: int) -> InfeasibleBudget | None:
+        """The error for a plan of least memory whose measured step, or the optimizer's step, passes the budget."""
+        plan, optimizer = self.plan, self.request.optimizer_peak_bytes
         assert plan is not None
-        least, parts = measured_bytes + plan.reserve_bytes, {**self.resident, **plan.at_peak}
-        return InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
+        total, reserve = plan.budget_bytes, plan.reserve_bytes
+        if not self.request.least or (measured_bytes <= total and optimizer + reserve <= total):
+            return None
+        if optimizer > measured_bytes:
+            return self._optimizer_needs_more(total, reserve)
+        parts = {**self.resident, **plan.at_peak}
+        return InfeasibleBudget.make(total, measured_bytes + reserve, reserve, parts, plan.peak_at, "measured step")
 
     def _optimizer_needs_more(self, total: int, reserve: int) -> InfeasibleBudget:
         needed = self.request.optimizer_peak_bytes + reserve

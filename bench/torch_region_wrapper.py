@@ -1,7 +1,7 @@
 """What a compiled block costs beside its operators: microseconds for each block and step, forward and backward.
 
 A block of tiny tensors, whose operators take next to no time, runs forward and backward in three ways: not compiled,
-compiled by torch alone ("aot_eager_default_partitioner"), and compiled by `ct.compile(regions=True)` with everything
+compiled by torch alone (AOTAutograd, operator by operator), and compiled by `ct.compile(regions=True)` with everything
 kept. All take turns; times are CPU times, and a row is the median over the rounds. The last lines share out the time of
 the compiled block: the code of its two graphs, called directly; the functions of Cairn that it calls; the rest, which
 is torch's (guards, the runtime of AOTAutograd, autograd).
@@ -20,10 +20,10 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
-from cairn.torch.base import _compat_compile
 from support import arguments
 from support.training import machine, quiet, write
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch_regions import Block
 
 
@@ -32,25 +32,23 @@ class Codes:
 
     def __init__(self) -> None:
         self.calls: dict[int, tuple[Callable[..., Any], list[Any]]] = {}
-        self._boxed = _compat_compile.boxed
 
-    def boxed(self, module: torch.fx.GraphModule) -> Callable[..., Any]:
-        """The code, which remembers its inputs."""
-        run = self._boxed(module)
+    def compiler(self, module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        """The code of a graph, which remembers its inputs."""
 
-        def remembering(args: list[Any]) -> Any:
-            self.calls[id(run)] = run, list(args)
-            return run(args)
+        def run(args: list[Any]) -> Any:
+            self.calls[id(run)] = module.forward, list(args)
+            return module.forward(*args)
 
-        remembering._boxed_call = True  # type: ignore[attr-defined] # AOTAutograd's mark
-        return remembering
+        run._boxed_call = True  # type: ignore[attr-defined] # AOTAutograd's mark
+        return run
 
     def seconds(self) -> float:
         """CPU time of the two graphs of a block, called directly: the mean over all blocks."""
         began = time.process_time()
         with torch.no_grad():
             for function, args in self.calls.values():
-                function(list(args))
+                function(*args)
         return (time.process_time() - began) * 2 / len(self.calls)
 
 
@@ -92,10 +90,9 @@ def main() -> None:
     with quiet():
         blocks = nn.Sequential(*(Block(64) for _ in range(options.blocks)))
         twin = nn.Sequential(*(Block(64) for _ in range(options.blocks)))
-        for block in twin:
-            block.compile(backend="aot_eager_default_partitioner", fullgraph=True, dynamic=False)
         codes = Codes()
-        _compat_compile.boxed = codes.boxed
+        for block in twin:
+            block.compile(backend=aot_autograd(fw_compiler=codes.compiler), fullgraph=True, dynamic=False)
         kept = planned(nn.Sequential(*(Block(64) for _ in range(options.blocks))), x)
         runs = {"not compiled": blocks, "compiled by torch": twin, "compiled with a plan": kept}
         taken: dict[str, list[float]] = {name: [] for name in (*runs, "code of its graphs")}
@@ -105,7 +102,6 @@ def main() -> None:
                 if number:
                     taken[name].append(found)
             taken["code of its graphs"].append(codes.seconds() * options.blocks)
-        codes.calls.clear()
         rows = [{"way": name, "us": 1e6 * statistics.median(each) / options.blocks} for name, each in taken.items()]
         for row in rows:
             print(f"{row['way']:22} {row['us']:8.0f} us for each block")

@@ -1,5 +1,6 @@
 """`compile`: a byte budget for torch.compile. Exact, within the budget, and predicted."""
 
+import dataclasses
 import functools
 import json
 
@@ -234,6 +235,45 @@ def test_another_budget_gets_another_partition_however_many_there_were(roomy):
     with torch._dynamo.config.patch(recompile_limit=1):
         tight = ct.report(ct.compile(model, x, budget=int(least("layers") * 1.05), **options))
     assert tight.measured_peak_bytes < ct.report(compiled).measured_peak_bytes
+
+
+def test_a_bound_that_an_earlier_search_found_holds_for_the_plan(monkeypatch):
+    """The first of two searches for one budget seems far from the optimum here, and the second finds no bound."""
+    solve, bounds = cairn.solve, []
+
+    def forgetful(*args, **options):
+        found = solve(*args, **options)
+        if found.schedule is None:
+            return found
+        bounds.append(found.lower_bound_ns)
+        return dataclasses.replace(found, gap=0.5, lower_bound_ns=found.lower_bound_ns if len(bounds) == 1 else 1)
+
+    monkeypatch.setattr(cairn, "solve", forgetful)
+    model, x = made("layers")
+    compiled = compiled_with(model, x, "1GiB", kernels="eager", prove=False)
+    assert len(bounds) == 2
+    assert ct.report(compiled).plans[0].gap < 0.01
+
+
+class WithLogits(nn.Module):
+    """Returns its loss and its logits, as models of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), nn.Linear(64, 512)
+
+    def forward(self, x):
+        logits = self.head(self.body(x))
+        return {"loss": F.cross_entropy(logits, x.new_zeros(len(x), dtype=torch.int64)), "logits": logits}
+
+
+@pytest.mark.parametrize("holds_output", [True, False])
+def test_the_peak_of_a_model_that_returns_its_loss_and_more_needs_no_correction(holds_output):
+    options = {"kernels": "eager", "holds_output": holds_output, "prove": False, "progress": False}
+    torch._dynamo.reset()
+    report = ct.report(ct.compile(WithLogits(), torch.randn(256, 64), budget="1GiB", **options))
+    assert report.plans[0].correction_bytes == 0
+    assert abs(report.plans[0].peak_bytes - report.measured_peak_bytes) < 64
 
 
 def test_the_backward_draws_no_random_numbers_again():

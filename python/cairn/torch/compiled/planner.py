@@ -63,6 +63,7 @@ class Planner:
         self._around = request.around(self._fixed)
         self._groups: Groups = ()  # of results that the problem has as one node
         self._offloads: GraphOffloading | None = None
+        self._bounds: list[tuple[int, int]] = []  # budgets, and the time that no schedule within each falls below
 
     def __call__(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
@@ -179,7 +180,15 @@ class Planner:
     def _solve(self, graph: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
         if self._offloads is not None:
             return self._offloads.solved(max(1, target), f"{limit_ns}ns", self.request.solver)
-        return cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
+        solution = cairn.solve(graph, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
+        if solution.lower_bound_ns is not None:
+            self._bounds.append((max(1, target), solution.lower_bound_ns))
+        return solution
+
+    def _bound_ns(self, solution: cairn.Solution) -> int | None:
+        """The best bound on the time of schedules within a solution's budget; bounds of larger budgets hold for it."""
+        of_larger = [bound for budget, bound in self._bounds if budget >= (solution.budget_bytes or 0)]
+        return max((*of_larger, solution.lower_bound_ns or 0)) or None
 
     def _made(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Fitted:
         assert solution.schedule is not None
@@ -216,7 +225,8 @@ class Planner:
         solution, twice = fitted.solution, repeated_ns(joint, costs)
         assert solution.schedule is not None and solution.makespan_ns is not None
         step = solution.makespan_ns - twice + (0 if self._offloads is None else self._offloads.slowed_ns(solution))
-        bound = None if solution.lower_bound_ns is None else solution.lower_bound_ns - twice
+        least_ns = self._bound_ns(solution)
+        bound = None if least_ns is None else least_ns - twice
         return CompiledPlan(
             model_name=self.request.model_name,
             device=str(self.device),

@@ -295,7 +295,8 @@ def main() -> int:
 def table(options: Any) -> int:
     """A row for each model; 1 where a step takes more than its budget."""
     rows = []
-    print(f"{'model':14} {'results':>7} {'budgets':>7} {'share':>8} {'error':>7} {'uncorrected':>11} {'gap':>7} {'rise':>7}  exact")
+    columns = f"{'share':>8} {'error':>7} {'uncorrected':>11} {'gap':>7} {'rise':>7}"
+    print(f"{'model':14} {'results':>7} {'budgets':>7} {columns}  exact")
     for name in options.models or MODELS:
         try:
             row = measured(name, options.budgets, options.kernels)

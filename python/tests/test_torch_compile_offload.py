@@ -40,7 +40,7 @@ def squared(output):
 
 def compiled_with(model, x, **options):
     torch._dynamo.reset()
-    settings = {"kernels": "eager", "loss_fn": squared, "regions": False, "time_limit": "300ms", "progress": False}
+    settings = {"kernels": "eager", "loss_fn": squared, "regions": False, "time_limit": "90ms", "progress": False}
     return ct.compile(model, x, **{**settings, **options})
 
 
@@ -182,7 +182,7 @@ def test_three_optimizer_steps_by_a_saved_plan_are_bit_identical(offloading, tmp
 def test_the_backend_by_name_offloads(offloading):
     torch._dynamo.reset()
     model, x = made()
-    options = {"budget": offloading[3].budget_bytes, "kernels": "eager", "time_limit": "300ms", **HOST}
+    options = {"budget": offloading[3].budget_bytes, "kernels": "eager", "time_limit": "90ms", **HOST}
     step = torch.compile(model, backend="cairn", options=options)
     assert all(map(torch.equal, results(step, model, x), results(model, model, x)))
     host = max(host_memory._MEMORIES.values(), key=lambda host: host.number)

@@ -29,6 +29,8 @@ from ..offloading.transfers import TensorGroup, Transfers
 from ..planning.offload_plans import Destination
 
 NAMESPACE = "cairn"
+#: Inductor passes values with the strides that they were traced with.
+_AS_TRACED = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _NUMBERS = itertools.count(1)
 _MEMORIES: weakref.WeakValueDictionary[int, HostMemory] = weakref.WeakValueDictionary()
@@ -134,7 +136,7 @@ def _arrived_fake(
 
 def _operator(schema: str, function: Any, fake: Any) -> Any:
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
+    _LIBRARY.define(schema, tags=_AS_TRACED)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return getattr(getattr(torch.ops, NAMESPACE), name).default

@@ -219,7 +219,7 @@ static cairn_status auto_least(const crn_task *task, void *state, crn_least *lea
     int rank = 0, count = session->count;
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     for (int k = 0; k < 2 * count && !least->is_exact && least->bytes != least->lower_bytes; k++) {
-        const crn_task part = crn_task_part(task, 2 * count - k);
+        const crn_task part = crn_task_part(task, k < count ? 2 : 2 * count - k);
         candidate *c = &session->candidates[k % count];
         crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
         if (!c->solver->least || crn_is_baseline(c->solver) != (k >= count) || is_left_out(task, c, rank, least) ||

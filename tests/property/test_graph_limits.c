@@ -210,6 +210,51 @@ static void long_times_do_not_overflow(void **state)
     cairn_problem_free(problem);
 }
 
+enum { ROW = 1000 };
+
+/* A row of forward nodes, every seventh with a second input from six nodes before; each has a backward node. */
+static cairn_problem *large_training_graph(void)
+{
+    static int32_t deps[2 * ROW][2];
+    cairn_node *nodes = calloc(2 * ROW, sizeof(*nodes));
+    test_random random = test_random_seeded(3);
+    cairn_problem *problem;
+    assert_non_null(nodes);
+    for (int32_t v = 0; v < 2 * ROW; v++) {
+        int32_t forward = v < ROW ? v : 2 * ROW - 1 - v;
+        deps[v][0] = v < ROW ? v - 6 : forward - 1;
+        deps[v][1] = v - 1;
+        int32_t first = v < ROW ? v % 7 != 6 : forward == 0;
+        nodes[v] = (cairn_node){.cost_ns = test_random_between(&random, 1, 100),
+                                .bytes = test_random_between(&random, 1, 1000),
+                                .deps = deps[v] + first,
+                                .dep_count = v == 0 ? 0 : 2 - first,
+                                .alias_of = -1};
+    }
+    const cairn_graph graph = {2 * ROW, nodes, ROW};
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    free(nodes);
+    return problem;
+}
+
+/* A thousand forward nodes in the memory of a few: sweeps take little more than is proved to be needed, and are answers. */
+static void brackets_of_large_graphs_are_narrow(void **state)
+{
+    (void)state;
+    cairn_problem *problem = large_training_graph();
+    cairn_limits found = limits(problem, "graph-search");
+    assert_true(found.least_bytes <= found.least_lower_bytes / 10 * 12);
+    assert_true(found.store_all_bytes > 100 * found.least_bytes);
+    cairn_options *options = test_options("graph-search", found.least_bytes, "threads=1 iterations=0");
+    cairn_schedule *schedule;
+    cairn_info info = test_solve(problem, options, &schedule);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_FEASIBLE);
+    assert_true(info.peak_bytes <= found.least_bytes);
+    cairn_schedule_free(schedule);
+    cairn_info_clear(&info);
+    cairn_problem_free(problem);
+}
+
 /* Views of views of ...: whose storage they are in is not looked for from the beginning every time. */
 static void chains_of_aliases_are_short(void **state)
 {
@@ -247,7 +292,7 @@ int main(void)
         cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(a_link_changes_no_walk),
         cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
         cmocka_unit_test(long_times_do_not_overflow),       cmocka_unit_test(chains_of_aliases_are_short),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(every_allocation_may_fail),        cmocka_unit_test(brackets_of_large_graphs_are_narrow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -158,7 +158,8 @@ static void it_equals_the_plain_recurrence_where_nothing_is_rounded(void **state
 static cairn_problem *varied_chain(uint64_t seed)
 {
     test_random random = test_random_seeded(seed);
-    test_chain_shape shape = {.stages_min = 24, .stages_max = 24, .bytes_max = 40, .ns_max = 1000, .equal_forwards = true};
+    test_chain_shape shape = {
+        .stages_min = 24, .stages_max = 24, .bytes_max = 40, .ns_max = 1000, .equal_forwards = true};
     return test_random_chain(&random, &shape);
 }
 

@@ -119,10 +119,10 @@ static int64_t pair_count(const crn_task *task)
 /* In rows of a width. Estimates that pass 2^63 - 1 are 2^63 - 1. */
 static int64_t memory_with(const crn_task *task, const crn_row_width *width)
 {
-    int64_t rows = pair_count(task) + cairn_problem_chain(task->problem)->stage_count; /* those of the first answer, too */
+    int64_t rows =
+        pair_count(task) + cairn_problem_chain(task->problem)->stage_count; /* those of the first answer, too */
     int64_t values = task->settings->slots + 4 * CRN_ROW_LINE;
-    int64_t bytes =
-        crn_mul_saturating(rows, (int64_t)width->value_bytes * values + 2 * (int64_t)sizeof(crn_row));
+    int64_t bytes = crn_mul_saturating(rows, (int64_t)width->value_bytes * values + 2 * (int64_t)sizeof(crn_row));
     return crn_add_saturating(bytes, crn_chain_table_memory(cairn_problem_chain(task->problem)));
 }
 

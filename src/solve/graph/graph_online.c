@@ -66,7 +66,8 @@ static void take_smallest(online *o)
 static void bisect(const crn_task *task, online *o)
 {
     int64_t low = o->lower_bytes - 1;
-    for (int i = 0; i < BISECTIONS && !crn_should_stop(task, NULL); i++) {
+    crn_walk_limit(o->walk, true);
+    for (int i = 0; i < BISECTIONS && !crn_should_stop(task, NULL) && !crn_walk_is_spent(o->walk); i++) {
         int64_t near = o->model->node_count < EXACT_NODES ? 1 : o->smallest_peak_bytes / 1024;
         if (o->smallest_peak_bytes - low <= near)
             break;
@@ -76,6 +77,7 @@ static void bisect(const crn_task *task, online *o)
         else
             low = middle;
     }
+    crn_walk_limit(o->walk, false);
 }
 
 static void descend(const crn_task *task, online *o)

@@ -23,15 +23,9 @@ static bool push(crn_replan *replan, int32_t v)
 
 int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval)
 {
-    int32_t worst = 0;
-    if (graph->backward_begins_at >= 0)
-        return graph->backward_begins_at;
     crn_sequence_store_all(replan->model, &replan->sequence);
     crn_sequence_judge(eval, &replan->sequence);
-    for (int32_t e = 0; e < replan->sequence.count; e++)
-        if (eval->level[e] > eval->level[worst])
-            worst = e;
-    return worst;
+    return crn_sequence_turn(graph, eval);
 }
 
 bool crn_replan_forward(crn_replan *replan, const bool *kept)

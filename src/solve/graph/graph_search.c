@@ -20,6 +20,7 @@
 #include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
 #include "solve/graph/graph_online.h"
+#include "solve/graph/graph_sweep.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
@@ -43,6 +44,7 @@ typedef struct search {
     int64_t smallest_peak_bytes;
     int64_t lower_bytes, failed_bytes; /* no schedule without transfers is below; no walk succeeded here, so far */
     int bisections;
+    crn_sweep *sweep;
     bool has_asked_online; /* for its smallest */
     crn_descent descent;
     float *weight; /* of a use */
@@ -113,7 +115,10 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     const crn_task alone = crn_task_without_machine(task);
     CRN_TRY(crn_least_lower(&alone, &s->lower_bytes, error));
     begin_smallest(s);
-    return CAIRN_OK;
+    const cairn_graph *graph = cairn_problem_graph(task->problem);
+    int32_t turn = crn_sequence_turn(graph, crn_improver_eval(s->island[0]));
+    s->sweep = crn_sweep_new(s->model, turn, s->lower_bytes, &s->arena);
+    return s->sweep ? CAIRN_OK : crn_no_memory(error);
 }
 
 static bool walk(const crn_task *task, search *s, int64_t budget_bytes, int rule, bool unlocks)
@@ -166,20 +171,32 @@ static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, 
     return is_small && walk_at_random(task, s, budget_bytes, tries);
 }
 
+static void sweep(const crn_task *task, search *s)
+{
+    bool has_room;
+    while (!crn_should_stop(task, NULL) && crn_sweep_next(s->sweep, &s->scratch, &has_room))
+        if (has_room)
+            offer_smallest(s);
+}
+
 /* A budget under which a walk succeeds, by bisection, though none did just below. Goes on where it was stopped. */
 static void bisect(const crn_task *task, search *s)
 {
     int64_t near = s->model->node_count <= 1000 ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
+    crn_walk_limit(s->walk, true);
     for (int *i = &s->bisections; *i < BISECTIONS && s->smallest_peak_bytes - s->failed_bytes > near; ++*i) {
         int64_t middle = s->failed_bytes + (s->smallest_peak_bytes - s->failed_bytes) / 2;
         middle = *i == 0 ? s->lower_bytes : middle;
         if (walk_somehow(task, s, middle, *i == 0 ? FIRST_TRIES : TRIES)) /* the bound itself is worth more of them */
             offer_smallest(s);
         else if (crn_should_stop(task, NULL))
-            return;
+            break;
         else
             s->failed_bytes = middle;
+        if (crn_walk_is_spent(s->walk))
+            *i = BISECTIONS - 1;
     }
+    crn_walk_limit(s->walk, false);
 }
 
 /* The walks that an answer begins with, under the budgets below that. Goes on where it was stopped. */
@@ -193,6 +210,17 @@ static void descend(const crn_task *task, search *s)
             return;
         crn_descent_note(&s->descent, &step, s->walk, &s->scratch);
     }
+}
+
+/* Where walks take long, sweeps are first. */
+static void find_small(const crn_task *task, search *s)
+{
+    bool is_small = s->model->node_count <= 1000;
+    if (!is_small)
+        sweep(task, s);
+    bisect(task, s);
+    descend(task, s);
+    sweep(task, s);
 }
 
 /* The walks that know no future fail and succeed elsewhere: the smallest of theirs is offered, too. */
@@ -219,8 +247,7 @@ static cairn_status ask_online(const crn_task *task, search *s, cairn_error *err
  */
 static cairn_status find_smallest(const crn_task *task, search *s, cairn_error *error)
 {
-    bisect(task, s);
-    descend(task, s);
+    find_small(task, s);
     return ask_online(task, s, error);
 }
 
@@ -303,6 +330,18 @@ static void offer_start(search *s, const crn_sequence *sequence, int64_t cost)
     crn_sequence_copy(&s->start[at], sequence);
 }
 
+/* The shortest sweep that fits, for budgets under which walks fail. */
+static void sweep_under(const crn_task *task, search *s, int64_t budget_bytes)
+{
+    for (int i = 0; !crn_should_stop(task, NULL) && crn_sweep_nth(s->sweep, i, &s->scratch); i++) {
+        const crn_sequence_eval *eval = judge_scratch(s);
+        if (eval->peak <= budget_bytes) {
+            offer_start(s, &s->scratch, eval->cost);
+            return;
+        }
+    }
+}
+
 static cairn_status find_starts(const crn_task *task, search *s, int64_t budget_bytes, cairn_error *error)
 {
     for (int i = 0; i < ISLANDS; i++)
@@ -318,12 +357,13 @@ static cairn_status find_starts(const crn_task *task, search *s, int64_t budget_
         if (eval->peak <= budget_bytes) /* not so where an alias is computed earlier than the sequence implies */
             offer_start(s, &s->scratch, eval->cost);
     }
+    if (s->start_cost[0] == INT64_MAX)
+        sweep_under(task, s, budget_bytes);
     const crn_task part = crn_task_part(task, s->start_cost[0] == INT64_MAX ? 1 : LEAST_PARTS);
     if (s->start_cost[0] == INT64_MAX)
         CRN_TRY(find_smallest(&part, s, error));
     else {
-        bisect(&part, s);
-        descend(&part, s);
+        find_small(&part, s);
     }
     if (s->start_cost[0] == INT64_MAX && s->smallest_peak_bytes <= budget_bytes) {
         crn_sequence_copy(&s->scratch, &s->smallest);

@@ -46,6 +46,16 @@ cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *aren
     return CAIRN_OK;
 }
 
+int32_t crn_sequence_turn(const cairn_graph *graph, const crn_sequence_eval *store_all)
+{
+    int32_t worst = 0;
+    if (graph->backward_begins_at >= 0)
+        return graph->backward_begins_at;
+    for (int32_t v = 1; v < graph->node_count; v++)
+        worst = store_all->level[v] > store_all->level[worst] ? v : worst;
+    return worst;
+}
+
 /* The handles that exist, by storage, and where their operations go: what emission needs beyond judging. */
 typedef struct emission {
     cairn_builder *builder;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64, POLL_STEPS = 10000 };
-enum { SCANNED_NODES = 1000, LOOKS_MAX = 64, REFRESHED = 8 };
+enum { SCANNED_NODES = 1000, LOOKS_MAX = 64, REFRESHED = 8, LIMITED_STEPS = 30000000 };
 
 struct crn_walk {
     const crn_graph_model *model;
@@ -33,6 +33,7 @@ struct crn_walk {
     int32_t unlocks_left; /* of the node under way */
     const crn_task *task;
     int32_t steps; /* since the task was last asked whether to stop */
+    int64_t steps_left;
     const crn_walk_rule *rule;
     crn_sequence *sequence;
 };
@@ -59,6 +60,7 @@ cairn_status crn_walk_new(const crn_graph_model *model, crn_walk **walk, cairn_e
     w->handle = handle;
     w->priced = priced;
     w->is_heap = model->node_count >= SCANNED_NODES;
+    w->steps_left = INT64_MAX;
     w->arena = arena;
     *walk = w;
     return CAIRN_OK;
@@ -74,10 +76,11 @@ void crn_walk_free(crn_walk *walk)
 static bool is_stopped(crn_walk *w, int32_t steps)
 {
     w->steps += steps;
+    w->steps_left -= steps;
     if (w->steps < POLL_STEPS)
-        return false;
+        return w->steps_left < 0;
     w->steps = 0;
-    return crn_should_stop(w->task, NULL);
+    return w->steps_left < 0 || crn_should_stop(w->task, NULL);
 }
 
 /* The next node that reads storage s for the first time, at or after the one under way; node_count when none does. */
@@ -461,4 +464,14 @@ bool crn_walk_run(crn_walk *w, const crn_task *task, int64_t budget_bytes, const
 int64_t crn_walk_needed(const crn_walk *walk)
 {
     return walk->needed_bytes;
+}
+
+void crn_walk_limit(crn_walk *walk, bool limited)
+{
+    walk->steps_left = limited && walk->is_heap ? LIMITED_STEPS : INT64_MAX;
+}
+
+bool crn_walk_is_spent(const crn_walk *walk)
+{
+    return walk->steps_left < 0;
 }

@@ -40,5 +40,12 @@ bool crn_walk_run(crn_walk *walk, const crn_task *task, int64_t budget_bytes, co
  * same end.
  */
 int64_t crn_walk_needed(const crn_walk *walk);
+/**
+ * Limits the work of all walks from now on, or no longer: near the least memory, walks through large graphs recompute until
+ * their sequence is full. Small graphs have no limit.
+ */
+void crn_walk_limit(crn_walk *walk, bool limited);
+/** Whether the work is used up: the walk was stopped, and further ones fail. */
+bool crn_walk_is_spent(const crn_walk *walk);
 
 #endif

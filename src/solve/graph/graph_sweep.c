@@ -1,0 +1,183 @@
+#include "solve/graph/graph_sweep.h"
+
+enum { PIECES_MAX = 128, TRIES = 12 }; /* each piece is at most three quarters of the one before, or one node less */
+
+/* Forward nodes after begin, up to end. */
+typedef struct piece {
+    int32_t begin, end;
+} piece;
+
+struct crn_sweep {
+    const crn_graph_model *model;
+    int32_t turn;
+    int64_t *live_bytes; /* of forward storages that nodes behind forward node v read */
+    bool *again;         /* of a forward node: backward nodes need it, directly or not, and it may run again */
+    int32_t *front;      /* of a backward node: the last forward storage that it or a later one reads, -1 = none */
+    piece waiting[PIECES_MAX + 1]; /* pieces whose cut is alive; then the one whose values are there */
+    int32_t waiting_count;
+    int64_t lower_bytes;
+    int tries;
+    int64_t fits_bytes, long_bytes; /* the least cuts with room for the sequence, the most without */
+};
+
+static bool may_run_again(const crn_graph_model *model, int32_t s)
+{
+    return !model->once[s] && !model->keep[s];
+}
+
+/* From the last backward node to the first, then what those need, from the last to the first. */
+static void find_needs(crn_sweep *w)
+{
+    const crn_graph_model *model = w->model;
+    int32_t front = -1;
+    for (int32_t v = model->node_count - 1; v >= 0; v--) {
+        for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
+            int32_t s = model->root[model->dep[i]];
+            if (s >= w->turn || !may_run_again(model, s) || (v < w->turn && !w->again[v]))
+                continue;
+            w->again[s] = true;
+            if (v >= w->turn && s > front)
+                front = s;
+        }
+        if (v >= w->turn)
+            w->front[v] = front;
+    }
+}
+
+/* The last forward node that reads storage s; s where there is none. */
+static int32_t last_forward_use(const crn_sweep *w, int32_t s)
+{
+    const crn_graph_model *model = w->model;
+    int32_t low = model->use_begin[s], high = model->use_begin[s + 1];
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (model->use[middle] < w->turn)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low > model->use_begin[s] ? model->use[low - 1] : s;
+}
+
+/* Differences first, then their sums. What stays anyway does not count. */
+static void find_live(crn_sweep *w)
+{
+    const crn_graph_model *model = w->model;
+    int64_t live = 0;
+    for (int32_t v = 0; v < w->turn; v++) {
+        if (!w->again[v] || model->root[v] != v)
+            continue;
+        w->live_bytes[v] += model->bytes[v];
+        w->live_bytes[last_forward_use(w, v)] -= model->bytes[v];
+    }
+    for (int32_t v = 0; v < w->turn; v++)
+        w->live_bytes[v] = live += w->live_bytes[v];
+}
+
+crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t turn, int64_t lower_bytes, crn_arena *arena)
+{
+    size_t n = (size_t)model->node_count;
+    crn_sweep *w = crn_arena_alloc_zero(arena, 1, sizeof(*w));
+    if (!w)
+        return NULL;
+    w->model = model;
+    w->turn = turn;
+    w->lower_bytes = lower_bytes;
+    w->live_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->live_bytes));
+    w->again = crn_arena_alloc_zero(arena, n, sizeof(*w->again));
+    w->front = crn_arena_alloc_zero(arena, n, sizeof(*w->front));
+    if (!w->live_bytes || !w->again || !w->front)
+        return NULL;
+    find_needs(w);
+    find_live(w);
+    return w;
+}
+
+static bool put(crn_sequence *sequence, int32_t v)
+{
+    if (sequence->count == sequence->capacity)
+        return false;
+    sequence->node[sequence->count++] = v;
+    return true;
+}
+
+/* Where few bytes cross, in the middle half of a piece of two nodes at least; the nearest to the middle of equals. */
+static int32_t best_cut(const crn_sweep *w, piece p)
+{
+    int32_t count = p.end - p.begin, best = p.begin + count / 2;
+    for (int32_t away = 1; away <= count / 4; away++) {
+        int32_t before = p.begin + count / 2 - away, after = p.begin + count / 2 + away;
+        if (before > p.begin && w->live_bytes[before] < w->live_bytes[best])
+            best = before;
+        if (after < p.end && w->live_bytes[after] < w->live_bytes[best])
+            best = after;
+    }
+    return best;
+}
+
+/*
+ * Halves what has just been swept towards its end; the pieces before each cut wait. Without a cut of few bytes the last
+ * node is a piece of its own, and those before it are swept again from the same cut as it was.
+ */
+static void halve(crn_sweep *w, piece p, int64_t cut_bytes)
+{
+    while (p.end - p.begin > 1 && w->waiting_count < PIECES_MAX) {
+        int32_t cut = best_cut(w, p);
+        cut = w->live_bytes[cut] <= cut_bytes ? cut : p.end - 1;
+        w->waiting[w->waiting_count++] = (piece){p.begin, cut};
+        p.begin = cut;
+    }
+    w->waiting[w->waiting_count] = p; /* whose values are there */
+}
+
+/* Computes again what the next backward nodes read, unless it is in the piece that is there. */
+static bool bring_back(crn_sweep *w, int32_t front, int64_t cut_bytes, crn_sequence *sequence)
+{
+    if (front > w->waiting[w->waiting_count].begin)
+        return true;
+    while (w->waiting_count > 0) {
+        piece p = w->waiting[--w->waiting_count];
+        if (front <= p.begin)
+            continue;
+        p.end = (int32_t)crn_min(p.end, front);
+        for (int32_t v = p.begin + 1; v <= p.end; v++)
+            if (w->again[v] && !put(sequence, v))
+                return false;
+        halve(w, p, cut_bytes);
+        return true;
+    }
+    return true;
+}
+
+bool crn_sweep_run(crn_sweep *w, int64_t cut_bytes, crn_sequence *sequence)
+{
+    const crn_graph_model *model = w->model;
+    sequence->count = w->waiting_count = 0;
+    for (int32_t v = 0; v < w->turn; v++)
+        if (!put(sequence, v))
+            return false;
+    halve(w, (piece){-1, w->turn - 1}, cut_bytes);
+    for (int32_t v = w->turn; v < model->node_count; v++)
+        if ((w->front[v] >= 0 && !bring_back(w, w->front[v], cut_bytes, sequence)) || !put(sequence, v))
+            return false;
+    return true;
+}
+
+bool crn_sweep_nth(crn_sweep *w, int i, crn_sequence *sequence)
+{
+    return i < TRIES && crn_sweep_run(w, i == 0 ? INT64_MAX : w->lower_bytes >> i, sequence);
+}
+
+bool crn_sweep_next(crn_sweep *w, crn_sequence *sequence, bool *has_room)
+{
+    int64_t cut_bytes = w->tries == 0 ? INT64_MAX : w->long_bytes + (w->fits_bytes - w->long_bytes) / 2;
+    if (w->tries == TRIES)
+        return false;
+    *has_room = crn_sweep_run(w, cut_bytes, sequence);
+    if (*has_room)
+        w->fits_bytes = w->tries == 0 ? w->lower_bytes : cut_bytes;
+    else
+        w->long_bytes = cut_bytes;
+    w->tries++;
+    return true;
+}

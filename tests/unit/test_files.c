@@ -15,6 +15,7 @@
 
 #include <cairn/io.h>
 
+#include "io/json_plain.h"
 #include "support/faulty_allocator.h"
 #include "support/io_texts.h"
 
@@ -83,6 +84,55 @@ static void running_out_of_memory_with_files(void **state)
 {
     (void)state;
     assert_true(test_every_allocation_fails(read_file, (void *)(uintptr_t)(CAIRN_TEST_DATA "/chains/gpt2.json")) > 0);
+}
+
+enum { LONG_NAME = 20000, OBJECTS = 3 }; /* longer than a block of an arena, so that each name is a request */
+
+/* Objects in plain form, one after the other. The caller's to free. */
+static char *plain_objects(void)
+{
+    char *text = malloc(OBJECTS * (LONG_NAME + 40)), *at = text;
+    assert_non_null(text);
+    for (int i = 0; i < OBJECTS; i++) {
+        at += sprintf(at, "{\"bytes\": %d, \"name\": \"", i);
+        memset(at, 'x', LONG_NAME);
+        at += LONG_NAME;
+        at += sprintf(at, "\"}");
+    }
+    return text;
+}
+
+/* The reader of plain elements by itself: behind it stands another one, which would read the element again. */
+static cairn_status read_plain_objects(const cairn_env *env, void *context)
+{
+    typedef struct named {
+        const char *name;
+        int64_t bytes;
+    } named;
+    static const crn_field fields[] = {{"name", CRN_FIELD_TEXT, CRN_REQUIRED, offsetof(named, name)},
+                                       {"bytes", CRN_FIELD_COUNT, CRN_REQUIRED, offsetof(named, bytes)}};
+    crn_plain in = {context, (const char *)context + strlen(context)};
+    crn_plain_result result = CRN_PLAIN_TAKEN;
+    crn_arena arena;
+    crn_arena_init(&arena, crn_allocator(env));
+    for (int i = 0; i < OBJECTS && result == CRN_PLAIN_TAKEN; i++) {
+        named made;
+        crn_target target = {.structure = &made, .arena = &arena};
+        result = crn_plain_fields(&in, fields, 2, &target, NULL, NULL);
+        if (result == CRN_PLAIN_TAKEN)
+            assert_true(made.bytes == i && strlen(made.name) == LONG_NAME);
+    }
+    crn_arena_clear(&arena);
+    assert_int_not_equal(result, CRN_PLAIN_ODD);
+    return result == CRN_PLAIN_TAKEN ? CAIRN_OK : CAIRN_NO_MEMORY;
+}
+
+static void running_out_of_memory_with_plain_elements(void **state)
+{
+    (void)state;
+    char *text = plain_objects();
+    assert_true(test_every_allocation_fails(read_plain_objects, text) >= OBJECTS);
+    free(text);
 }
 
 /* ---- files ---- */
@@ -167,8 +217,11 @@ static void unreadable_files_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(running_out_of_memory_with_problems), cmocka_unit_test(running_out_of_memory_with_schedules),
-        cmocka_unit_test(running_out_of_memory_with_files),    cmocka_unit_test(files_are_replaced_whole),
+        cmocka_unit_test(running_out_of_memory_with_problems),
+        cmocka_unit_test(running_out_of_memory_with_schedules),
+        cmocka_unit_test(running_out_of_memory_with_files),
+        cmocka_unit_test(running_out_of_memory_with_plain_elements),
+        cmocka_unit_test(files_are_replaced_whole),
         cmocka_unit_test(unreadable_files_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

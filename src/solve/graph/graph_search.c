@@ -79,6 +79,11 @@ static void offer_smallest(search *s)
     crn_sequence_copy(&s->smallest, &s->scratch);
 }
 
+static bool is_small(const search *s)
+{
+    return s->model->node_count <= 1000;
+}
+
 /* Walks get slow on large graphs: fewer rules are tried there, those that do best on smaller ones first. */
 static int rule_count(const search *s)
 {
@@ -163,12 +168,11 @@ static bool walk_at_random(const crn_task *task, search *s, int64_t budget_bytes
 /* Plainly, on small graphs also by sending away what waits, then at random as well: the first that succeeds. */
 static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, int tries)
 {
-    bool is_small = s->model->node_count <= 1000;
-    int count = is_small ? RULES : rule_count(s) / 4 + 1;
-    for (int i = 0; i < (is_small ? 2 * count : count) && !crn_should_stop(task, NULL); i++)
+    int count = is_small(s) ? RULES : rule_count(s) / 4 + 1;
+    for (int i = 0; i < (is_small(s) ? 2 * count : count) && !crn_should_stop(task, NULL); i++)
         if (walk(task, s, budget_bytes, nth_rule(i % count), i >= count))
             return true;
-    return is_small && walk_at_random(task, s, budget_bytes, tries);
+    return is_small(s) && walk_at_random(task, s, budget_bytes, tries);
 }
 
 static void sweep(const crn_task *task, search *s)
@@ -182,7 +186,7 @@ static void sweep(const crn_task *task, search *s)
 /* A budget under which a walk succeeds, by bisection, though none did just below. Goes on where it was stopped. */
 static void bisect(const crn_task *task, search *s)
 {
-    int64_t near = s->model->node_count <= 1000 ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
+    int64_t near = is_small(s) ? 1 : crn_max(1, s->smallest_peak_bytes / 1024);
     crn_walk_limit(s->walk, true);
     for (int *i = &s->bisections; *i < BISECTIONS && s->smallest_peak_bytes - s->failed_bytes > near; ++*i) {
         int64_t middle = s->failed_bytes + (s->smallest_peak_bytes - s->failed_bytes) / 2;
@@ -215,8 +219,7 @@ static void descend(const crn_task *task, search *s)
 /* Where walks take long, sweeps are first. */
 static void find_small(const crn_task *task, search *s)
 {
-    bool is_small = s->model->node_count <= 1000;
-    if (!is_small)
+    if (!is_small(s))
         sweep(task, s);
     bisect(task, s);
     descend(task, s);
@@ -357,15 +360,15 @@ static cairn_status find_starts(const crn_task *task, search *s, int64_t budget_
         if (eval->peak <= budget_bytes) /* not so where an alias is computed earlier than the sequence implies */
             offer_start(s, &s->scratch, eval->cost);
     }
-    if (s->start_cost[0] == INT64_MAX)
+    bool has_walk = s->start_cost[0] < INT64_MAX;
+    if (!has_walk && !is_small(s))
         sweep_under(task, s, budget_bytes);
     const crn_task part = crn_task_part(task, s->start_cost[0] == INT64_MAX ? 1 : LEAST_PARTS);
-    if (s->start_cost[0] == INT64_MAX)
-        CRN_TRY(find_smallest(&part, s, error));
-    else {
+    if (has_walk)
         find_small(&part, s);
-    }
-    if (s->start_cost[0] == INT64_MAX && s->smallest_peak_bytes <= budget_bytes) {
+    else
+        CRN_TRY(find_smallest(&part, s, error));
+    if (!has_walk && s->smallest_peak_bytes <= budget_bytes) {
         crn_sequence_copy(&s->scratch, &s->smallest);
         offer_start(s, &s->smallest, judge_scratch(s)->cost);
     }

@@ -21,6 +21,7 @@
 #include "solve/graph/graph_improve.h"
 #include "solve/graph/graph_online.h"
 #include "solve/graph/graph_sweep.h"
+#include "solve/graph/graph_tiny.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
@@ -267,43 +268,6 @@ static cairn_status search_open(const crn_task *task, void **session, cairn_erro
     return search_fill(task, s, error);
 }
 
-/*
- * Graphs of a few nodes, where walks cannot do what the smallest budgets take (see "out of reach" above): exhaustive
- * search, which leaves the other problems to the walks.
- */
-static const crn_solver *solver_of_tiny(const crn_task *alone)
-{
-    const crn_solver *brute = crn_solver_find("brute-graph");
-    return crn_solver_accepts(brute, alone, NULL) == CAIRN_OK ? brute : NULL;
-}
-
-static cairn_status least_of_tiny(const crn_task *task, crn_least *least, cairn_error *error)
-{
-    const crn_task alone = crn_task_without_machine(task);
-    const crn_solver *brute = solver_of_tiny(&alone);
-    crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-    cairn_status status = brute ? brute->least(&alone, NULL, &own, error) : CAIRN_OK;
-    if (own.bytes != CAIRN_NONE) {
-        least->bytes = own.bytes;
-        least->is_exact = own.is_exact && !task->machine;
-    }
-    return status == CAIRN_CANCELLED ? CAIRN_OK : status;
-}
-
-/* What it knows of the makespan holds without a machine only. */
-static cairn_status solve_tiny(const crn_task *task, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
-{
-    const crn_task alone = crn_task_without_machine(task);
-    const crn_solver *brute = solver_of_tiny(&alone);
-    int64_t bound_ns = answer->lower_bound_ns;
-    if (!brute)
-        return CAIRN_OK;
-    CRN_TRY(brute->solve(&alone, NULL, budget_bytes, answer, error));
-    answer->optimal_in_class = false;
-    answer->lower_bound_ns = task->machine ? bound_ns : crn_max(bound_ns, answer->lower_bound_ns);
-    return CAIRN_OK;
-}
-
 static cairn_status search_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
     search *s = session;
@@ -311,7 +275,7 @@ static cairn_status search_least(const crn_task *task, void *session, crn_least 
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     least->bytes = s->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
-    return least->bytes == s->lower_bytes ? CAIRN_OK : least_of_tiny(task, least, error);
+    return least->bytes == s->lower_bytes ? CAIRN_OK : crn_tiny_least(task, least, error);
 }
 
 /* Keeps the sequence among the best distinct starts. */
@@ -468,7 +432,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
     CRN_TRY(crn_lower_bound(task, budget_bytes, &answer->lower_bound_ns, &method, error));
     answer->stopped_early = crn_should_stop(task, NULL);
     if (s->start_cost[0] == INT64_MAX)
-        return solve_tiny(task, budget_bytes, answer, error);
+        return crn_tiny_solve(task, budget_bytes, answer, error);
     answer->iterations = crn_work_limit(task, rounds_of(task, s));
     const crn_sequence *best = improve(task, s, budget, answer->lower_bound_ns, answer);
     if (!best)

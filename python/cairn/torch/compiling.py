@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 from cairn import format_bytes, parse_duration
 from torch import nn
 
-from .base import _compat, _compat_compile, budgets, clock, memory
+from .base import _compat_compile, budgets, clock, memory
 from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend, device_of_inputs
+from .compiled.captured import captured_whole, compiled_under
 from .compiled.compiled_model import (
     CompiledModel,
     CompiledReport,
@@ -50,9 +50,6 @@ from .profiling.profileable import check_gradients, device_of
 from .profiling.sample import Sample
 
 ROUNDS = 3
-
-
-_LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
 
 def compile(
@@ -240,13 +237,17 @@ def _compiled(
     """Compiles, and corrects the plan by what the whole step takes."""
     for _ in range(ROUNDS):
         teller.begin("capturing, planning and compiling")
-        backend = Backend(request)
-        compiled: Any = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+        backend = Backend(dataclasses.replace(request))
+        backend.measures = request.kernels != "eager"  # their graphs take what is predicted: only the step is measured
+        compiled = compiled_under(backend, model, request.kernels)
         made = CompiledModel(model, compiled, sample, device)
-        made.resident_bytes = _resident_bytes(request, sample, device)
+        made.backend, made.resident_bytes = backend, _resident_bytes(request, sample, device)
         made.optimizer_peak_bytes = request.optimizer_peak_bytes
-        with _named_errors(), _captured_whole():
-            measured = made.prepared_step(backend)
+        with _named_errors():
+            measured = made.prepared_step()
+            if backend.plans and measured.peak_bytes > backend.plans[-1].budget_bytes:
+                measured = made.compiled_step()  # a first call may allocate memory that stays
+        backend.measures = True  # graphs of other shapes, later
         if not backend.plans:
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
         plan = backend.plans[-1]
@@ -295,7 +296,7 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
         return _compat_compile.compiled_without_plan(module, inputs)
 
     captured: Any = torch.compile(made.model, backend=without_plan, fullgraph=True, dynamic=False)
-    with _captured_whole():
+    with captured_whole():
         made.step(captured, may_compile=True)
         reference = made.step(captured)
     if differences(reference, measured):
@@ -350,22 +351,6 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
         for root in roots:
             root.grad = None
     return taken, meter.peak(first, last) - meter.level(first)
-
-
-@contextlib.contextmanager
-def _captured_whole() -> Iterator[None]:
-    """Calls of loggers are left out of the graph, and derivatives that the model takes are captured, instead of cutting
-    it.
-    """
-    config: Any = torch._dynamo.config
-    functions = {getattr(logging.Logger, method) for method in _LOGGING if hasattr(logging.Logger, method)}
-    loggers = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
-    changed: dict[str, Any] = {} if loggers is None else {loggers: getattr(config, loggers) | functions}
-    changed |= _compat.many_graphs()  # each budget of a model is one more compilation of the same forward
-    if hasattr(config, "trace_autograd_ops"):
-        changed["trace_autograd_ops"] = True
-    with config.patch(changed):
-        yield
 
 
 @contextlib.contextmanager

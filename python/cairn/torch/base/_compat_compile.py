@@ -7,11 +7,15 @@ joint graph is called here rather than written again.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import fx
@@ -89,6 +93,13 @@ def written_inputs(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
+def graph_module(like: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, with the constants of another one; its code is generated when it is called, if possible."""
+    from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
+
+    return make_graph_module(like, graph)
+
+
 def cut(
     joint: fx.GraphModule, saved: Sequence[fx.Node], sizes: Sequence[fx.Node], num_fwd_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -104,8 +115,8 @@ def _drawing_once(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx
     Torch removes them, but for random operators if inductor's fallback_random is set or Dynamo is not compiling. They
     would draw again.
     """
-    backward.graph.eliminate_dead_code(lambda node: node.op != "call_function" or is_backward_node(node))
-    backward.recompile()
+    if backward.graph.eliminate_dead_code(lambda node: node.op != "call_function" or is_backward_node(node)):
+        backward.recompile()
     return forward, backward
 
 
@@ -158,6 +169,127 @@ def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partiti
         return boxed(graph)
 
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, inputs)
+    return compiled
+
+
+class _Trace(NamedTuple):
+    """What AOTAutograd cuts and compiles: the arguments of its second stage, which writes into the state's metadata."""
+
+    state: Any
+    capture: Any
+    compilers: tuple[Any, ...]
+
+    def can_be_cut_again(self) -> bool:
+        """Not if the second stage changes more than metadata, or if nothing is differentiated."""
+        operators = (node.target for node in self.capture.graph_module.graph.nodes)
+        is_plain = not any(isinstance(target, torch._ops.HigherOrderOperator) for target in operators)
+        return bool(is_plain and self.state.needs_autograd and self.capture.maybe_subclass_meta is None)
+
+    def compiled(self, partition: Partition) -> Callable[..., Any]:
+        """The code of another cut."""
+        from torch._functorch import aot_autograd
+        from torch._guards import TracingContext, tracing
+        from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
+
+        fake_mode = self.state.fake_mode
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(tracing(TracingContext(fake_mode)))
+            stack.enter_context(use_lazy_graph_module(True))
+            stack.enter_context(fake_mode)
+            second_stage: Any = vars(aot_autograd)[_SECOND_STAGE]
+            run, _ = second_stage(_with_own_metadata(self.state), self.capture, partition, *self.compilers)
+        return lambda *args: run(list(args))
+
+
+def _with_own_metadata(state: Any) -> Any:
+    """A state for another second stage, which prints no graphs."""
+    metadata = copy.copy(state.fw_metadata)
+    for name, value in vars(metadata).items():
+        if isinstance(value, (dict, list)):
+            setattr(metadata, name, copy.copy(value))
+    quiet = dataclasses.replace(state.aot_config, enable_log=False)
+    return dataclasses.replace(state, fw_metadata=metadata, aot_config=quiet)
+
+
+_SECOND_STAGE = "aot_stage2_compile"
+
+
+class ByOperators:
+    """A graph of Dynamo as AOTAutograd runs it, operator by operator: traced once, and cut any number of times.
+
+    Where AOTAutograd has no second stage that takes a partition function (torch 2.9), it traces the graph for each cut.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._trace: _Trace | None = None
+
+    def compiled(self, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:
+        """The code of a cut; `inputs` are only read to trace the graph."""
+        with _compiled_backward():
+            if self._trace is not None:
+                return self._trace.compiled(partition)
+            with self._traced(inputs):
+                return compiled_by_operators(self._module, inputs, partition)
+
+    @contextlib.contextmanager
+    def _traced(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """Keep what AOTAutograd traces in the body, if it can be cut again."""
+        from torch._functorch import aot_autograd
+
+        original: Any = vars(aot_autograd).get(_SECOND_STAGE)
+        takes = () if original is None else inspect.signature(original).parameters
+        has_own = any(True for _ in (*self._module.parameters(), *self._module.buffers()))
+        if "partition_fn" not in takes or has_own or any(isinstance(value, (list, tuple, dict)) for value in inputs):
+            yield
+            return
+        found: list[_Trace] = []
+
+        def second_stage(state: Any, capture: Any, partition: Any, *compilers: Any) -> Any:
+            found.append(_Trace(_with_own_metadata(state), capture, compilers))
+            return original(state, capture, partition, *compilers)
+
+        with mock.patch.object(aot_autograd, _SECOND_STAGE, second_stage):
+            yield
+        if len(found) == 1 and found[0].can_be_cut_again():
+            [self._trace] = found
+
+
+def _compiled_backward() -> contextlib.AbstractContextManager[Any]:
+    """AOTAutograd compiles the backward with the forward, where it can, and not in the first step."""
+    config: Any = torch._functorch.config
+    name = "force_non_lazy_backward_lowering"
+    return config.patch({name: True}) if hasattr(config, name) else contextlib.nullcontext()
+
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@functools.lru_cache(maxsize=1)
+def _wrapped_module_type() -> type:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    class WrappedModule(OptimizedModule):
+        """A compiled module whose calls a function wraps; a copy has a copy of that function."""
+
+        def __reduce__(self) -> Any:
+            return _wrapped_again, (self._orig_mod, self.dynamo_ctx, self.__dict__["wrapper"])
+
+    return WrappedModule
+
+
+def _wrapped_again(model: Any, context: Any, wrapper: Wrapper) -> Any:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return wrapped(OptimizedModule(model, context), wrapper)
+
+
+def wrapped(compiled: Any, wrapper: Wrapper) -> Any:
+    """A module that torch.compile returned, with a wrapper around its calls and those of its copies."""
+    compiled.__class__ = _wrapped_module_type()
+    compiled.__dict__["wrapper"] = wrapper
+    compiled.forward = wrapper(compiled.forward)
     return compiled
 
 

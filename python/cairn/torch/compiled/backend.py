@@ -19,6 +19,7 @@ from torch import fx
 from ..base import _compat_compile, budgets, memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
+from .captured import Captured
 from .compiled_plan import CompiledPlan
 from .planner import Planner
 from .request import Request
@@ -30,8 +31,22 @@ MOST_SIZES = 8
 UNUSED = 0.03
 
 
+class Prepared(Exception):
+    """Raised in place of a graph's first run, when it is planned and compiled and nothing shall run."""
+
+
 class Backend:
-    """A backend for one request; `plans` holds the plan of each graph."""
+    """A backend for one request.
+
+    Attributes
+    ----------
+    plans
+        The plan of each graph.
+    measures
+        Whether the first call of a graph measures it; else the caller measures the whole step.
+    is_preparing
+        Whether graphs are planned and compiled, and not run.
+    """
 
     def __init__(self, request: Request) -> None:
         lacking = _compat_compile.missing()
@@ -40,23 +55,37 @@ class Backend:
         self.request = request
         self.plans: list[CompiledPlan] = []
         self.compilations = 0
+        self.measures, self.is_preparing = True, False
+        self._codes: dict[Captured, Callable[..., Any]] = {}
+
+    def __deepcopy__(self, _: Any) -> Backend:
+        return Backend(self.request)  # a copy of a compiled model makes plans of its own
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile one graph.
+        """Compile one graph of Dynamo."""
+        return self.code(Captured(module), inputs)
+
+    def code(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The code for a graph, planned and compiled when it is first wanted.
 
         A refusal is raised by the first call instead of here, where torch would wrap the error.
         """
+        if captured not in self._codes:
+            self._codes[captured] = self._compiled(captured, inputs)
+        return self._codes[captured]
+
+    def _compiled(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.compilations += 1
         try:
-            planner, compiled = self.planned(module, inputs, device_of_inputs(inputs), 0)
+            planner, compiled = self.planned(captured, inputs, device_of_inputs(inputs), 0)
         except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
             return _refusing(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
-        return _First(self, module, planner, compiled, _symbolic_sizes(inputs))
+        return _First(self, captured, planner, compiled, _symbolic_sizes(inputs))
 
     def planned(
-        self, module: fx.GraphModule, inputs: Sequence[Any], device: torch.device, correction_bytes: int
+        self, captured: Captured, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
         """A plan, and its compiled code.
 
@@ -69,14 +98,14 @@ class Backend:
             correction_bytes=correction_bytes + self.request.correction_bytes,
             optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(inputs, resident)),
         )
-        planner = Planner(request, device, resident)
+        planner = Planner(request, device, resident, captured.read)
         try:
-            return planner, _compile(module, inputs, planner)
+            return planner, captured.compiled(inputs, request.kernels, planner)
         except InfeasibleBudget as error:
             if request.kernels == "eager" or not _may_run(error, resident, device):
                 raise
-        planner = Planner(dataclasses.replace(request, least=True), device, resident)
-        return planner, _compile(module, inputs, planner)
+        planner = Planner(dataclasses.replace(request, least=True), device, resident, captured.read)
+        return planner, captured.compiled(inputs, request.kernels, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
         """What is on the device during the whole step."""
@@ -130,12 +159,12 @@ class _First:
     def __init__(
         self,
         backend: Backend,
-        module: fx.GraphModule,
+        captured: Captured,
         planner: Planner,
         compiled: Callable[..., Any],
         sizes: Mapping[int, int],
     ) -> None:
-        self._backend, self._module, self._planner, self._sizes = backend, module, planner, sizes
+        self._backend, self._captured, self._planner, self._sizes = backend, captured, planner, sizes
         self._compiled, self._is_measured = compiled, False
         self._larger: dict[tuple[Any, ...], _First] = {}
 
@@ -143,18 +172,24 @@ class _First:
         if self._sizes and any(args[place] > size for place, size in self._sizes.items()):
             return self._for_larger(args)(*args)
         if not self._is_measured and torch.is_grad_enabled():
-            with _random_as_it_was(self._planner.device):
-                self._settle(args)
+            if self._backend.measures:
+                with _random_as_it_was(self._planner.device):
+                    self._settle(args)
+            elif self._planner.plan is not None:
+                self._keep(self._planner.plan, self._compiled, args)
+        if self._backend.is_preparing:
+            raise Prepared
         return self._compiled(*args)
 
     def _for_larger(self, args: Sequence[Any]) -> _First:
         """The same graph planned for larger inputs; only the latest few plans are kept."""
         wanted = tuple(args[place] for place in self._sizes)
         if wanted not in self._larger:
-            planner, compiled = self._backend.planned(self._module, args, self._planner.device, 0)
+            captured = Captured(self._captured.module)  # traced for these sizes
+            planner, compiled = self._backend.planned(captured, args, self._planner.device, 0)
             if len(self._larger) == MOST_SIZES:
                 self._larger.pop(next(iter(self._larger)))
-            self._larger[wanted] = _First(self._backend, self._module, planner, compiled, {})
+            self._larger[wanted] = _First(self._backend, captured, planner, compiled, {})
         return self._larger[wanted]
 
     def _settle(self, inputs: Sequence[Any]) -> None:
@@ -163,7 +198,7 @@ class _First:
         kept: tuple[CompiledPlan, Callable[..., Any]] | None = None
         for number in range(ROUNDS):
             if number:
-                planner, compiled = self._backend.planned(self._module, inputs, planner.device, correction)
+                planner, compiled = self._backend.planned(self._captured, inputs, planner.device, correction)
             assert planner.plan is not None
             measured = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
@@ -178,15 +213,18 @@ class _First:
                 break
             correction += measured - planner.predicted_bytes
         if kept is not None:
-            plan, compiled = kept
-            self._is_measured = True
-            self._backend.plans.append(plan)
-            self._compiled = _watching_gradients(compiled, plan, inputs)
+            self._keep(*kept, inputs)
             return
         raise BudgetExceeded(
             f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
             f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
         )
+
+    def _keep(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        """Use a plan and its code from now on."""
+        self._is_measured = True
+        self._backend.plans.append(plan)
+        self._compiled = _watching_gradients(compiled, plan, inputs)
 
 
 def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
@@ -218,12 +256,6 @@ def _rise(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner)
         _step(compiled, inputs, planner.request.holds_output)
         last = meter.mark()
     return meter.peak(first, last) - meter.level(first)
-
-
-def _compile(module: fx.GraphModule, inputs: Sequence[Any], planner: Planner) -> Callable[..., Any]:
-    if planner.request.kernels == "eager":
-        return _compat_compile.compiled_by_operators(module, inputs, planner)
-    return _compat_compile.compiled_by_inductor(module, inputs, planner)
 
 
 class _Loss(torch.autograd.Function):

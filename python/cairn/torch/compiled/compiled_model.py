@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,8 @@ from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
-from .backend import Backend
+from .backend import Backend, Prepared
+from .captured import captured_whole
 from .compiled_plan import CompiledPlan
 
 MOST_COMPILATIONS = 4
@@ -109,18 +111,29 @@ class CompiledModel:
         self.resident_bytes = 0
         self.optimizer_peak_bytes = 0
         self.report: CompiledReport | None = None
+        self.backend: Backend | None = None
 
-    def prepared_step(self, backend: Backend) -> StepResult:
-        """Run the compiled step until a run compiles nothing; the first run captures, plans and compiles it.
+    def prepared_step(self) -> StepResult:
+        """Capture, plan and compile the step unless that is done, and run it until a run compiles nothing.
 
-        More than one may be needed: attributes that a model sets in its first step can fail Dynamo's guards in the
+        More than one run may be needed: attributes that a model sets in its first step can fail Dynamo's guards in the
         second.
         """
-        for _ in range(MOST_COMPILATIONS):
-            before = backend.compilations
-            found = self.compiled_step(may_compile=True)
-            if backend.compilations == before:
-                return found
+        backend = self.backend
+        if backend is None:
+            return self.compiled_step()
+        with captured_whole():
+            backend.is_preparing = True
+            try:
+                with contextlib.suppress(Prepared):
+                    self.compiled_step(may_compile=True)
+            finally:
+                backend.is_preparing = False
+            for _ in range(MOST_COMPILATIONS):
+                before = backend.compilations
+                found = self.compiled_step(may_compile=True)
+                if backend.compilations == before:
+                    return found
         raise Unsupported(f"torch.compile compiles this model anew in each of {MOST_COMPILATIONS} steps")
 
     def step(self, function: Callable[..., Any], may_compile: bool = False) -> StepResult:
@@ -252,12 +265,17 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
     With inductor's kernels, differences are reported and are no error.
     """
     assert made.report is not None
+    planned_before = 0 if made.backend is None else len(made.backend.plans)
     with made.sample.untouched(made.device):
-        other = made.compiled_step()
+        other = made.prepared_step()
         plain = made.plain_step()
         found = differences(plain, other)
+    again = (
+        () if made.backend is None else tuple(made.backend.plans[planned_before:])
+    )  # Dynamo forgot what it had compiled
     report = dataclasses.replace(
         made.report,
+        plans=again or made.report.plans,
         measured_peak_bytes=max(other.peak_bytes, made.optimizer_peak_bytes),
         step_ns=other.step_ns,
         plain_peak_bytes=max(plain.peak_bytes, made.optimizer_peak_bytes),

@@ -185,7 +185,7 @@ class _Writer:
         output.meta = dict(old.meta)
         self._tidy_transfers()
         self._graph.lint()
-        module = fx.GraphModule(self._joint.module, self._graph)
+        module = _compat_compile.graph_module(self._joint.module, self._graph)
         return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed, self._host.most_bytes)
 
     def _tidy_transfers(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -33,6 +33,8 @@ ROUNDS = 3
 ENOUGH = 0.01
 #: The gap to the fastest schedule below which the search for a better one ends.
 CLOSE = 0.005
+#: Reads a joint graph, given the number of its outputs that belong to the forward.
+Reader = Callable[[fx.GraphModule, int], JointGraph]
 #: The solver for the least memory: seconds on any graph.
 LEAST_SOLVER = "graph-search"
 
@@ -52,10 +54,11 @@ class Planner:
     """The partition function of one compilation.
 
     resident: what is on the device during the whole step, bytes by name, the graph's inputs included.
+    reader: reads joint graphs, or knows what was read before.
     """
 
-    def __init__(self, request: Request, device: torch.device, resident: dict[str, int]) -> None:
-        self.request, self.device, self.resident = request, device, resident
+    def __init__(self, request: Request, device: torch.device, resident: dict[str, int], reader: Reader = read) -> None:
+        self.request, self.device, self.resident, self._read = request, device, resident, reader
         self.plan: CompiledPlan | None = None
         self.predicted_bytes = 0  # the peak of the graph alone, without the loss and the optimizer
         self.written: list[int] = []  # indices of inputs that the step writes
@@ -69,7 +72,7 @@ class Planner:
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cut a joint graph into forward and backward, the signature that AOTAutograd calls."""
-        joint = read(module, num_fwd_outputs)
+        joint = self._read(module, num_fwd_outputs)
         if unknown := unknown_size(joint):
             raise Unsupported(
                 f"how large {unknown} is, is known only when the step runs: compile blocks one by one "

@@ -351,7 +351,6 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
     patches: dict[str, Any] = {"custom_partitioner_fn": Partitioner(), "reorder_for_peak_memory": False}
     patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     functorch: Any = torch._functorch.config
-    now = {"force_non_lazy_backward_lowering": True} if hasattr(functorch, "force_non_lazy_backward_lowering") else {}
-    with functorch.patch(enable_autograd_cache=False, **now), _fusing_neighbours():
+    with functorch.patch(enable_autograd_cache=False), _compiled_backward(), _fusing_neighbours():
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
     return compiled

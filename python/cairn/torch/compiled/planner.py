@@ -174,11 +174,10 @@ class Planner:
         return self._made(joint, costs, solution)
 
     def _least(self, joint: JointGraph, costs: Costs, graph: cairn.Graph) -> Fitted:
-        """The schedule of least memory; the search is limited by work and not by time, so it is reproducible."""
+        """The schedule of least memory."""
         if self._offloads is not None:
             return self._made(joint, costs, self._offloads.least(self.request.time_limit))
-        least = cairn.limits(graph, solver=LEAST_SOLVER).least_bytes
-        return self._made(joint, costs, cairn.solve(graph, least, solver=LEAST_SOLVER, iterations=1))
+        return self._made(joint, costs, _of_least_memory(graph))
 
     def _solve(self, graph: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
         if self._offloads is not None:
@@ -296,6 +295,32 @@ class Planner:
         needed = self.request.optimizer_peak_bytes + reserve
         name = "step of the optimizer"
         return InfeasibleBudget.make(total, needed, reserve, self.resident, name, name)
+
+
+def _of_least_memory(graph: cairn.Graph) -> cairn.Solution:
+    """The schedule of least memory: the same in every process, whatever times were measured in it.
+
+    The search sees equal times, and is limited by work.
+    """
+    even = cairn.Graph(
+        [dataclasses.replace(node, cost_ns=1) for node in graph.nodes],
+        fixed_bytes=graph.fixed_bytes,
+        backward_begins_at=graph.backward_begins_at,
+    )
+    least = cairn.limits(even, solver=LEAST_SOLVER).least_bytes
+    found = cairn.solve(even, least, solver=LEAST_SOLVER, iterations=1)
+    assert found.schedule is not None
+    schedule = cairn.Schedule.from_ops(graph, found.schedule.ops, solver=found.solver)
+    replay = cairn.simulate(graph, schedule, None)
+    return dataclasses.replace(
+        found,
+        problem=graph,
+        schedule=schedule,
+        makespan_ns=replay.makespan_ns,
+        recompute_ns=replay.recompute_ns,
+        lower_bound_ns=None,
+        gap=None,
+    )
 
 
 def _rules(node: cairn.Node) -> tuple[Any, ...]:

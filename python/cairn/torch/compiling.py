@@ -144,21 +144,21 @@ def compile(
     check_gradients(sample)
     device = device_of(sample)
     to = _destination(request, host_budget, tier, link, device)
-    with reported_progress(progress, "compile") as teller, sample.untouched(device):
-        teller.begin("measuring the optimizer and the loss")
+    with reported_progress(progress, "compile") as reporter, sample.untouched(device):
+        reporter.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
         is_whole = plan is not None or not has_compiled_parts(model)
         if regions is False or (regions == "auto" and is_whole):
             try:
-                return _compiled(model, sample, device, request, prove, teller)
+                return _compiled(model, sample, device, request, prove, reporter)
             except Unsupported:
                 if regions is False or plan is not None:
                     raise
         blocks = regions if isinstance(regions, str) or regions is not True else "auto"
         by_block = RegionRequest(budget, kernels, optimizer, gradients, holds_output, prove, solver, blocks, to)
         resident_bytes = _resident_bytes(request, sample, device)
-        compile_regions(sample, device, resident_bytes, by_block, teller)
+        compile_regions(sample, device, resident_bytes, by_block, reporter)
     return model
 
 
@@ -232,11 +232,11 @@ def _check(request: Request) -> None:
 
 
 def _compiled(
-    model: nn.Module, sample: Sample, device: torch.device, request: Request, prove: bool, teller: Any
+    model: nn.Module, sample: Sample, device: torch.device, request: Request, prove: bool, reporter: Any
 ) -> nn.Module:
     """Compiles, and corrects the plan by what the whole step takes."""
     for _ in range(ROUNDS):
-        teller.begin("capturing, planning and compiling")
+        reporter.begin("capturing, planning and compiling")
         backend = Backend(dataclasses.replace(request))
         backend.measures = request.kernels != "eager"  # their graphs take what is predicted: only the step is measured
         compiled = compiled_under(backend, model, request.kernels)
@@ -253,7 +253,7 @@ def _compiled(
         plan = backend.plans[-1]
         peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
         if peak <= plan.budget_bytes:
-            plain = _plain(made, request, prove, plan.plain_peak_bytes, teller)
+            plain = _plain(made, request, prove, plan.plain_peak_bytes, reporter)
             found = None if plain is None else differences(plain, measured)
             if found:
                 _explain(found, made, measured)
@@ -274,14 +274,14 @@ def _compiled(
     raise InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
 
 
-def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, teller: Any) -> Any:
+def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, reporter: Any) -> Any:
     """A step without compilation, where it is wanted and fits."""
     if not prove or request.kernels != "eager":
         return None
     if plain_peak_bytes > budgets.free_bytes(made.device) + made.resident_bytes:
         warn(f"not proved: a step without a plan takes {format_bytes(plain_peak_bytes)}, more than the device has free")
         return None
-    teller.begin("comparing with the step without compilation")
+    reporter.begin("comparing with the step without compilation")
     return made.step(made.model)
 
 

@@ -168,9 +168,9 @@ class RegionModel(CompiledModel):
         self.sample = Sample(self.model, args, kwargs, sample.loss_fn, request.holds_output)
         self.resident_bytes += given_bytes(self.sample, self.device)
         try:
-            with reported_progress(False, "compile") as teller, self.sample.untouched(self.device):
-                self._profile(request, teller)
-                self.fit(request, teller)
+            with reported_progress(False, "compile") as reporter, self.sample.untouched(self.device):
+                self._profile(request, reporter)
+                self.fit(request, reporter)
         except BaseException as error:
             self.sample, self.profile, self.resident_bytes = sample, profile, resident_bytes
             if isinstance(error, InfeasibleBudget):
@@ -178,12 +178,12 @@ class RegionModel(CompiledModel):
             raise
         self._plans_made += 1
 
-    def _profile(self, request: RegionRequest, teller: Any) -> None:
+    def _profile(self, request: RegionRequest, reporter: Any) -> None:
         """Profiles the sample's step, without a plan."""
         self.unplan()
         self.regions.follow({})
         try:
-            self.profile = _profiled(self, request, teller)
+            self.profile = _profiled(self, request, reporter)
         except BaseException:
             if self._followed is not None:
                 self._follow(*self._followed)
@@ -197,7 +197,7 @@ class RegionModel(CompiledModel):
         if applied is not None:
             applied.remove()
 
-    def fit(self, request: RegionRequest, teller: Any) -> None:
+    def fit(self, request: RegionRequest, reporter: Any) -> None:
         """Plans for a budget, runs the step and measures it; again where it takes more than was predicted.
 
         If no plan fits, the model keeps the plan that it had.
@@ -205,24 +205,24 @@ class RegionModel(CompiledModel):
         before = self.request, self._followed
         self.request = request
         try:
-            self._fit(request, teller)
+            self._fit(request, reporter)
         except BaseException:
             self.request = before[0]
             if before[1] is not None:
                 self._follow(*before[1])
             raise
 
-    def _fit(self, request: RegionRequest, teller: Any) -> None:
+    def _fit(self, request: RegionRequest, reporter: Any) -> None:
         miss_bytes = 0
         for _ in range(ROUNDS):
-            teller.begin("planning, and measuring the step")
+            reporter.begin("planning, and measuring the step")
             plan, levels = self._plan(miss_bytes)
             self.optimizer_peak_bytes = plan.optimizer_peak_bytes
             self._follow(plan, levels)
             measured = self.settled_step()
             peak = ranks.largest(max(measured.peak_bytes, plan.optimizer_peak_bytes), self.is_shared)
             if peak <= plan.budget_bytes:
-                self._explain(plan, levels, measured, peak, request, teller)
+                self._explain(plan, levels, measured, peak, request, reporter)
                 return
             miss_bytes += peak - plan.peak_bytes
         name = "measured step"
@@ -235,10 +235,10 @@ class RegionModel(CompiledModel):
         measured: StepResult,
         peak: int,
         request: RegionRequest,
-        teller: Any,
+        reporter: Any,
     ) -> None:
         """Compares with the step without compilation, and makes the report."""
-        plain = _plain(self, plan, request, teller)
+        plain = _plain(self, plan, request, reporter)
         found = None if plain is None else differences(plain, measured)
         if ranks.largest(len(found or ()), self.is_shared):
             self._refuse_or_warn(found or (), measured)
@@ -305,7 +305,7 @@ def has_compiled_parts(model: nn.Module) -> bool:
 
 
 def compile_regions(
-    sample: Sample, device: torch.device, resident_bytes: int, request: RegionRequest, teller: Any
+    sample: Sample, device: torch.device, resident_bytes: int, request: RegionRequest, reporter: Any
 ) -> None:
     """Compiles the blocks of a sample's model in place, each by the option that a plan within the budget has for it.
 
@@ -316,7 +316,7 @@ def compile_regions(
     if isinstance(before, RegionModel):
         if before.serves(sample, request):
             before.resident_bytes = resident_bytes
-            before.fit(request, teller)
+            before.fit(request, reporter)
             return
         before.unplan()
         before.regions.remove()
@@ -324,20 +324,20 @@ def compile_regions(
     made = RegionModel(model, regions, sample, device)
     made.resident_bytes, made.request = resident_bytes, request
     try:
-        teller.begin("finding blocks")
+        reporter.begin("finding blocks")
         regions.set_compiled_aside()
         regions.install(_blocks(sample, request.blocks, device))
-        made._profile(request, teller)
-        made.fit(request, teller)
+        made._profile(request, reporter)
+        made.fit(request, reporter)
     except BaseException:
         made.unplan()
         regions.remove()
         raise
 
 
-def _profiled(made: RegionModel, request: RegionRequest, teller: Any) -> Profile:
+def _profiled(made: RegionModel, request: RegionRequest, reporter: Any) -> Profile:
     """The profile of a step whose blocks are compiled, with their options."""
-    teller.begin("compiling blocks, and measuring their options")
+    reporter.begin("compiling blocks, and measuring their options")
     sample, regions = made.sample, made.regions
     return profile_by(
         How(options=functools.partial(RegionPass, regions)),
@@ -360,7 +360,7 @@ def _blocks(sample: Sample, wanted: Any, device: torch.device) -> list[Any]:
         return discovery.find_blocks(sample.model, observed, wanted)
 
 
-def _plain(made: RegionModel, plan: Plan, request: RegionRequest, teller: Any) -> StepResult | None:
+def _plain(made: RegionModel, plan: Plan, request: RegionRequest, reporter: Any) -> StepResult | None:
     """A step without compilation, where it is wanted and fits."""
     if not request.prove or request.kernels != "eager":
         return None
@@ -369,7 +369,7 @@ def _plain(made: RegionModel, plan: Plan, request: RegionRequest, teller: Any) -
         size = format_bytes(plan.plain_peak_bytes)
         warn(f"not proved: a step without a plan takes {size}, more than the device has free")
         return None
-    teller.begin("comparing with the step without compilation")
+    reporter.begin("comparing with the step without compilation")
     return made.plain_step()
 
 

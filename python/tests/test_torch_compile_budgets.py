@@ -6,7 +6,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import _compat_compile
-from cairn.torch.compiled import joint_graph
+from cairn.torch.compiled import fused_costs, joint_graph
 from cairn.torch.compiled.captured import Captured
 from torch import nn
 
@@ -93,3 +93,21 @@ def test_verify_compiles_anew_what_dynamo_forgot():
     assert again.differences == ()
     assert again.measured_peak_bytes == ct.report(compiled).measured_peak_bytes
     assert len(again.plans) == 1
+
+
+def test_costs_of_fused_kernels_make_no_constants_of_symbolic_sizes():
+    torch._dynamo.reset()
+    found = []
+
+    def partition(module, inputs, *, num_fwd_outputs, **_):
+        found.append(fused_costs.estimated(joint_graph.read(module, num_fwd_outputs), torch.device("cpu")))
+        return _compat_compile.cut_without_recomputation(module, inputs, num_fwd_outputs)
+
+    def capture(module, inputs):
+        return _compat_compile.compiled_by_operators(module, inputs, partition)
+
+    model = nn.Sequential(nn.Linear(32, 8), nn.Tanh())
+    step = torch.compile(model, backend=capture, dynamic=True)
+    for rows in (128, 96):
+        squared(step(torch.randn(rows, 32))).backward()
+    assert len(found) == 1

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import _compat, clock
+from ..base import _compat, _compat_compile, clock
 from . import kernel_costs
 from .joint_graph import JointGraph
 from .problem import Costs
@@ -95,7 +95,9 @@ def _leaves_kernel(joint: JointGraph, index: int) -> bool:
 
 
 def _bytes(value: Any) -> int:
-    return int(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return _compat_compile.size_hint(value.numel()) * value.element_size()
 
 
 @functools.lru_cache(maxsize=8)

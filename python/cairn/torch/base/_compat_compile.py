@@ -310,7 +310,7 @@ def cut_without_recomputation(
 
 
 def _fusing_neighbours() -> Any:
-    """Of kernels that merely read the same value, inductor fuses neighbours alone.
+    """Inductor fuses kernels that are neighbours in the plan's order, and no others.
 
     Fusing others would compute a result long before its place in the plan, or hold it long after.
     """
@@ -320,10 +320,20 @@ def _fusing_neighbours() -> Any:
     class Neighbours(InductorChoices):
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            between = max(node1.min_order, node2.min_order) - min(node1.max_order, node2.max_order)
-            return between == 1 and InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+            may = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+            return may and _are_neighbours(node1, node2)
+
+        @staticmethod
+        def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            may = InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score)
+            return may and _are_neighbours(node1, node2)
 
     return V.set_choices_handler(Neighbours())
+
+
+def _are_neighbours(node1: Any, node2: Any) -> bool:
+    """Whether no other kernel lies between two of inductor's kernels."""
+    return bool(max(node1.min_order, node2.min_order) - min(node1.max_order, node2.max_order) == 1)
 
 
 def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partition: Partition) -> Callable[..., Any]:

@@ -21,6 +21,10 @@ from .joint_graph import JointGraph, returned_by
 from .problem import Costs, Surroundings
 
 
+#: How many values in memory a kernel may read for one value that it does not store; for one that several kernels need.
+MOST_READS, MOST_SHARED_READS = 12, 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Moment:
     """A peak of memory: its bytes, its graph, the node that runs, and the memory in use then, by node."""
@@ -55,11 +59,34 @@ def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Grap
     return dataclasses.replace(found, peak_bytes=found.peak_bytes + fixed)
 
 
+#: Operators that inductor computes once for all readers on the CPU.
+_COSTLY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expression:
+    """A pointwise value as a function of what is in memory: how many values it reads, and whether it is costly.
+
+    Inductor stores it where it reads too many, or where several kernels would compute it again and that is not cheap.
+    """
+
+    reads: int
+    is_costly: bool
+
+    def is_stored(self, readers: int) -> bool:
+        return self.reads > MOST_READS or (readers > 1 and (self.is_costly or self.reads > MOST_SHARED_READS))
+
+
+def _operator(call: fx.Node) -> str:
+    schema = getattr(call.target, "_schema", None)
+    return "" if schema is None else str(schema.name.partition("::")[2])
+
+
 class _Phase:
     """One graph: the storage of each node, whether it is in memory, and when it is freed.
 
     A fusing compiler computes pointwise operators inside the kernels that read them. A value that only such kernels
-    read is never in memory, and its own inputs stay until the last of those kernels. A kernel writes its result over an
+    read is not in memory, unless it is costly to compute again, and its inputs stay until the last of those kernels. A kernel writes its result over an
     input of the same size and type that nothing else reads.
     """
 
@@ -111,7 +138,34 @@ class _Phase:
         for node in self._nodes:
             if not self._is_view(node) and not self._is_fused(node):
                 elsewhere.update(self._root[source] for source in node.all_input_nodes if source in self._root)
-        return {root for root in self._size if self._is_pointwise(root) and root not in elsewhere}
+        inside: dict[fx.Node, _Expression] = {}
+        readers = self._readers()
+        for root in self._size:
+            if self._is_pointwise(root) and root not in elsewhere:
+                expression = self._expression(root, inside)
+                if not expression.is_stored(len(readers.get(root, ()))):
+                    inside[root] = expression
+        return set(inside)
+
+    def _readers(self) -> dict[fx.Node, set[fx.Node]]:
+        """By storage, the calls that read it, through views too."""
+        found: dict[fx.Node, set[fx.Node]] = {}
+        for node in self._nodes:
+            if not self._is_view(node):
+                for source in node.all_input_nodes:
+                    if source in self._root:
+                        found.setdefault(self._root[source], set()).add(node)
+        return found
+
+    def _expression(self, root: fx.Node, inside: Mapping[fx.Node, _Expression]) -> _Expression:
+        """What a kernel computes for a value that it holds in registers, given those that are held already."""
+        call = self._call(root)
+        reads, is_costly = 0, _operator(call) in _COSTLY and self._joint.values[root.meta[ORIGIN]].device.type == "cpu"
+        for source in call.all_input_nodes:
+            part = inside.get(self._root.get(source, source))
+            reads += 1 if part is None else part.reads
+            is_costly |= part is not None and part.is_costly
+        return _Expression(reads, is_costly)
 
     def _sources_in_memory(self) -> dict[fx.Node, set[fx.Node]]:
         """For each storage: itself if it is in memory, else the storages that fused kernels read instead of it."""

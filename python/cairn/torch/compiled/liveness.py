@@ -20,7 +20,6 @@ from .host_memory import TRANSFERS
 from .joint_graph import JointGraph, returned_by
 from .problem import Costs, Surroundings
 
-
 #: How many values in memory a kernel may read for one value that it does not store; for one that several kernels need.
 MOST_READS, MOST_SHARED_READS = 12, 4
 
@@ -86,8 +85,8 @@ class _Phase:
     """One graph: the storage of each node, whether it is in memory, and when it is freed.
 
     A fusing compiler computes pointwise operators inside the kernels that read them. A value that only such kernels
-    read is not in memory, unless it is costly to compute again, and its inputs stay until the last of those kernels. A kernel writes its result over an
-    input of the same size and type that nothing else reads.
+    read is not in memory, unless it is costly to compute again, and its inputs stay until the last of those kernels.
+    A kernel writes its result over an input of the same size and type that nothing else reads.
     """
 
     def __init__(

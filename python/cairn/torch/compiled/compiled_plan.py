@@ -37,7 +37,8 @@ class CompiledPlan:
     plain_peak_bytes, plain_ns : int
         Predicted for the same graph with nothing recomputed.
     least_budget_bytes : int or None
-        The least budget that is known to work; None if it was not searched.
+        About the least budget, as the search for this plan saw it; None if it saw none. `InfeasibleBudget` names the
+        least budget for which code was made.
     step_ns, lower_bound_ns, gap :
         Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
     recomputed : int
@@ -123,7 +124,7 @@ class CompiledPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.model_name} on {self.device}: compiled step, {self.kernels} kernels (whole step)"]
-        least = "" if self.least_budget_bytes is None else f"; the least that works is {self._least()}"
+        least = "" if self.least_budget_bytes is None else f"; the least is about {self._least()}"
         reserve = f"of which {format_bytes(self.reserve_bytes)} stay in reserve"
         lines.append(f"  budget      {format_bytes(self.budget_bytes)}, {reserve}{least}")
         plain = f"with nothing recomputed {format_bytes(self.plain_peak_bytes)}"

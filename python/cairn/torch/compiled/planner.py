@@ -329,7 +329,7 @@ def _rules(node: cairn.Node) -> tuple[Any, ...]:
 
 
 def _least_budget(fitted: Fitted, reserve: int) -> int | None:
-    """The least budget that is known to work: the solver's, or what this schedule's code takes."""
+    """About the least budget: the solver's, by the simulator, or what this schedule's code takes."""
     if fitted.solution.least_bytes is None:
         return None
     return min(fitted.solution.least_bytes, fitted.moment.peak_bytes) + reserve

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
+from cairn.torch.base import _compat_compile
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -198,7 +199,10 @@ def test_operators_run_between_blocks_and_run_modules_in_their_bodies() -> None:
     check_exact(Between(), torch.randn(ROWS, WIDTH))
 
 
-def test_tracing_refuses_an_operator_by_name() -> None:
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_tracing_refuses_an_operator_by_name(compiled_before: bool) -> None:
     torch._dynamo.reset()
+    if compiled_before:  # as blocks that are compiled one by one do, for the rest of the process
+        _compat_compile.trace_nothing_of("cairn")
     with pytest.raises(ct.Unsupported, match="cond.*is a higher-order operator"):
         ct.trace(nn.Sequential(Layer(run_cond)), torch.randn(ROWS, WIDTH), loss_fn=loss_fn)

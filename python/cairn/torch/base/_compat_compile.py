@@ -51,6 +51,13 @@ def not_captured() -> type[Exception]:
     return exc.Unsupported
 
 
+def uncaptured_operator() -> type[Exception]:
+    """What Dynamo raises for a higher-order operator (`torch.cond`) whose functions it cannot capture."""
+    from torch._dynamo import exc
+
+    return exc.UncapturedHigherOrderOpError
+
+
 @functools.lru_cache(maxsize=1)
 def trace_nothing_of(package: str) -> None:
     """Keeps Dynamo from tracing a package's own functions, such as hooks that are called while a frame runs which it

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ..base import _compat
+from ..base import _compat, _compat_compile
 from ..base.errors import Unsupported
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import unique_tensors_in
@@ -64,7 +65,13 @@ def _step(
     sample: Sample, surroundings: Surroundings, recorder: Recorder, keep_output: bool, known: dict[str, torch.Tensor]
 ) -> _Left:
     with recorder.recording():
-        output, loss = sample.forward()
+        try:
+            output, loss = sample.forward()
+        except _compat_compile.uncaptured_operator() as error:  # where Dynamo must trace nothing of the recorder
+            named = re.search(r"Higher Order Operator: (\S+)", str(error))
+            name = named.group(1) if named else "an operator of the step"
+            reason = "is a higher-order operator, and runs other operators where none is recorded"
+            raise Unsupported(f"{name} cannot be traced: it {reason}") from error
         if loss is None:
             raise ValueError("the model's output has no loss: give loss_fn=, which makes the loss from it")
         if not loss.requires_grad:

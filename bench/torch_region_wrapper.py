@@ -1,4 +1,4 @@
-"""What a compiled block costs beside its operators: microseconds for each block and step, forward and backward.
+"""The overhead of a compiled block beyond its operators: microseconds for each block and step, forward and backward.
 
 A block of tiny tensors, whose operators take next to no time, runs forward and backward in three ways: not compiled,
 compiled by torch alone (AOTAutograd, operator by operator), and compiled by `ct.compile(regions=True)` with everything

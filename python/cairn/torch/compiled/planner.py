@@ -155,10 +155,9 @@ class Planner:
                 break
             target -= over
         if best is None:
-            least = least or self._least(joint, costs, graph)
-            best = least if least.moment.peak_bytes <= usable else None
-        if best is None:
-            raise self._infeasible(least or self._least(joint, costs, graph), total, reserve)
+            best = least or self._least(joint, costs, graph)
+        if best.moment.peak_bytes > usable:
+            raise self._infeasible(best, total, reserve)
         return best
 
     def _searched(

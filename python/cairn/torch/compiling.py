@@ -238,7 +238,9 @@ def _compiled(
     for _ in range(ROUNDS):
         reporter.begin("capturing, planning and compiling")
         backend = Backend(dataclasses.replace(request))
-        backend.measures = request.kernels != "eager"  # their graphs take what is predicted: only the step is measured
+        backend.measures_graphs = (
+            request.kernels != "eager"
+        )  # their graphs take what is predicted: only the step is measured
         compiled = compiled_under(backend, model, request.kernels)
         made = CompiledModel(model, compiled, sample, device)
         made.backend, made.resident_bytes = backend, _resident_bytes(request, sample, device)
@@ -247,7 +249,7 @@ def _compiled(
             measured = made.prepared_step()
             if backend.plans and measured.peak_bytes > backend.plans[-1].budget_bytes:
                 measured = made.compiled_step()  # a first call may allocate memory that stays
-        backend.measures = True  # graphs of other shapes, later
+        backend.measures_graphs = True  # graphs of other shapes, later
         if not backend.plans:
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
         plan = backend.plans[-1]

@@ -2,7 +2,8 @@
 
 The measurement makes sure of the budget. The compiled graph runs once, forward and backward, on the inputs that it was
 captured with. If its peak exceeds the budget, or is far below the prediction although the plan recomputes, the
-difference corrects the prediction and the graph is planned again. A step that still exceeds the budget is an error.
+difference corrects the prediction and the graph is planned again. If the last plan still exceeds the budget,
+`BudgetExceeded` is raised.
 """
 
 from __future__ import annotations
@@ -24,38 +25,45 @@ from .compiled_plan import CompiledPlan
 from .planner import Planner
 from .request import Request
 
-ROUNDS = 3
-#: How many plans are kept for sizes larger than those that a graph was captured with.
-MOST_SIZES = 8
-#: A prediction is corrected if it is too high by this share of the memory that is not resident all along.
-UNUSED = 0.03
+#: How often one graph is planned, each time with a corrected prediction.
+MAX_PLANS = 3
+#: How many plans one graph keeps for symbolic sizes larger than those at capture.
+MAX_LARGER_SIZES = 8
+#: Excess of a predicted peak over the measured one, as a share of the predicted peak without resident memory. A larger
+#: excess is corrected.
+MAX_OVERPREDICTION = 0.03
 
 
 class Prepared(Exception):
-    """Raised in place of a graph's first run, when it is planned and compiled and nothing shall run."""
+    """Raised instead of running a graph while `Backend.is_preparing`: the graph is planned and compiled then."""
 
 
 class Backend:
-    """A backend for one request.
+    """The backend of torch.compile for one request.
+
+    It owns the compiled code of each captured graph, until the backend itself is freed.
 
     Attributes
     ----------
     plans
-        The plan of each graph.
-    measures
-        Whether the first call of a graph measures it; else the caller measures the whole step.
+        The plan of each graph that was called with gradients.
+    compilations
+        The number of graphs compiled so far.
+    measures_graphs
+        If true, the first call of a graph measures its forward and backward. If false, the caller measures the whole
+        step.
     is_preparing
-        Whether graphs are planned and compiled, and not run.
+        If true, calls plan and compile their graph and then raise `Prepared`.
     """
 
     def __init__(self, request: Request) -> None:
-        lacking = _compat_compile.missing()
-        if lacking:
-            raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {lacking}")
+        missing = _compat_compile.missing()
+        if missing:
+            raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {missing}")
         self.request = request
         self.plans: list[CompiledPlan] = []
         self.compilations = 0
-        self.measures, self.is_preparing = True, False
+        self.measures_graphs, self.is_preparing = True, False
         self._codes: dict[Captured, Callable[..., Any]] = {}
 
     def __deepcopy__(self, _: Any) -> Backend:
@@ -66,9 +74,10 @@ class Backend:
         return self.code(Captured(module), inputs)
 
     def code(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The code for a graph, planned and compiled when it is first wanted.
+        """The compiled code of a graph. The first request plans and compiles the graph.
 
-        A refusal is raised by the first call instead of here, where torch would wrap the error.
+        If planning fails, the returned code raises the error when it is called: Dynamo would wrap an error that its
+        backend raises.
         """
         if captured not in self._codes:
             self._codes[captured] = self._compiled(captured, inputs)
@@ -77,20 +86,30 @@ class Backend:
     def _compiled(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.compilations += 1
         try:
-            planner, compiled = self.planned(captured, inputs, device_of_inputs(inputs), 0)
+            planner, compiled = self.plan_and_compile(captured, inputs, device_of_inputs(inputs), 0)
         except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
-            return _refusing(error)
+            return _raising(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
-        return _First(self, captured, planner, compiled, _symbolic_sizes(inputs))
+        return _MeasuredGraph(self, captured, planner, compiled, _symbolic_sizes(inputs))
 
-    def planned(
+    def plan_and_compile(
         self, captured: Captured, inputs: Sequence[Any], device: torch.device, correction_bytes: int
     ) -> tuple[Planner, Callable[..., Any]]:
-        """A plan, and its compiled code.
+        """Plan a graph and compile it.
 
-        Where no plan is predicted to fit, fused kernels get the plan of least memory: what they take is only known when
-        they have run.
+        The memory of fused kernels is only known once they have run. So with inductor's kernels, a budget that no plan
+        is predicted to fit gets the plan of least memory. Its measurement then decides.
+
+        Parameters
+        ----------
+        correction_bytes
+            The excess of this graph's measured peak over its predicted one, from earlier plans; negative if it was
+            below.
+
+        Returns
+        -------
+        The planner, which has the plan (None without gradients), and the compiled code.
         """
         resident = self._resident(inputs, device)
         request = dataclasses.replace(
@@ -102,40 +121,40 @@ class Backend:
         try:
             return planner, captured.compiled(inputs, request.kernels, planner)
         except InfeasibleBudget as error:
-            if request.kernels == "eager" or not _may_run(error, resident, device):
+            if request.kernels == "eager" or not _fits_on_device(error, resident, device):
                 raise
         planner = Planner(dataclasses.replace(request, least=True), device, resident, captured.read)
         return planner, captured.compiled(inputs, request.kernels, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
-        """What is on the device during the whole step."""
+        """Memory that is resident on the device during the whole step: bytes by name."""
         tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.device == device]
-        trained = [t for t in tensors if t.requires_grad]
+        parameters = [t for t in tensors if t.requires_grad]
         resident = {
-            "parameters": memory.unique_bytes(trained),
-            "buffers and inputs": memory.unique_bytes(tensors, without=memory.storages(trained)),
+            "parameters": memory.unique_bytes(parameters),
+            "buffers and inputs": memory.unique_bytes(tensors, without=memory.storages(parameters)),
             **self.request.resident,
         }
         if self.request.gradients == ACCUMULATED:
-            resident["gradients that exist"] = memory.dense_bytes(t for t in trained if t.is_leaf)
+            resident["gradients that exist"] = memory.dense_bytes(t for t in parameters if t.is_leaf)
         return {name: size for name, size in resident.items() if size}
 
     def _optimizer_peak(self, inputs: Sequence[Any], resident: Mapping[str, int]) -> int:
-        """The peak of the optimizer's step, when all gradients exist and the graph's results are freed."""
+        """The peak of the optimizer's step in bytes. All gradients exist then, and the graph's results are freed."""
         if self.request.optimizer_step_bytes is None:
             return 0
-        own = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
-        gradients = 0 if self.request.gradients == ACCUMULATED else memory.dense_bytes(own)
+        parameters = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+        gradients = 0 if self.request.gradients == ACCUMULATED else memory.dense_bytes(parameters)
         return sum(resident.values()) + gradients + self.request.optimizer_step_bytes
 
 
-def _may_run(error: InfeasibleBudget, resident: Mapping[str, int], device: torch.device) -> bool:
-    """Whether the device has the memory that the plan of least memory is predicted to need."""
+def _fits_on_device(error: InfeasibleBudget, resident: Mapping[str, int], device: torch.device) -> bool:
+    """Whether the device has enough memory for the predicted peak of the plan of least memory."""
     return (error.least_bytes or 0) <= budgets.free_bytes(device) + sum(resident.values())
 
 
-def _refusing(error: Exception) -> Callable[..., Any]:
-    """Raises an error whenever it is called."""
+def _raising(error: Exception) -> Callable[..., Any]:
+    """A function that raises the error whenever it is called."""
 
     def run(*_: Any) -> Any:
         raise error
@@ -144,16 +163,25 @@ def _refusing(error: Exception) -> Callable[..., Any]:
 
 
 def _symbolic_sizes(inputs: Sequence[Any]) -> dict[int, int]:
-    """The symbolic sizes among a graph's inputs: by index, the value at capture."""
-    return {place: _compat_compile.size_hint(value) for place, value in enumerate(inputs)
+    """The symbolic sizes among a graph's inputs: the value at capture by the input's index."""
+    return {index: _compat_compile.size_hint(value) for index, value in enumerate(inputs)
             if isinstance(value, torch.SymInt)}  # fmt: skip
 
 
-class _First:
-    """A compiled graph whose first call measures it, and plans again if it needs more memory than predicted.
+class _MeasuredGraph:
+    """A compiled graph. Its first call measures its peak, and plans again if the prediction was wrong.
 
-    Code cannot run while Dynamo compiles, so the first call, which follows at once, measures. The plan of a graph with
-    symbolic sizes serves the sizes at capture and smaller ones. Larger sizes get plans of their own.
+    The backend itself cannot measure, because no code may run while Dynamo compiles. The first call follows at once.
+
+    The plan of a graph with symbolic sizes serves the sizes at capture and smaller ones. Larger sizes get plans of
+    their own.
+
+    Parameters
+    ----------
+    planner, compiled
+        The first plan, and its code.
+    sizes
+        The symbolic sizes among the graph's inputs: the value at capture by the input's index.
     """
 
     def __init__(
@@ -166,90 +194,94 @@ class _First:
     ) -> None:
         self._backend, self._captured, self._planner, self._sizes = backend, captured, planner, sizes
         self._compiled, self._is_measured = compiled, False
-        self._larger: dict[tuple[Any, ...], _First] = {}
+        self._by_larger_sizes: dict[tuple[Any, ...], _MeasuredGraph] = {}
 
     def __call__(self, *args: Any) -> Any:
-        if self._sizes and any(args[place] > size for place, size in self._sizes.items()):
-            return self._for_larger(args)(*args)
+        if self._sizes and any(args[index] > size for index, size in self._sizes.items()):
+            return self._for_larger_sizes(args)(*args)
         if not self._is_measured and torch.is_grad_enabled():
-            if self._backend.measures:
-                with _random_as_it_was(self._planner.device):
-                    self._settle(args)
+            if self._backend.measures_graphs:
+                with _restored_random_state(self._planner.device):
+                    self._plan_by_measurement(args)
             elif self._planner.plan is not None:
-                self._keep(self._planner.plan, self._compiled, args)
+                self._use(self._planner.plan, self._compiled, args)
         if self._backend.is_preparing:
             raise Prepared
         return self._compiled(*args)
 
-    def _for_larger(self, args: Sequence[Any]) -> _First:
-        """The same graph planned for larger inputs; only the latest few plans are kept."""
-        wanted = tuple(args[place] for place in self._sizes)
-        if wanted not in self._larger:
+    def _for_larger_sizes(self, args: Sequence[Any]) -> _MeasuredGraph:
+        """The same graph planned for larger sizes. The oldest of `MAX_LARGER_SIZES` plans is dropped for a new one."""
+        sizes = tuple(args[index] for index in self._sizes)
+        if sizes not in self._by_larger_sizes:
             captured = Captured(self._captured.module)  # traced for these sizes
-            planner, compiled = self._backend.planned(captured, args, self._planner.device, 0)
-            if len(self._larger) == MOST_SIZES:
-                self._larger.pop(next(iter(self._larger)))
-            self._larger[wanted] = _First(self._backend, captured, planner, compiled, {})
-        return self._larger[wanted]
+            planner, compiled = self._backend.plan_and_compile(captured, args, self._planner.device, 0)
+            if len(self._by_larger_sizes) == MAX_LARGER_SIZES:
+                self._by_larger_sizes.pop(next(iter(self._by_larger_sizes)))
+            self._by_larger_sizes[sizes] = _MeasuredGraph(self._backend, captured, planner, compiled, {})
+        return self._by_larger_sizes[sizes]
 
-    def _settle(self, inputs: Sequence[Any]) -> None:
-        """Measure the step, and plan again until it keeps to its budget and leaves little of it unused."""
+    def _plan_by_measurement(self, inputs: Sequence[Any]) -> None:
+        """Measure the step, and plan again with a corrected prediction while that is needed.
+
+        A plan is final if its measured peak fits the budget, unless the plan recomputes and its peak is far below the
+        prediction. A later plan that exceeds the budget is discarded in favour of an earlier one that fits.
+        """
         planner, compiled, correction = self._planner, self._compiled, 0
-        kept: tuple[CompiledPlan, Callable[..., Any]] | None = None
-        for number in range(ROUNDS):
-            if number:
-                planner, compiled = self._backend.planned(self._captured, inputs, planner.device, correction)
+        fitting: tuple[CompiledPlan, Callable[..., Any]] | None = None
+        for attempt in range(MAX_PLANS):
+            if attempt:
+                planner, compiled = self._backend.plan_and_compile(self._captured, inputs, planner.device, correction)
             assert planner.plan is not None
-            measured = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
-            plan = dataclasses.replace(planner.plan, measured_peak_bytes=measured)
-            refusal = planner.refused(measured)
-            if refusal is not None and kept is None:
+            peak_bytes = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
+            plan = dataclasses.replace(planner.plan, measured_peak_bytes=peak_bytes)
+            refusal = planner.infeasible_if_over(peak_bytes)
+            if refusal is not None and fitting is None:
                 raise refusal
-            if measured <= plan.budget_bytes:
-                kept = plan, compiled
-                if not _leaves_much(planner, plan, measured):
+            if peak_bytes <= plan.budget_bytes:
+                fitting = plan, compiled
+                if not _overpredicts(planner, plan, peak_bytes):
                     break
-            elif kept is not None:
+            elif fitting is not None:
                 break
-            correction += measured - planner.predicted_bytes
-        if kept is not None:
-            self._keep(*kept, inputs)
+            correction += peak_bytes - planner.predicted_bytes  # negative: the prediction was too high
+        if fitting is not None:
+            self._use(*fitting, inputs)
             return
         raise BudgetExceeded(
-            f"the compiled step took {format_bytes(measured)}, over its budget of {format_bytes(plan.budget_bytes)}, "
-            f"also after {ROUNDS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
+            f"the compiled step took {format_bytes(peak_bytes)}, over its budget of {format_bytes(plan.budget_bytes)}, "
+            f"also after {MAX_PLANS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
         )
 
-    def _keep(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        """Use a plan and its code from now on."""
+    def _use(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        """Make a plan and its code final."""
         self._is_measured = True
         self._backend.plans.append(plan)
-        self._compiled = _watching_gradients(compiled, plan, inputs)
+        self._compiled = _warning_of_accumulation(compiled, plan, inputs)
 
 
-def _leaves_much(planner: Planner, plan: CompiledPlan, measured: int) -> bool:
-    """Whether a step recomputes although its measured peak leaves memory that its prediction counted as used."""
+def _overpredicts(planner: Planner, plan: CompiledPlan, measured_bytes: int) -> bool:
+    """Whether a plan recomputes although its measured peak is far below its predicted one."""
     if not plan.recomputed or planner.request.plan is not None:
         return False
-    counted = planner.predicted_bytes - sum(planner.resident.values())
-    return planner.predicted_bytes - measured > UNUSED * counted
+    activation_bytes = planner.predicted_bytes - sum(planner.resident.values())
+    return planner.predicted_bytes - measured_bytes > MAX_OVERPREDICTION * activation_bytes
 
 
 def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner, budget_bytes: int) -> int:
-    """The peak of the step, everything resident included.
+    """The measured peak of forward and backward in bytes, resident memory included.
 
-    If the first step exceeds the budget, a second one counts: a first call may allocate memory that stays.
+    If the first step exceeds the budget, a second one is measured instead: a first call may allocate memory that stays.
     """
     fixed_bytes = sum(planner.resident.values())
-    with _contents_as_they_were(inputs, planner.written):
-        measured = fixed_bytes + _rise(compiled, inputs, planner)
-        if measured > budget_bytes:
-            measured = fixed_bytes + _rise(compiled, inputs, planner)
-    return measured
+    with _restored_contents(inputs, planner.written):
+        peak_bytes = fixed_bytes + _peak_above_start(compiled, inputs, planner)
+        if peak_bytes > budget_bytes:
+            peak_bytes = fixed_bytes + _peak_above_start(compiled, inputs, planner)
+    return peak_bytes
 
 
-def _rise(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
-    """By how much the step raises the memory in use."""
+def _peak_above_start(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:
+    """The peak of one step above the memory in use when it begins, in bytes."""
     meter = memory.meter_for(planner.device)
     with memory.not_collecting(), meter:
         first = meter.mark()
@@ -259,28 +291,31 @@ def _rise(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner)
 
 
 class _Loss(torch.autograd.Function):
-    """A scalar whose backward makes gradients for tensors; it neither owns the tensors nor saves any."""
+    """A scalar whose backward returns gradients of ones for the roots. It neither owns the roots nor saves them."""
 
     @staticmethod
     def forward(ctx: Any, *roots: torch.Tensor) -> torch.Tensor:
-        ctx.made_like = [(root.shape, root.dtype, root.device) for root in roots]
+        ctx.specs = [(root.shape, root.dtype, root.device) for root in roots]
         return roots[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.made_like)
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.specs)
 
 
 def _step(compiled: Callable[..., Any], inputs: Sequence[Any], holds_output: bool) -> None:
-    """Run forward and backward: from the losses among the outputs, else from gradients of ones of all outputs."""
+    """Run forward and backward. The backward begins at the scalars among the outputs, or at all if none is a scalar.
+
+    Their gradients are ones. holds_output: whether the outputs exist during the backward.
+    """
     with torch.enable_grad():
         outputs = compiled(*inputs)
         loss = _loss_of(outputs)
         if not holds_output:
             del outputs
-        wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+        differentiated = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
         if loss is not None:
-            torch.autograd.grad(loss, wanted, allow_unused=True)
+            torch.autograd.grad(loss, differentiated, allow_unused=True)
 
 
 def _loss_of(outputs: Any) -> torch.Tensor | None:
@@ -294,8 +329,8 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _contents_as_they_were(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
-    """Restore the tensors that the step writes."""
+def _restored_contents(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
+    """Restore, after the body, the contents of the inputs that the step writes. written: their indices."""
     contents = {index: inputs[index].detach().clone() for index in written if index < len(inputs)}
     try:
         yield
@@ -305,21 +340,23 @@ def _contents_as_they_were(inputs: Sequence[Any], written: Sequence[int]) -> Ite
                 inputs[index].copy_(before)
 
 
-def _random_as_it_was(device: torch.device) -> Any:
+def _restored_random_state(device: torch.device) -> Any:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
-def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Warn once if a step adds to existing gradients, which its plan does not count."""
-    places = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
-    if plan.gradients == ACCUMULATED or not places:
+def _warning_of_accumulation(
+    compiled: Callable[..., Any], plan: CompiledPlan, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """The code, which warns once if a step adds to existing gradients although its plan does not count them."""
+    indices = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    if plan.gradients == ACCUMULATED or not indices:
         return compiled
-    place, warned = places[0], False
+    index, has_warned = indices[0], False
 
     def run(*args: Any) -> Any:
-        nonlocal warned
-        if not warned and args[place].grad is not None and torch.is_grad_enabled():
-            warned = True
+        nonlocal has_warned
+        if not has_warned and args[index].grad is not None and torch.is_grad_enabled():
+            has_warned = True
             warn(
                 "this compiled step adds to gradients that exist, which its plan does not count: pass "
                 'gradients="accumulated", or set gradients to None before each step'
@@ -330,7 +367,7 @@ def _watching_gradients(compiled: Callable[..., Any], plan: CompiledPlan, inputs
 
 
 def device_of_inputs(inputs: Sequence[Any]) -> torch.device:
-    """The device that a budget is for: the accelerator among a graph's inputs, else the CPU."""
+    """The device of the budget: the accelerator of a graph's inputs, or the CPU if none is on an accelerator."""
     devices: Mapping[torch.device, None] = dict.fromkeys(
         t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type != "cpu"
     )

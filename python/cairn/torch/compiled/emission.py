@@ -2,9 +2,9 @@
 
 The schedule lists computations in the order in which they run, recomputations included. The joint graph is written anew
 in that order, with a copy of a node for each recomputation, and cut at the end of the forward. Generated code frees a
-value after its last reader, so the order of the nodes determines memory, and the schedule's drops need no code. A view
-is taken from the current copy of its base. Transfers are calls of operators (`host_memory.py`), at their places in the
-order; a value that was fetched back is one more copy of its node.
+value after its last reader. So the order of the nodes determines memory, and the schedule's drops need no code. A view
+is computed anew from the latest copy of its base. Transfers are calls of operators (`host_memory.py`), where the
+schedule has them. A value that was prefetched is one more copy of its node.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Emitted:
     module
         The graph.
     saved
-        Nodes of the forward, and inputs, that the backward reads.
+        The saved values: nodes of the forward, and inputs, that the backward reads.
     sizes
-        Symbolic sizes that it reads.
+        The symbolic sizes that the backward reads.
     recomputed
-        The number of calls that the backward recomputes.
+        The number of recomputed calls.
     host_bytes
-        Host memory that the copies of offloaded values need, each at the first free place.
+        Size of the slab in host memory that the offloaded values need.
     """
 
     module: fx.GraphModule
@@ -50,47 +50,65 @@ class Emitted:
 
 
 def emit(joint: JointGraph, ops: Iterable[Sequence[Any]], memory: int = 0) -> Emitted:
-    """Write a schedule's computations, and its transfers, as a joint graph.
+    """Write a schedule's computations and transfers as a joint graph.
 
-    ops: operations of a verified schedule of the problem of `joint`; transfers as `performed` lists them. Drops need no
-    code. memory: the number of the `HostMemory` to which values are offloaded.
+    Parameters
+    ----------
+    ops
+        Operations on results of `joint`, from a verified schedule; with transfers, the list that `transfers.performed`
+        returns. Drops need no code.
+    memory
+        The number of the `HostMemory` to which values are offloaded.
     """
     writer = _Writer(joint, memory)
-    for name, index in _with_early_cut(joint, [(str(op[0]), int(op[1])) for op in ops]):
+    for name, index in _with_forward_end_early(joint, [(str(op[0]), int(op[1])) for op in ops]):
         if name != "drop":
             getattr(writer, name)(index)
     return writer.finish()
 
 
-def _with_early_cut(joint: JointGraph, ops: Sequence[Op]) -> list[Op]:
-    """The list, with the end of the forward moved to before the first recomputation after the forward's last result.
+def _with_forward_end_early(joint: JointGraph, ops: Sequence[Op]) -> list[Op]:
+    """The list with the end of the forward moved ahead of recomputations that only the backward needs.
 
-    Anything that a schedule recomputes between the two serves the backward alone.
+    Those are the computations between the forward's last result and the end of the forward.
     """
     end = ("compute", joint.end_of_forward)
-    place = ops.index(end)
-    begins = ops.index(("compute", end[1] - 1)) + 1 if end[1] else 0
-    early = next((i for i in range(begins, place) if ops[i][0] == "compute"), place)
-    return [*ops[:early], end, *ops[early:place], *ops[place + 1 :]]
+    end_position = ops.index(end)
+    after_last_result = ops.index(("compute", end[1] - 1)) + 1 if end[1] else 0
+    new_end = next((i for i in range(after_last_result, end_position) if ops[i][0] == "compute"), end_position)
+    return [*ops[:new_end], end, *ops[new_end:end_position], *ops[end_position + 1 :]]
 
 
 class _Writer:
+    """Writes the graph, one call for each operation of the list: the method has the operation's name.
+
+    compute
+        Computes or recomputes a result.
+    offload, leave
+        Starts the copy of a value to the host, and waits for it.
+    prefetch, fetch
+        Starts the copy back to the device: "fetch" if it is the last one, which frees the host memory. The copy is
+        awaited where its first reader is written.
+    """
+
     def __init__(self, joint: JointGraph, memory: int) -> None:
         self._joint, self._memory = joint, memory
         self._graph = fx.Graph()
-        self._static: dict[fx.Node, fx.Node] = {}  # placeholders, constants, and views of them
-        self._current: dict[int, dict[fx.Node, fx.Node]] = {}  # by result, its latest copy and views of that
-        self._forward: set[int] = set()  # results whose latest copy the forward computes
+        self._static: dict[fx.Node, fx.Node] = {}  # copies of placeholders, constants, and their views
+        self._current: dict[int, dict[fx.Node, fx.Node]] = {}  # by result: its latest copy, and views of it
+        self._forward: set[int] = set()  # results whose latest copy is in the forward
         self._saved: dict[fx.Node, None] = {}
         self._sizes: dict[fx.Node, None] = {}
         self._in_backward = False
-        self._call: tuple[fx.Node, fx.Node, set[int]] | None = None  # the latest call, its copy, members taken
+        self._call: tuple[fx.Node, fx.Node, set[int]] | None = (
+            None  # the latest call, its copy, and the members used of it
+        )
         self._calls: set[fx.Node] = set()
         self._outputs: list[Any] = []
         self._recomputed = 0
-        self._handles: dict[int, fx.Node] = {}  # by result, the handle of its copy on the host
-        self._arriving: dict[int, tuple[fx.Node, bool]] = {}  # results that are copied back, whether for the last time
-        self._forward_handles: set[fx.Node] = set()
+        self._handles: dict[int, fx.Node] = {}  # by result: the handle of its copy on the host
+        self._arriving: dict[int, tuple[fx.Node, bool]] = {}  # by result: its prefetch, and whether it is the last
+        self._forward_handles: set[fx.Node] = set()  # handles that the forward made
         self._host = HostPlaces()
         for node in joint.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -98,7 +116,7 @@ class _Writer:
                 self._static[node].meta[ORIGIN] = node
 
     def compute(self, index: int) -> None:
-        """Writes one computation."""
+        """Computes a result, or ends the forward."""
         result = self._joint.results[index]
         if result.node is None:
             self._outputs = [self._argument(node) for node in self._joint.outputs]
@@ -108,7 +126,7 @@ class _Writer:
             self._current[index] = {result.node: self._static[result.node]}
             self._forward.discard(index)
             return
-        copy = self._member(index, result)
+        copy = self._result_copy(index, result)
         self._current[index] = {result.node: copy}
         if self._in_backward:
             self._forward.discard(index)
@@ -117,20 +135,20 @@ class _Writer:
 
     def offload(self, index: int) -> None:
         """Starts to copy a value to the host."""
-        node = self._node_of(index)
+        node = self._node(index)
         self._host.take(index, moved_bytes(self._joint.values[node]))
         arguments = (self._argument(node), node.name, self._memory, 0)
         self._handles[index] = self._transfer(OFFLOAD, arguments, "offloaded", node)
 
     def leave(self, index: int) -> None:
         """Waits until a value is on the host."""
-        node = self._node_of(index)
+        node = self._node(index)
         arguments = (self._handle(index), self._argument(node))
         self._handles[index] = self._transfer(WAIT_FOR, arguments, "on_host", node)
 
     def prefetch(self, index: int) -> None:
         """Starts to copy a value back to the device."""
-        node = self._node_of(index)
+        node = self._node(index)
         arriving = self._transfer(PREFETCH, (self._handle(index),), "prefetched", node)
         arriving.meta[ORIGIN] = node  # the value's memory is allocated here
         self._arriving[index] = arriving, False
@@ -140,11 +158,11 @@ class _Writer:
         self.prefetch(index)
         self._arriving[index] = self._arriving[index][0], True
 
-    def _arrive(self, index: int) -> None:
-        """Waits for a value that is being copied back: one more copy of its node."""
-        node = self._node_of(index)
+    def _await_prefetch(self, index: int) -> None:
+        """Waits for a prefetch. The value is one more copy of its node."""
+        node = self._node(index)
         arriving, is_last = self._arriving.pop(index)
-        self._note_handle(arriving)
+        self._save_handle(arriving)
         copy = self._transfer(ARRIVED, (arriving, is_last, *look_of(self._joint.values[node])), "arrived", node)
         copy.meta = {**node.meta, ORIGIN: node}
         if self._in_backward:
@@ -154,9 +172,9 @@ class _Writer:
         self._current[index] = {node: copy}
         (self._forward.discard if self._in_backward else self._forward.add)(index)
 
-    def _transfer(self, target: Any, arguments: tuple[Any, ...], what: str, node: fx.Node) -> fx.Node:
-        """A call of a transfer's operator, which returns a handle."""
-        call = self._graph.create_node("call_function", target, arguments, name=f"{what}_{node.name}")
+    def _transfer(self, target: Any, arguments: tuple[Any, ...], prefix: str, node: fx.Node) -> fx.Node:
+        """A call of a transfer's operator, which returns a handle. Its name begins with `prefix`."""
+        call = self._graph.create_node("call_function", target, arguments, name=f"{prefix}_{node.name}")
         call.meta["val"] = handle_like(self._joint.values[node])
         if self._in_backward:
             _compat_compile.mark_backward(call)
@@ -165,14 +183,15 @@ class _Writer:
         return call
 
     def _handle(self, index: int) -> fx.Node:
-        self._note_handle(self._handles[index])
+        self._save_handle(self._handles[index])
         return self._handles[index]
 
-    def _note_handle(self, handle: fx.Node) -> None:
+    def _save_handle(self, handle: fx.Node) -> None:
+        """Adds a handle of the forward to the saved values if the backward reads it."""
         if self._in_backward and handle in self._forward_handles:
             self._saved.setdefault(handle)
 
-    def _node_of(self, index: int) -> fx.Node:
+    def _node(self, index: int) -> fx.Node:
         node = self._joint.results[index].node
         assert node is not None
         return node
@@ -183,13 +202,13 @@ class _Writer:
         old = self._joint.module.graph.find_nodes(op="output")[0]
         output = self._graph.output((*self._outputs, *grads))
         output.meta = dict(old.meta)
-        self._tidy_transfers()
+        self._finish_transfers()
         self._graph.lint()
         module = _compat_compile.graph_module(self._joint.module, self._graph)
         return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed, self._host.most_bytes)
 
-    def _tidy_transfers(self) -> None:
-        """Removes copies that nothing reads, and tells the first one how much host memory the step needs."""
+    def _finish_transfers(self) -> None:
+        """Removes transfers that nothing reads. The first offload gets the host memory that the step needs."""
         for node in reversed(self._graph.nodes):
             if node.target in TRANSFERS and not node.users:
                 self._saved.pop(node, None)
@@ -197,57 +216,59 @@ class _Writer:
         for call in self._graph.find_nodes(op="call_function", target=OFFLOAD)[:1]:
             call.args = (*call.args[:-1], self._host.most_bytes)
 
-    def _member(self, index: int, result: Result) -> fx.Node:
-        """The node of a result; one call serves results of the same tuple that are neighbours in the order."""
+    def _result_copy(self, index: int, result: Result) -> fx.Node:
+        """A copy of a result's node. Members of one tuple that follow each other share one copy of the call."""
         assert result.call is not None and result.node is not None
         if self._call is None or self._call[0] is not result.call or index in self._call[2]:
             self._call = (result.call, self._copy(result.call), set())
             self._recomputed += result.call in self._calls
             self._calls.add(result.call)
-        call, copy, taken = self._call
-        taken.add(index)
+        call, copy, used = self._call
+        used.add(index)
         if result.node is call:
             return copy
         return self._copy(result.node, {call: copy})
 
-    def _copy(self, node: fx.Node, known: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
-        """Copies a node; its arguments first, for views among them."""
-        table = {source: self._argument(source) for source in node.all_input_nodes if source not in (known or {})}
-        table.update(known or {})
-        copy = self._graph.node_copy(node, lambda source: table[source])
+    def _copy(self, node: fx.Node, replacements: dict[fx.Node, fx.Node] | None = None) -> fx.Node:
+        """Copies a node, after its arguments. replacements: copies to use for some of them."""
+        arguments = {
+            source: self._argument(source) for source in node.all_input_nodes if source not in (replacements or {})
+        }
+        arguments.update(replacements or {})
+        copy = self._graph.node_copy(node, lambda source: arguments[source])
         copy.meta[ORIGIN] = node
         if self._in_backward:
             _compat_compile.mark_backward(copy)
         return copy
 
     def _argument(self, node: fx.Node | None) -> Any:
-        """The node that has the value now; a view is taken of the latest copy of its base."""
+        """The copy of a node that holds its value here. A view is computed from the latest copy of its base."""
         if node is None:
             return None
         index = self._joint.base.get(node)
         if index in self._arriving:
-            self._arrive(index)
-        self._note_saved(node, index)
-        table = self._static if index is None else self._current[index]
-        if node not in table:
-            table[node] = self._copy(node)
-        return table[node]
+            self._await_prefetch(index)
+        self._save(node, index)
+        copies = self._static if index is None else self._current[index]
+        if node not in copies:
+            copies[node] = self._copy(node)
+        return copies[node]
 
-    def _note_saved(self, node: fx.Node, index: int | None) -> None:
-        """Record what the backward reads of the forward: storages, placeholders and sizes, not views."""
+    def _save(self, node: fx.Node, index: int | None) -> None:
+        """Adds to the saved values what the backward reads here. Of a view, its base is saved."""
         if not self._in_backward:
             return
         if index is not None:
             if index in self._forward:
-                made = self._joint.results[index].node
-                assert made is not None
-                self._saved.setdefault(self._current[index][made])
+                result_node = self._joint.results[index].node
+                assert result_node is not None
+                self._saved.setdefault(self._current[index][result_node])
         elif node.op == "placeholder":
-            kept = self._sizes if _is_size(self._joint.values.get(node)) else self._saved
-            kept.setdefault(self._static[node])
+            saved = self._sizes if _is_size(self._joint.values.get(node)) else self._saved
+            saved.setdefault(self._static[node])
         else:
             for source in node.all_input_nodes:
-                self._note_saved(source, self._joint.base.get(source))
+                self._save(source, self._joint.base.get(source))
 
 
 def _is_size(value: Any) -> bool:

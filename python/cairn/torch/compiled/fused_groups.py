@@ -82,7 +82,7 @@ def by_result(ops: Iterable[Sequence[Any]], groups: Groups) -> Iterator[tuple[An
 def _is_inside(joint: JointGraph, costs: Costs, index: int) -> bool:
     """Whether a kernel may hold a result in its registers."""
     result = joint.results[index]
-    if result.call is None or result.once or result.alias_of is not None:
+    if result.call is None or result.no_recompute or result.alias_of is not None:
         return False
     return costs.fused.get(result.call, False) and len(joint.members(result.call)) == 1
 

@@ -1,10 +1,10 @@
-"""The joint graph of AOTAutograd: which call makes which storage, which calls read it, and what may be recomputed.
+"""Analysis of AOTAutograd's joint graph: which call produces which storage, and what may be recomputed.
 
 AOTAutograd traces the forward and the backward of a step into one functional graph. Its storages determine its memory:
 a view (transpose, expand, slice) shares the storage of another node and costs nothing, and a call that returns a tuple
-makes several storages at once. `read` runs the graph on fake tensors, which have shapes and storages but no memory. One
-storage made by one call is a `Result`. A schedule computes, keeps and drops results. Views are no results; they are
-taken again from their base wherever they are read.
+produces several storages at once. `read` runs the graph on fake tensors, which have shapes and storages but no memory.
+One storage produced by one call is a `Result`. A schedule computes, keeps and drops results. Views are no results. They
+are computed anew from their base wherever they are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..base.errors import Unsupported
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One storage that one call makes.
+    """One storage that one call produces.
 
     Attributes
     ----------
@@ -32,18 +32,18 @@ class Result:
         The node whose value has the storage: the call itself, or a member of its tuple. None for the end of the
         forward, where its outputs are handed over.
     call
-        The operator's call; a placeholder for a tangent.
+        The call of the operator; for a tangent its placeholder. None for the end of the forward.
     nbytes
-        Size of the storage, bytes.
+        Size of the storage in bytes.
     deps
         Indices of the results that the call reads, through views too, ascending.
     alias_of
-        Index of the result whose storage an operator with effects returns again; None for a new storage.
+        Index of the result whose storage an operator with side effects returns; None for a new storage.
     is_backward
-        Computed after the forward.
-    once
-        Must not be recomputed: random numbers, collectives, side effects, and results that depend on a buffer that the
-        step writes.
+        Whether it is computed in the backward.
+    no_recompute
+        Whether it must not be recomputed: random numbers, collectives, side effects, and results that depend on a
+        buffer that the step writes.
     """
 
     node: fx.Node | None
@@ -52,7 +52,7 @@ class Result:
     deps: tuple[int, ...]
     alias_of: int | None = None
     is_backward: bool = False
-    once: bool = False
+    no_recompute: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +64,14 @@ class JointGraph:
     module
         The joint graph.
     results
-        The storages; those of the forward, the end of the forward, the tangents, then the backward's.
+        The results of the forward, the end of the forward, the tangents, and the results of the backward.
     end_of_forward
         Index of the result that stands for the end of the forward.
     base
-        For each node with a tensor, the index of its result; absent where the storage is a placeholder's or a
-        constant's, which are always there.
-    outputs
-        The forward's outputs. grads: the backward's. None where there is none.
+        For each node with a tensor, the index of the result whose storage it has. Nodes that share a placeholder's or
+        a constant's storage are absent: that storage is always resident.
+    outputs, grads
+        The outputs of the forward, and of the backward; None in place of an output that is no node.
     values
         The fake tensor, or the size, of each node.
     written
@@ -97,42 +97,47 @@ class JointGraph:
 
     @functools.cached_property
     def _by_result(self) -> dict[int, list[fx.Node]]:
-        found: dict[int, list[fx.Node]] = {}
+        readers: dict[int, list[fx.Node]] = {}
         for call in self._by_call:
             for index in {self.base[source] for source in call.all_input_nodes if source in self.base}:
-                found.setdefault(index, []).append(call)
-        return found
+                readers.setdefault(index, []).append(call)
+        return readers
 
     def bases(self, nodes: Sequence[fx.Node | None]) -> set[int]:
-        """The results whose storages nodes show."""
+        """Indices of the results whose storages the nodes have."""
         return {self.base[node] for node in nodes if node is not None and node in self.base}
 
     def calls(self) -> list[fx.Node]:
-        """The calls that make results, in order."""
+        """The calls that produce results, in order."""
         return list(self._by_call)
 
     @functools.cached_property
     def _by_call(self) -> dict[fx.Node, list[int]]:
-        found: dict[fx.Node, list[int]] = {}
+        members: dict[fx.Node, list[int]] = {}
         for index, result in enumerate(self.results):
             if result.call is not None:
-                found.setdefault(result.call, []).append(index)
-        return found
+                members.setdefault(result.call, []).append(index)
+        return members
 
 
 def read(module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
-    """Read the results of a joint graph.
+    """Analyse a joint graph.
 
-    module: the graph that AOTAutograd passes to a partition function. Copies are added for inputs that the step writes.
-    num_fwd_outputs: the number of its outputs that belong to the forward.
+    Parameters
+    ----------
+    module
+        The graph that AOTAutograd passes to a partition function. It is changed: inputs that the step writes get a
+        copy, which the step reads.
+    num_fwd_outputs
+        The number of its outputs that belong to the forward.
     """
     written = _written(module.graph)
     _read_through_copies(module, written)
-    return _Reader(module, num_fwd_outputs, written).read()
+    return _Analysis(module, num_fwd_outputs, written).read()
 
 
 def _written(graph: fx.Graph) -> set[fx.Node]:
-    """The inputs whose contents the step replaces (statistics of BatchNorm), in the graph or behind it."""
+    """The inputs that the step writes (statistics of BatchNorm), in the graph or after it in AOTAutograd's wrapper."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     return {*_compat_compile.written_inputs(graph), *(node.args[0] for node in copies)}
 
@@ -156,7 +161,7 @@ def _writes(user: fx.Node, node: fx.Node) -> bool:
     return user.target is torch.ops.aten.copy_.default and user.args[0] is node
 
 
-class _Reader:
+class _Analysis:
     def __init__(self, module: fx.GraphModule, num_fwd_outputs: int, written: set[fx.Node]) -> None:
         self._module = module
         self._values = _fake_values(module)
@@ -169,7 +174,7 @@ class _Reader:
         self._backward = self._nodes_of_backward()
         self._results: list[Result] = []
         self._base: dict[fx.Node, int] = {}
-        self._of_storage: dict[int, int] = {}  # the result that made a storage last
+        self._result_of_storage: dict[int, int] = {}  # index of the latest result with a storage, by storage
         self._static = {_storage(self._values[n]) for n in (*primals, *module.graph.find_nodes(op="get_attr"))
                         if isinstance(self._values.get(n), torch.Tensor)}  # fmt: skip
 
@@ -178,7 +183,7 @@ class _Reader:
         for node in calls:
             if node not in self._backward:
                 self._add(node)
-        end = self._end_forward()
+        end = self._add_forward_end()
         for node in calls:
             if node in self._backward:
                 self._add(node)
@@ -187,117 +192,118 @@ class _Reader:
         return JointGraph(self._module, results, end, self._base, *ends, self._values, self._written)
 
     def _nodes_of_backward(self) -> set[fx.Node]:
-        """Nodes that depend on a tangent, and nodes that autograd traced in the backward."""
-        found: set[fx.Node] = set(self._tangents)
+        """Nodes that depend on a tangent, and nodes that AOTAutograd traced in the backward."""
+        backward: set[fx.Node] = set(self._tangents)
         for node in self._module.graph.nodes:
             if node.op == "call_function" and (
-                _compat_compile.is_backward_node(node) or any(source in found for source in node.all_input_nodes)
+                _compat_compile.is_backward_node(node) or any(source in backward for source in node.all_input_nodes)
             ):
-                found.add(node)
-        self._check_split(found)
-        return found
+                backward.add(node)
+        self._refuse_late_outputs(backward)
+        return backward
 
-    def _check_split(self, backward: set[fx.Node]) -> None:
+    def _refuse_late_outputs(self, backward: set[fx.Node]) -> None:
         late = [node for node in self._outputs if node in backward]
         if late:
             raise Unsupported(f"the forward returns {late[0].name}, which the backward computes")
 
-    def _end_forward(self) -> int:
+    def _add_forward_end(self) -> int:
         """Add the end of the forward, which returns the outputs, and the tangents that the backward receives."""
-        handed = [node for node in self._outputs if node is not None]
-        end = self._append(Result(None, None, 0, self._deps(handed), once=True))
+        outputs = [node for node in self._outputs if node is not None]
+        end = self._append(Result(None, None, 0, self._deps(outputs), no_recompute=True))
         for node in self._tangents:
             value = self._values[node]
             if isinstance(value, torch.Tensor):
-                made = self._append(Result(node, node, _nbytes(value), (end,), is_backward=True, once=True))
-                self._claim(node, made)
+                index = self._append(Result(node, node, _nbytes(value), (end,), is_backward=True, no_recompute=True))
+                self._set_result(node, index)
         return end
 
     def _append(self, result: Result) -> int:
         self._results.append(result)
         return len(self._results) - 1
 
-    def _claim(self, node: fx.Node, index: int) -> None:
+    def _set_result(self, node: fx.Node, index: int) -> None:
+        """Map a node and its storage to a new result."""
         self._base[node] = index
-        self._of_storage[_storage(self._values[node])] = index
+        self._result_of_storage[_storage(self._values[node])] = index
 
     def _deps(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
         return tuple(sorted({self._base[node] for node in nodes if node in self._base}))
 
     def _add(self, node: fx.Node) -> None:
-        """Add a call's results; a view and a member of a tuple are only mapped to the result that they share."""
+        """Add a call's results. A view, or a member of a tuple, is only mapped to the result whose storage it has."""
         value = self._values[node]
         if _is_member(node):
             if isinstance(value, torch.Tensor):
-                self._see(node)
+                self._map_to_existing(node)
         elif _has_effects(node):
             self._add_effect(node, value)
         elif isinstance(value, torch.Tensor):
-            if not self._see(node):
-                self._make(node, [node])
+            if not self._map_to_existing(node):
+                self._add_results(node, [node])
         elif isinstance(value, (tuple, list)):
-            self._make(node, self._new_members(node))
-            self._see_views(node, value)
+            self._add_results(node, self._members_with_new_storage(node))
+            self._map_views(node, value)
 
-    def _see(self, node: fx.Node) -> bool:
-        """Whether a value shares a storage that exists; records whose."""
+    def _map_to_existing(self, node: fx.Node) -> bool:
+        """Whether a node's storage exists already. If a result has it, the node is mapped to that result."""
         storage = _storage(self._values[node])
-        if storage in self._of_storage:
-            self._base[node] = self._of_storage[storage]
+        if storage in self._result_of_storage:
+            self._base[node] = self._result_of_storage[storage]
             return True
         return storage in self._static
 
-    def _see_views(self, call: fx.Node, value: Sequence[Any]) -> None:
-        """Record whose storage a tuple of views shares (the pieces of a split)."""
-        bases = {self._of_storage.get(_storage(part)) for part in value if isinstance(part, torch.Tensor)}
+    def _map_views(self, call: fx.Node, value: Sequence[Any]) -> None:
+        """Map a call that returns a tuple of views (the pieces of a split) to the result that all of them share."""
+        bases = {self._result_of_storage.get(_storage(part)) for part in value if isinstance(part, torch.Tensor)}
         base = bases.pop() if len(bases) == 1 else None
-        if base is not None and not any(user in self._made_by(call) for user in call.users):
+        if base is not None and not any(user in self._nodes_of_results(call) for user in call.users):
             self._base[call] = base
 
-    def _made_by(self, call: fx.Node) -> set[fx.Node]:
+    def _nodes_of_results(self, call: fx.Node) -> set[fx.Node]:
         return {result.node for result in self._results[-len(call.users) :] if result.call is call and result.node}
 
-    def _new_members(self, call: fx.Node) -> list[fx.Node]:
-        """The members of a tuple that have new storages and are used, smallest first, each storage once."""
-        found: dict[int, fx.Node] = {}
+    def _members_with_new_storage(self, call: fx.Node) -> list[fx.Node]:
+        """The members of a tuple that have new storages and are used, smallest first. Each storage counts once."""
+        by_storage: dict[int, fx.Node] = {}
         for user in call.users:
             if not _is_member(user):
                 raise Unsupported(f"{user.name} takes the tuple of {call.name} whole")
             value = self._values[user]
-            if isinstance(value, torch.Tensor) and not self._see(user):
-                found.setdefault(_storage(value), user)
-        return sorted(found.values(), key=lambda member: _nbytes(self._values[member]))
+            if isinstance(value, torch.Tensor) and not self._map_to_existing(user):
+                by_storage.setdefault(_storage(value), user)
+        return sorted(by_storage.values(), key=lambda member: _nbytes(self._values[member]))
 
-    def _make(self, call: fx.Node, nodes: Sequence[fx.Node]) -> None:
+    def _add_results(self, call: fx.Node, nodes: Sequence[fx.Node]) -> None:
         deps = self._deps(call.all_input_nodes)
         is_backward = call in self._backward
-        once = _once(call) or any(source in self._written for source in _roots(call))
+        no_recompute = _must_run_once(call) or any(source in self._written for source in _roots(call))
         for node in nodes:
-            result = Result(node, call, _nbytes(self._values[node]), deps, None, is_backward, once)
-            self._claim(node, self._append(result))
+            result = Result(node, call, _nbytes(self._values[node]), deps, None, is_backward, no_recompute)
+            self._set_result(node, self._append(result))
 
     def _add_effect(self, node: fx.Node, value: Any) -> None:
-        """Add an operator that writes, communicates or is opaque: one result that must not be recomputed."""
+        """Add an operator that writes, communicates or is opaque. Its results must not be recomputed."""
         deps, is_backward = self._deps(node.all_input_nodes), node in self._backward
-        nodes = self._new_members(node) if isinstance(value, (tuple, list)) else [node]
-        for made in nodes or [node]:
-            shown = self._values[made]
-            is_tensor = isinstance(shown, torch.Tensor)
-            shares = is_tensor and self._see(made)
-            alias = self._base.get(made) if shares else None
-            nbytes = _nbytes(shown) if is_tensor and not shares else 0
-            index = self._append(Result(made, node, nbytes, deps, alias, is_backward, True))
+        members = self._members_with_new_storage(node) if isinstance(value, (tuple, list)) else [node]
+        for member in members or [node]:
+            member_value = self._values[member]
+            is_tensor = isinstance(member_value, torch.Tensor)
+            shares_storage = is_tensor and self._map_to_existing(member)
+            alias = self._base.get(member) if shares_storage else None
+            nbytes = _nbytes(member_value) if is_tensor and not shares_storage else 0
+            index = self._append(Result(member, node, nbytes, deps, alias, is_backward, True))
             if is_tensor:
-                self._base[made] = index
-                if not shares or alias is not None:
-                    self._of_storage[_storage(shown)] = index
+                self._base[member] = index
+                if not shares_storage or alias is not None:
+                    self._result_of_storage[_storage(member_value)] = index
 
 
 # -- fake values ---------------------------------------------------------------------------------------------
 
 
 def _fake_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
-    """Every node's value on fake tensors; views share storages, as they will when the step runs."""
+    """The value of each node on fake tensors. Views share storages as they do when the step runs."""
     values: dict[fx.Node, Any] = {}
     mode = _fake_mode(module)
     with mode, torch.no_grad():
@@ -313,10 +319,10 @@ def _fake_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
 
 
 def _constant(module: fx.GraphModule, node: fx.Node, mode: Any) -> Any:
-    found: Any = module
+    constant: Any = module
     for name in str(node.target).split("."):
-        found = getattr(found, name)
-    return mode.from_tensor(found) if isinstance(found, torch.Tensor) else found
+        constant = getattr(constant, name)
+    return mode.from_tensor(constant) if isinstance(constant, torch.Tensor) else constant
 
 
 def _fake_mode(module: fx.GraphModule) -> Any:
@@ -344,7 +350,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 
 def unknown_size(joint: JointGraph) -> str:
-    """The name of a node whose size is known only when the step runs; empty where there is none."""
+    """The name of a node whose size is known only when the step runs; empty if there is none."""
     tensors = ((node, value) for node, value in joint.values.items() if isinstance(value, torch.Tensor))
     return next((node.name for node, value in tensors if any(map(_compat_compile.is_guessed, value.shape))), "")
 
@@ -393,21 +399,21 @@ def _has_effects(node: fx.Node) -> bool:
     return target._schema.is_mutable or target.namespace in _compat_compile.COLLECTIVE_NAMESPACES
 
 
-def _once(node: fx.Node) -> bool:
-    """Whether an operator may not be called again: it draws random numbers, or is not torch's and may have a state."""
+def _must_run_once(node: fx.Node) -> bool:
+    """Whether an operator must not be recomputed: it draws random numbers, or is a custom one that may have state."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in _compat_compile.PURE_NAMESPACES
 
 
-def described(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
-    """A key that is equal for calls of equal cost: operator, arguments, and shape, stride and type of tensors."""
+def cost_key(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
+    """A key that is equal for calls of equal cost: operator, arguments, and shape, stride and dtype of tensors."""
 
     def text(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):
-            sizes, steps = (tuple(map(_compat_compile.size_hint, each)) for each in (leaf.shape, leaf.stride()))
-            return f"{leaf.dtype} {sizes} {steps} {leaf.device}"
+            sizes, strides = (tuple(map(_compat_compile.size_hint, dims)) for dims in (leaf.shape, leaf.stride()))
+            return f"{leaf.dtype} {sizes} {strides} {leaf.device}"
         return repr(leaf)
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)

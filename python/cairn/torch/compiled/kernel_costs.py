@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..base import _compat, _compat_compile, clock, memory
-from .joint_graph import JointGraph, described
+from .joint_graph import JointGraph, cost_key
 from .problem import Costs
 
 #: A call is repeated until it has taken so long in all, or so often.
@@ -47,7 +47,7 @@ def measured(
     """
     of_kind = _KNOWN.setdefault((device, torch.get_num_threads()), {})
     wanted = [call for call in (joint.calls() if calls is None else calls) if call.op == "call_function"]
-    kinds = {call: described(call, _reading(joint, call, given)) for call in wanted}
+    kinds = {call: cost_key(call, _reading(joint, call, given)) for call in wanted}
     unknown = {kind: call for call, kind in kinds.items() if kind not in of_kind}
     if unknown:
         with _aside(device):

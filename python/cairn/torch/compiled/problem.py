@@ -98,7 +98,7 @@ def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, kee
         workspace_bytes=costs.workspace_bytes.get(result.call, 0) + _other_members_bytes(joint, index, result),
         alias_of=result.alias_of,
         keep=keep,
-        no_recompute=result.once,
+        no_recompute=result.no_recompute,
     )
 
 
@@ -112,6 +112,6 @@ def _other_members_bytes(joint: JointGraph, index: int, result: Result) -> int:
     members = joint.members(result.call)
     later = members[members.index(index) + 1 :]
     beside = sum(joint.results[other].nbytes for other in later)
-    if result.once or index == members[0]:
+    if result.no_recompute or index == members[0]:
         return beside
     return beside + sum(joint.results[other].nbytes for other in members[: members.index(index)])

@@ -14,17 +14,17 @@ from cairn.torch.profiling import option_measure
 from cairn.torch.profiling.option_measure import pareto
 from cairn.torch.selective.block_graph import BlockGraph
 from cairn.torch.selective.block_options import (
+    CONSTANT_BYTES_PER_NS,
+    CONSTANT_TIME_CHOICES,
     DROP,
     KEEP,
-    OF_PRODUCTS,
-    STEADY_BYTES_PER_NS,
-    STEADY_CHOICES,
-    STEP_NS,
-    TIMED_CHOICES,
+    MEASURED_TIME_CHOICES,
+    PRODUCT_FACTOR,
+    REPLAY_OVERHEAD_NS,
     Choice,
     _Model,
     _thinned,
-    _with_steady_times,
+    _with_constant_times,
     candidates,
     choices,
     ideal_choices,
@@ -35,7 +35,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def brute_force(graph: BlockGraph, step_ns: int = STEP_NS, with_output: bool = False) -> list[tuple[int, int]]:
+def brute_force(
+    graph: BlockGraph, step_ns: int = REPLAY_OVERHEAD_NS, with_output: bool = False
+) -> list[tuple[int, int]]:
     """Bytes and time of every choice of kept values: all operations that the others need, each once; no masks.
 
     with_output: what the block returns is wanted as well, and kept or recomputed.
@@ -152,7 +154,7 @@ def test_cuts_at_prices_between_others_are_those_of_a_fresh_network(monkeypatch:
     prices = [(random.Random(i).randrange(1, 10**6), random.Random(-i).randrange(1, 10**4)) for i in range(40)]
     model = _Model(graph)
     found = [model.cheapest(*price) for price in prices]
-    cuts, pieces = next(count), len(model._pieces)
+    cuts, pieces = next(count), len(model._components)
     assert pieces > 60 and cuts < len(prices) * pieces / 2, (cuts, pieces)
     assert found == [_Model(graph).cheapest(*price) for price in prices]
 
@@ -176,7 +178,7 @@ def alike(x: Tensor) -> Tensor:
 def test_between_choices_that_are_far_apart_are_some_that_do_the_same_for_fewer_operations() -> None:
     """Layers that are alike are worth recomputing at the same price."""
     run = Recorded(alike, leaf(16, 16))
-    graph = _with_steady_times(run.graph)
+    graph = _with_constant_times(run.graph)
     part = 16 * 16 * 4
     far, near = choices(graph), choices(graph, math.inf, 2 * part)
     assert max(a.kept_bytes - b.kept_bytes for a, b in itertools.pairwise(far)) > 4 * part
@@ -188,7 +190,7 @@ def test_between_choices_that_are_far_apart_are_some_that_do_the_same_for_fewer_
     assert "dkd" * 2 + "kkk" * 6 in found and "dkdkkk" * 4 in found  # the earliest, and every second
     assert set(choices(graph, 4, 10**9)) == set(choices(graph, 4))
     found = {choice.decisions for choice in candidates(run.graph, 2 * part)}
-    assert found >= {choice.decisions for choice in choices(graph, STEADY_CHOICES, 2 * part)}
+    assert found >= {choice.decisions for choice in choices(graph, CONSTANT_TIME_CHOICES, 2 * part)}
 
 
 def test_thinning_leaves_out_where_the_curve_changes_least() -> None:
@@ -198,9 +200,9 @@ def test_thinning_leaves_out_where_the_curve_changes_least() -> None:
 
 
 def test_products_take_longer_by_steady_times() -> None:
-    graph = _with_steady_times(Recorded(lambda x, y: torch.tanh(x @ y), leaf(64, 64), leaf(64, 64)).graph)
-    moved = {"aten.mm.default": 3 * 64 * 64 * 4 * OF_PRODUCTS, "aten.tanh.default": 2 * 64 * 64 * 4}
-    assert {op.name: op.nanoseconds * STEADY_BYTES_PER_NS for op in graph.operations} == moved
+    graph = _with_constant_times(Recorded(lambda x, y: torch.tanh(x @ y), leaf(64, 64), leaf(64, 64)).graph)
+    moved = {"aten.mm.default": 3 * 64 * 64 * 4 * PRODUCT_FACTOR, "aten.tanh.default": 2 * 64 * 64 * 4}
+    assert {op.name: op.nanoseconds * CONSTANT_BYTES_PER_NS for op in graph.operations} == moved
 
 
 def test_what_operations_read_must_be_at_hand() -> None:
@@ -249,9 +251,9 @@ def test_copies_of_parameters_are_kept_at_no_cost() -> None:
 def test_candidates_by_steady_times_are_there_whatever_was_measured() -> None:
     """What the least memory takes must not depend on measured times."""
     graph = Recorded(gelu, leaf(8, 8)).graph
-    steady = {choice.decisions for choice in choices(_with_steady_times(graph), STEADY_CHOICES)}
+    steady = {choice.decisions for choice in choices(_with_constant_times(graph), CONSTANT_TIME_CHOICES)}
     assert len(steady) > 4
-    choose, at_most = random.Random(2), STEADY_CHOICES + TIMED_CHOICES - 2
+    choose, at_most = random.Random(2), CONSTANT_TIME_CHOICES + MEASURED_TIME_CHOICES - 2
     for _ in range(20):
         for op in graph.operations:
             op.nanoseconds = choose.randrange(1, 40000)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cairn.torch.selective import bit_masks
-from cairn.torch.selective.block_options import DROP, KEEP, MASK, STEP_NS, choices, masks
+from cairn.torch.selective.block_options import DROP, KEEP, MASK, REPLAY_OVERHEAD_NS, choices, masks
 from cairn.torch.selective.graph_recorder import _may_meet
 from cairn.torch.selective.recompute import TensorRecompute, compile_recipe, mask_of
 from recorded_support import Recorded, gelu, leaf
@@ -184,8 +184,8 @@ def test_masks() -> None:
         op.nanoseconds = 100_000  # far more than reading a mask takes
     [with_mask] = [choice for choice in choices(run.graph, 100) if MASK in choice.decisions][:1]
     assert with_mask.kept_bytes == 64 * 64 // 8
-    others = 2 * (100_000 + STEP_NS)  # the noise's tensor is made, and scaled
-    assert with_mask.recompute_ns == others + 2 * STEP_NS + 64 * 64 // 4
+    others = 2 * (100_000 + REPLAY_OVERHEAD_NS)  # the noise's tensor is made, and scaled
+    assert with_mask.recompute_ns == others + 2 * REPLAY_OVERHEAD_NS + 64 * 64 // 4
     run.check(with_mask.decisions, list(reversed(range(len(run.saved)))))
     noise = run.saved[with_mask.decisions.index(MASK)]
     mask = mask_of(noise)

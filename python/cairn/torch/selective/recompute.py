@@ -29,7 +29,7 @@ from ..base.tensor_fingerprints import fingerprint
 from ..rerun_state.rng_and_autocast import RandomState
 from . import bit_masks, submodule_calls
 from .block_graph import BlockGraph, Pack
-from .block_options import MASK, is_always_there, masks, sources
+from .block_options import MASK, is_always_resident, masks, saved_values
 from .recompute_code import MASK as KEPT_MASK
 from .recompute_code import PACK, Code, Kept, Made, Missing, Running, Source, write
 from .saved_tensors import Meta
@@ -202,9 +202,9 @@ class Compiler:
         self._kept: dict[int, Source] = {}
         self._drawn: dict[int, Source] = {}  # by drawing operation: the mask that is kept
         for index, pack in enumerate(graph.packs):
-            if pack.use is not None and decisions[index] == KEEP and not is_always_there(graph, pack.use.value):
+            if pack.use is not None and decisions[index] == KEEP and not is_always_resident(graph, pack.use.value):
                 self._kept.setdefault(pack.use.value, (PACK, index))
-        marked = {first: value for value, first in sources(graph).items() if decisions[first] == MASK}
+        marked = {first: value for value, first in saved_values(graph).items() if decisions[first] == MASK}
         drawn = {value: op for op, value in reversed(masks(graph).items())} if marked else {}
         for first, value in marked.items():
             if value not in drawn:
@@ -230,7 +230,7 @@ class Compiler:
         missing = [wanted]
         while missing:
             value = missing.pop()
-            if value in present or value in self._kept or is_always_there(self._graph, value):
+            if value in present or value in self._kept or is_always_resident(self._graph, value):
                 continue
             index = self._graph.values[value].operation
             if index in chosen:

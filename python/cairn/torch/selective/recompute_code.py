@@ -44,7 +44,7 @@ from ..base.tree import Slot, tensors_in
 from ..rerun_state.rng_and_autocast import RandomState
 from . import bit_masks
 from .block_graph import ARGUMENT, BUFFER, BlockGraph, Operation, Use
-from .block_options import is_always_there
+from .block_options import is_always_resident
 from .saved_tensors import View
 
 PACK, MASK = "saved tensor", "mask"
@@ -178,7 +178,7 @@ class _Writer:
         return [] if index in self._drawn else [use.value for use in self._graph.operations[index].operands]
 
     def _is_loaded(self, value: int) -> bool:
-        return value in self._kept or is_always_there(self._graph, value)
+        return value in self._kept or is_always_resident(self._graph, value)
 
     def _loaded(self, pack: int, chosen: Sequence[int]) -> list[int]:
         """The values that a segment loads and does not compute."""

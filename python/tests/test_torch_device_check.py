@@ -176,13 +176,13 @@ def test_nothing_reads_numbers_of_the_device_while_comparing(device: Device) -> 
     checks = recompute_check.Checks(CPU)
     check, x = recompute_check.StepCheck(checks, _Stages()), torch.randn(5, 7)  # type: ignore[arg-type]
     with Reading():
-        marks = [check.marks()]
-        marks.append(check.marks(marks[0]))
+        marks = [check.new_fingerprints()]
+        marks.append(check.new_fingerprints(marks[0]))
         for each in marks:
             each.saved(x)
             each.returned((x, x.bfloat16()))
         check.compare(1, *marks)
-    checks.look(wait=True)
+    checks.raise_differing(wait=True)
 
 
 class _Stages:
@@ -206,7 +206,7 @@ def test_a_difference_in_the_last_step_is_told_when_the_plan_is_removed(device: 
         step(model, x, scale=1.5)
         raise ZeroDivisionError
     with pytest.raises(RecomputationError, match=OTHER_VALUES):
-        handle.executor.look()
+        handle.executor.check_recomputations()
 
 
 def test_a_difference_in_the_last_step_is_told_in_a_report(device: Device) -> None:
@@ -221,7 +221,7 @@ def test_a_difference_in_the_last_step_is_told_in_a_report(device: Device) -> No
 def test_what_nobody_reads_is_a_warning_in_the_end(device: Device) -> None:
     checks = recompute_check.Checks(CPU)
     check = recompute_check.StepCheck(checks, _Stages())  # type: ignore[arg-type]
-    marks = [check.marks(), check.marks()]
+    marks = [check.new_fingerprints(), check.new_fingerprints()]
     marks[0].returned(torch.zeros(3))
     marks[1].returned(torch.ones(3))
     check.compare(1, *marks)

@@ -11,7 +11,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base.errors import RecomputationError
-from cairn.torch.runtime.single_runs import Part
+from cairn.torch.runtime.single_runs import SelectiveRun
 from executor_support import Op, backward, differing, every_block, keep, no_collector, planned, results, train
 from guards_support import Configured, Turned
 from inside_blocks import Hidden, count_recordings, hidden
@@ -135,11 +135,11 @@ def test_a_part_goes_with_the_last_tensor_that_autograd_holds() -> None:
     with no_collector(), opened(model):
         for step in range(3):
             train(model, loss_of, step)
-        assert not [each for each in gc.get_objects() if type(each) is Part]
+        assert not [each for each in gc.get_objects() if type(each) is SelectiveRun]
         loss = loss_of(model)
-        assert sum(type(each) is Part for each in gc.get_objects()) == 3
+        assert sum(type(each) is SelectiveRun for each in gc.get_objects()) == 3
         del loss
-        assert not [each for each in gc.get_objects() if type(each) is Part]
+        assert not [each for each in gc.get_objects() if type(each) is SelectiveRun]
 
 
 _BETWEEN: dict[str, Callable[[Any], Any]] = {

@@ -65,7 +65,7 @@ class Handle:
             On an accelerator, if a block computed other values in the last step; the model is restored all the same.
         """
         self._take_off()
-        self.executor.look()
+        self.executor.check_recomputations()
 
     def _take_off(self) -> None:
         self.executor.detach()
@@ -82,7 +82,7 @@ class Handle:
         ValueError
             The plan was removed.
         """
-        self.executor.look()
+        self.executor.check_recomputations()
         if self._model() is None or not self.is_applied:
             raise ValueError("this plan is no longer applied to a model")
         watch = self.shapes.watched_by
@@ -97,7 +97,7 @@ class Handle:
     ) -> None:
         self._take_off()
         if error is None:
-            self.executor.look()
+            self.executor.check_recomputations()
 
     def __repr__(self) -> str:
         model = self._model()

@@ -27,8 +27,10 @@ from .recompute_check import Fingerprints
 
 
 class Outputs:
-    """The tensors that a block returned, detached, for the next stage. `passed`: those that share storage with the
-    block's arguments.
+    """The tensors that a block returned, detached, for the recomputation of the next stage.
+
+    value: what the block returned. wanted: indices of the tensors to keep; None: all. passed: indices of those that
+    share storage with the block's arguments.
     """
 
     __slots__ = ("_versions", "passed", "tensors")
@@ -40,19 +42,19 @@ class Outputs:
         self._versions = {i: _compat.version(t) for i, t in tensors.items()}
 
     @classmethod
-    def again(cls, tensors: dict[int, torch.Tensor], written: Container[int], beside: Outputs) -> Outputs:
-        """Prefetched outputs, and others that stayed. `written`: those written before offloading."""
-        made = cls((), passed=beside.passed)
+    def from_prefetch(cls, tensors: dict[int, torch.Tensor], written: Container[int], staying: Outputs) -> Outputs:
+        """Prefetched outputs, and others that stayed on the device. written: those written before offloading."""
+        outputs = cls((), passed=staying.passed)
         versions = {i: -1 if i in written else _compat.version(t) for i, t in tensors.items()}
-        made.tensors, made._versions = {**tensors, **beside.tensors}, {**versions, **beside._versions}
-        return made
+        outputs.tensors, outputs._versions = {**tensors, **staying.tensors}, {**versions, **staying._versions}
+        return outputs
 
     def only(self, indices: Container[int]) -> Outputs:
         """The outputs with these indices."""
-        made = type(self)((), passed=self.passed)
-        made.tensors = {i: t for i, t in self.tensors.items() if i in indices}
-        made._versions = {i: self._versions[i] for i in made.tensors}
-        return made
+        outputs = type(self)((), passed=self.passed)
+        outputs.tensors = {i: t for i, t in self.tensors.items() if i in indices}
+        outputs._versions = {i: self._versions[i] for i in outputs.tensors}
+        return outputs
 
     def keep_only(self, wanted: frozenset[int]) -> None:
         """Drops the outputs that the next stage does not read."""
@@ -108,12 +110,12 @@ class Argument:
 
 @dataclass(slots=True)
 class BlockRun:
-    """What is recorded of a block's run in the forward, to recompute it."""
+    """The record of a block's run in the forward, from which the block is recomputed. The step owns it."""
 
     forward: Callable[..., Any]
     tree: Tree
     arguments: list[Argument]
-    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed
+    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed: path, tensor, version
     modes: Modes
     random_state: RandomState | None
     variables: Variables
@@ -123,9 +125,9 @@ class BlockRun:
     calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
     weights: ForwardWeights | None = None  # weights that `parametrize.cached()` had
     samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
-    marks: Fingerprints | None = None  # fingerprints on an accelerator, of what it returned and saved
-    standing: HooksAndNames | None = None  # attributes and hooks after it, where others change them later
-    contents: Attributes | None = None  # contents of attributes before it, where runs change them in place
+    fingerprints: Fingerprints | None = None  # of what it returned and saved, on an accelerator
+    attributes_after: HooksAndNames | None = None  # after the run, where others change them later
+    attributes_before: Attributes | None = None  # before the run, where runs change their contents in place
     copies: frozenset[int] = frozenset()  # storages of the buffers in the latest recomputation that saved tensors
 
     def argument_name(self, index: int) -> str:
@@ -157,42 +159,42 @@ class BlockRun:
 def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
     """The tensors inside objects that are passed to the block of this name, with their versions."""
     tensors = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
-    for what, tensor, _ in tensors:
+    for path, tensor, _ in tensors:
         if tensor.requires_grad:
-            cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in what else ""
+            cache = " (for a cache of keys and values: use_cache=False)" if "Cache" in path else ""
             raise Unsupported(
-                f"'{name}' is passed an object that holds a tensor with gradients, {what}: it cannot be recomputed "
+                f"'{name}' is passed an object that holds a tensor with gradients, {path}: it cannot be recomputed "
                 f"from that; keep this block, or pass the tensor itself{cache}"
             )
     return tensors
 
 
 class RecomputingStep(Step, Protocol):
-    """The step that a `Part` belongs to: finds its arguments, and recomputes it."""
+    """The step that a run of a block belongs to: finds its arguments, and recomputes it."""
 
     def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
         """A tensor argument of a block, as it is in memory now."""
 
-    def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+    def view_of(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
         """A tensor, or a view of one."""
 
     def in_backward(self) -> int:
         """Compares the backend flags with the forward's, once in each backward. Returns the backward's number."""
 
-    def recompute(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
+    def recompute_tensor(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
         """Recomputes one saved tensor under the forward's backend flags; None if that fails."""
 
-    def again(self, op: Op, block: BlockRun) -> Any:
+    def recompute_block(self, op: Op, block: BlockRun) -> Any:
         """Recomputes a block, which fills its holders, and returns its output."""
 
-    def new_marks(self) -> Fingerprints | None:
+    def new_fingerprints(self) -> Fingerprints | None:
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
 
-    def note_again(self, stage: int) -> None:
-        """Notes that one saved tensor could not be recomputed, so that the whole block was."""
+    def note_whole_recompute(self, stage: int) -> None:
+        """Notes that a saved tensor could not be recomputed alone, and the whole block was recomputed."""
 
     def refuse_other_values(self, stage: int) -> None:
         """Raises if a recomputation gave other values, unless `determinism_check` accepts that."""

@@ -46,25 +46,37 @@ _NOTHING = contextlib.nullcontext()
 
 @dataclass(frozen=True)
 class Prepared:
-    """A schedule compiled for a model's blocks."""
+    """A schedule that is ready to be executed on a model's blocks.
+
+    Attributes
+    ----------
+    settings
+        The compiled schedule, and the settings of all its steps.
+    sites
+        The planned blocks by stage.
+    stage_of
+        The stage of a block's call: by the block's name and the number of the call in the step, from 0.
+    transfer_plan
+        The times of transfers; None if the schedule has none.
+    """
 
     settings: Settings
     sites: dict[int, Site]
-    stage_of: dict[tuple[str, int], int]  # by a block's name and the number of its call
-    transfer_plan: TransferPlan | None = None  # of a schedule with transfers
+    stage_of: dict[tuple[str, int], int]
+    transfer_plan: TransferPlan | None = None
 
 
 class Guide(Protocol):
     """Chooses the schedule of each step, and observes its end."""
 
     def begin(self, executor: Executor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
-        """The schedule for a step with these arguments, made by `Executor.prepare`; raises if there is none."""
+        """The schedule for a step with these arguments, made by `Executor.prepare`. Raises if there is none."""
 
     def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
         """Called when the step's forward has returned `output`.
 
-        missing: planned blocks that it has not run. notes: a list of other deviations from the plan; the backward adds
-        to it.
+        missing: planned blocks that did not run. notes: other deviations from the plan; the backward appends to this
+        list.
         """
 
 
@@ -76,20 +88,33 @@ class _Thread(threading.local):
 
 
 class Executor:
-    """Replays the operations of a chain schedule on every training step of a model.
+    """Executes the operations of a chain schedule in every training step of a model.
 
-    stages, ops: the part of the model that each stage of the chain is, and the schedule's list. The schedule must have
-        been verified: sizes and budgets are not checked here.
-    preserve_rng_state, determinism_check: as in `torch.utils.checkpoint`; "values" also compares the values that a
-        block saves in its runs, except seeds of kernels.
-    guide: chooses the schedule of each step; the given schedule if None.
-    in_eval: executes the schedule in evaluation mode, too.
-    inside: by stage, the tensors that each option of selective recomputation keeps.
-    transfer_plan, plan_tier: the times and the destination of transfers; `ops` is then the transfer plan's list.
-    outside: modules outside blocks that are replaced.
-    brought_back: blocks whose attributes and hooks are restored for recomputation, because others change them later.
-    kept: blocks that must not be recomputed, also when they run more often than planned.
-    forward_returned: called with each step once the model's forward has returned.
+    It has a weak reference to the model. While it is attached, the model owns it.
+
+    Parameters
+    ----------
+    stages, ops
+        The stages of the chain, and the operations of the schedule. The schedule must have been verified: sizes and
+        budgets are not checked here.
+    preserve_rng_state, determinism_check
+        As in `torch.utils.checkpoint`. "values" also compares the values of saved tensors, except seeds of kernels.
+    guide
+        Chooses the schedule of each step; None: the given schedule.
+    in_eval
+        Whether the schedule is executed in evaluation mode, too.
+    inside
+        The options of selective recomputation, by stage.
+    transfer_plan, plan_tier
+        The times and the tier of transfers. `ops` is then the transfer plan's list.
+    outside
+        The modules outside blocks that are replaced during a step.
+    brought_back
+        Names of blocks whose attributes and hooks are restored for recomputation, because others change them later.
+    kept
+        Names of blocks that must not be recomputed, not even in unplanned calls.
+    forward_returned
+        Called with each step once the model's forward has returned.
     """
 
     def __init__(
@@ -125,7 +150,7 @@ class Executor:
         self._forward_returned = forward_returned
         self._replaced = Replaced(model, outside or Outside())
         self._thread = _Thread()
-        self._takeovers: list[weakref.ref[PatchedForward]] = []  # the modules have them
+        self._patches: list[weakref.ref[PatchedForward]] = []  # owned by the modules
         self._trace = Trace()
         self._has_warned = self._has_warned_of_blocks = False
         devices = self.first.settings.devices if preserve_rng_state else ()
@@ -138,7 +163,7 @@ class Executor:
         inside: Mapping[int, Inside] | None = None,
         transfer_plan: TransferPlan | None = None,
     ) -> Prepared:
-        """Another schedule for the same blocks. Raises PlanMismatch where its blocks are others."""
+        """Compile a schedule for the executor's blocks. Raises PlanMismatch if the schedule has other blocks."""
         inside = inside or {}
         model = self._model()
         if model is None:
@@ -177,11 +202,11 @@ class Executor:
     @property
     def is_attached(self) -> bool:
         """Whether the executor is installed in the model."""
-        return bool(self._takeovers)
+        return bool(self._patches)
 
     def attach(self, owner: object = None) -> None:
-        """From now on, training steps of the model follow the schedule. `owner` is kept for as long as they do."""
-        if self._takeovers:
+        """Make training steps of the model follow the schedule. The model has a reference to `owner` until `detach`."""
+        if self._patches:
             raise RuntimeError("the executor is attached already")
         model = self._model()
         if model is None:
@@ -195,30 +220,33 @@ class Executor:
                 )
         self._part_handlers.open()
         for module, handler in handlers:
-            self._takeovers.append(weakref.ref(PatchedForward(module, handler, owner if module is model else None)))
+            self._patches.append(weakref.ref(PatchedForward(module, handler, owner if module is model else None)))
 
     def detach(self) -> None:
-        """Restores the model exactly. Steps whose forward has run can still be finished."""
-        while self._takeovers:
-            takeover = self._takeovers.pop()()
-            if takeover is not None:
-                takeover.remove()
+        """Restore the model exactly. The backward of a step whose forward has run still works."""
+        while self._patches:
+            patch = self._patches.pop()()
+            if patch is not None:
+                patch.remove()
         self._part_handlers.release()
         if self.plan_tier is not None:
             self.plan_tier.retire()
 
-    def look(self, wait: bool = True) -> None:
+    def check_recomputations(self, wait: bool = True) -> None:
         """Raises RecomputationError if recomputations of earlier steps gave other values on an accelerator.
 
-        wait: also where that is only known once the device has done them.
+        wait: whether to wait for recomputations that the device has not done yet.
         """
         if self._checks is not None:
-            self._checks.look(wait)
+            self._checks.raise_differing(wait)
 
     # -- what runs instead of a forward ----------------------------------------------------------------------
 
     def _handlers(self, model: nn.Module) -> Iterator[tuple[nn.Module, Handler]]:
-        """The modules to take over. Blocks come first: the whole model may be a block, and its step encloses it."""
+        """The modules whose forward is replaced, and the replacements.
+
+        Blocks come first: the whole model may be a block, and the replacement for the model must be the outer one.
+        """
         parts: dict[int, tuple[nn.Sequential, list[Block]]] = {}
         for name in dict.fromkeys(name for name, _ in self.first.stage_of):
             block = resolve(model, name)
@@ -232,7 +260,7 @@ class Executor:
                     "the plan runs the children of a Sequential in order, whose forward was replaced on the instance: "
                     "plan again"
                 )
-            bounds = {block.start: (block.stop, block.name) for block in blocks}
+            bounds = {block.start: (block.stop, block.name) for block in blocks}  # of the children in the container
             yield container, functools.partial(self._run_sequential, weakref.ref(container), bounds)
         for module in self._skipped(model):
             yield module, self._run_skipped
@@ -240,7 +268,7 @@ class Executor:
 
     def _warn_of_own_checkpointing(self) -> None:
         """Warn once if gradient checkpointing was enabled after the model was planned."""
-        first = self._takeovers[0]() if self._takeovers and not self._has_warned else None
+        first = self._patches[0]() if self._patches and not self._has_warned else None
         modules = () if first is None else (first.module, self._model())  # layers have it with transformers
         switch = next(filter(None, (checkpointing_switch(module) for module in modules if module is not None)), "")
         if switch:
@@ -276,7 +304,7 @@ class Executor:
             return forward(*args, **kwargs)
         self._refuse_surroundings()
         self._warn_of_own_checkpointing()
-        self.look(wait=False)
+        self.check_recomputations(wait=False)
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
         step_transfers = self._step_transfers(prepared)
@@ -287,7 +315,7 @@ class Executor:
                 output = forward(*args, **kwargs)
             self._thread.run = None
             run.forward_ended()
-            self.look(wait=True)
+            self.check_recomputations(wait=True)
         except BaseException:
             run.abandon()
             raise
@@ -301,7 +329,7 @@ class Executor:
         return output
 
     def _step_transfers(self, prepared: Prepared) -> StepTransfers | None:
-        """The transfers of a step whose schedule offloads; None without, or while another step uses the tier."""
+        """The transfers of a step; None if its schedule has none, or while another step uses the tier."""
         if prepared.transfer_plan is None or self.plan_tier is None:
             return None
         step_transfers = self.plan_tier.lend(prepared.transfer_plan)
@@ -333,7 +361,7 @@ class Executor:
         with self._replaced.during_block() if self._replaced.anything else _NOTHING:
             if stage is None:
                 first = self._thread.stage_of[name, 0]
-                return run.beyond(first, "more often than planned", forward, args, kwargs)
+                return run.unplanned(first, "more often than planned", forward, args, kwargs)
             return run.block(stage, forward, args, kwargs)
 
     def _run_skipped(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -351,7 +379,7 @@ class Executor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """A Sequential whose children form blocks of several."""
+        """Run a Sequential where several children form a block. bounds: end and name of a block by its begin."""
         container, run = container_ref(), self._thread.run
         if container is None or len(args) != 1 or kwargs or run is None:
             self._warn_of_blocks_alone(run)
@@ -364,9 +392,9 @@ class Executor:
                 position += 1
                 continue
             stop, name = bounds[position]
-            held, value = (value,), None
-            value = self._run_block(name, functools.partial(_chain, children[position:stop]), held, {})
-            del held
+            arguments, value = (value,), None  # so that the block's input can be freed while the block runs
+            value = self._run_block(name, functools.partial(_chain, children[position:stop]), arguments, {})
+            del arguments
             position = stop
         return value
 
@@ -381,6 +409,7 @@ class Executor:
         )
 
     def _refuse_surroundings(self) -> None:
+        """Raise Unsupported where a step cannot be executed: under hooks, transforms, or capture of a CUDA graph."""
         if _compat.saved_tensor_hooks_are_active():
             raise Unsupported(
                 "saved-tensor hooks (save_on_cpu, torch.utils.checkpoint around the model, ...) are active where "
@@ -398,8 +427,8 @@ class Executor:
         if model is not None and is_any(model.modules()):
             refuse_sharded_parts(resolve(model, name) for name in self._names)
         native = self.first.settings.program.native
-        again = (site for stage, site in self.first.sites.items() if not native[stage])
-        refuse_chosen_kernels(part for site in again for part in site.state.modules())
+        recomputed = (site for stage, site in self.first.sites.items() if not native[stage])
+        refuse_chosen_kernels(part for site in recomputed for part in site.state.modules())
 
 
 def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:

@@ -89,4 +89,4 @@ class OffloadableTensors:
         count += len(self._held)
         outputs = dict(zip(self._outputs, tensors[count : len(written)], strict=True))
         gone = {o for o, w in zip(self._outputs, written[count:], strict=True) if w}
-        return Outputs.again(outputs, gone, self._staying_outputs)
+        return Outputs.from_prefetch(outputs, gone, self._staying_outputs)

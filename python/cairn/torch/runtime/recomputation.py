@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from ..base.tree import Tree, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.backend_flags import Switches
+from ..rerun_state.context_variables import Variables
 from ..rerun_state.globals_and_closures import begin_step
 from ..rerun_state.module_state import Record
-from ..rerun_state.rng_and_autocast import no_autocast
+from ..rerun_state.rng_and_autocast import Modes, RandomState, no_autocast, with_generator
 from ..rerun_state.sharded import gather
 from ..schedule.program import FORWARD_KEEP, FORWARD_SAVE, Op
 from ..selective.block_options import SEED_BYTES
@@ -26,7 +28,7 @@ from ..selective.block_runs import Saving
 from ..selective.recompute import TensorRecompute
 from ..selective.saved_tensors import Lease, RecomputePack, View, active, geometry, hooks
 from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
-from .block_records import BlockRun
+from .block_records import Argument, BlockRun, hidden_in
 from .recompute_check import Checks, Fingerprints, StepCheck
 from .step_settings import Settings, Site, Trace
 from .step_transfers import StepTransfers
@@ -50,18 +52,20 @@ class Recomputation(StepValues):
         self._sites = sites
         self._check = None if checks is None else StepCheck(checks, settings.program)
         self._switches = Switches()
-        self._switched = False  # they differ in the backward that was looked at last
-        self._casting = False  # autocast is on in that backward
-        self._compared_in = -1  # its number
+        self._flags_differ = False  # the backend flags of the backward that was compared last
+        self._autocast_is_on = False  # in that backward
+        self._compared_backward = -1  # the number of that backward
         self._in_forward = True
+        self._modes: Modes | None = None  # of the last block whose forward ran
+        self._last_state: RandomState | None = None  # random state before that block
 
     def in_backward(self) -> int:
         """Compares the backend flags with the forward's, once in each backward. Returns the backward's number."""
         backward = _compat.backward_id()
-        if backward < 0 or backward != self._compared_in:
+        if backward < 0 or backward != self._compared_backward:
             begin_step()
-            self._compared_in, self._switched = backward, not self._switches.are_in_force()
-            self._casting = any(map(torch.is_autocast_enabled, self._settings.device_types))
+            self._compared_backward, self._flags_differ = backward, not self._switches.are_in_force()
+            self._autocast_is_on = any(map(torch.is_autocast_enabled, self._settings.device_types))
         return backward
 
     def record_of(self, stage: int) -> Record:
@@ -79,9 +83,36 @@ class Recomputation(StepValues):
 
     # -- before and after a run ------------------------------------------------------------------------------
 
-    def new_marks(self) -> Fingerprints | None:
+    def _record_run(
+        self, stage: int, forward: Callable[..., Any], tree: Tree, arguments: list[Argument] | None = None
+    ) -> BlockRun:
+        """The record from which the block can be recomputed, made before it runs in the forward.
+
+        arguments: where a recomputation finds them; None to look for them among the outputs of the stage before.
+        """
+        if self._modes is None or not self._modes.are_in_force():
+            self._modes = Modes.current(self._settings.device_types)
+        hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
+        if arguments is None:
+            arguments = self._arguments(stage, tree.leaves)
+        variables = Variables(self._sites[stage].state.brings_back)
+        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
+
+    def _random_state(self, leaves: Sequence[torch.Tensor]) -> RandomState | None:
+        if not self._settings.preserve_rng_state:
+            return None
+        known = self._settings.devices
+        for leaf in leaves:
+            if not leaf.is_cpu:
+                known = tuple(dict.fromkeys((*known, *filter(with_generator, [leaf.device]))))
+        state = RandomState(known)
+        if self._last_state is None or not self._last_state.equals(state):  # blocks between two draws share one
+            self._last_state = state
+        return self._last_state
+
+    def new_fingerprints(self) -> Fingerprints | None:
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
-        return None if self._check is None else self._check.marks()
+        return None if self._check is None else self._check.new_fingerprints()
 
     def _saving(self, op: Op, block: BlockRun) -> Saving | None:
         """Prepares a run under selective recomputation; None if all saved tensors are kept, or none."""
@@ -101,17 +132,17 @@ class Recomputation(StepValues):
                 change = f"{saving.difference} has changed"
                 self._trace.notes.append(f"'{self.name(stage)}' was recorded again, which takes time: {change}")
             if block.recompute_state.recompute is None:
-                self._note_reason(stage, saving.reason)
+                self._note_not_selective(stage, saving.reason)
 
-    def _note_reason(self, stage: int, reason: str) -> None:
+    def _note_not_selective(self, stage: int, reason: str) -> None:
         self._trace.notes.append(f"'{self.name(stage)}' is recomputed as a whole: it {reason}")
 
     def note_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
         assert block.state is not None
         block.samples = self._samples(output, block.state)
-        if block.marks is not None:
-            block.marks.returned(output)
+        if block.fingerprints is not None:
+            block.fingerprints.returned(output)
 
     def _samples(self, output: Any, state: Record) -> list[Any]:
         """Fingerprints of the tensors that a block returned: of some of their numbers, or of all."""
@@ -131,14 +162,14 @@ class Recomputation(StepValues):
 
     # -- selective recomputation -----------------------------------------------------------------------------
 
-    def recompute(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
+    def recompute_tensor(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
         """Recomputes one saved tensor under the forward's backend flags; None if that fails. Needs `in_backward`."""
-        if self._switched or self._casting:
+        if self._flags_differ or self._autocast_is_on:
             with self._switches.in_force(), no_autocast(self._settings.device_types):
                 return recompute.tensor(index, where)
         return recompute.tensor(index, where)
 
-    def seen(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+    def view_of(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
         """A tensor, or a view of one."""
         if view is None or view == geometry(tensor):
             return tensor
@@ -147,32 +178,36 @@ class Recomputation(StepValues):
         with torch.no_grad():
             return tensor.as_strided(*view)
 
-    def note_again(self, stage: int) -> None:
-        """Record that one saved tensor could not be recomputed, so that the whole block was."""
+    def note_whole_recompute(self, stage: int) -> None:
+        """Notes that a saved tensor could not be recomputed alone, and the whole block was recomputed."""
         self._trace.notes.append(
             f"'{self.name(stage)}' was recomputed as a whole: a tensor could not be recomputed alone"
         )
 
     # -- recomputing a block as a whole ----------------------------------------------------------------------
 
-    def again(self, op: Op, block: BlockRun) -> Any:
+    def recompute_block(self, op: Op, block: BlockRun) -> Any:
         """Recomputes a block and returns its output. A saving operation fills the block's holders."""
         written = block.variables.written()
         if written is not None:
             raise RecomputationError(
                 f"'{self.name(op.stage)}' cannot be recomputed: {written} was modified in place after the forward"
             )
-        return block.variables.run(self._again, op, block)
+        return block.variables.run(self._recompute_block, op, block)
 
-    def _again(self, op: Op, block: BlockRun) -> Any:
+    def _recompute_block(self, op: Op, block: BlockRun) -> Any:
         site, first, state = self._sites[op.stage], block.first, block.state
         assert first is not None and state is not None
         self.refuse_changed(op.stage, state)
         self.in_backward()
         saving = self._saving(op, block)
-        checking = self._settings.determinism_check != "none"
-        marks = None if self._check is None or block.marks is None else self._check.marks(block.marks)
-        later = RecomputePack(site.name, first, op.kind == FORWARD_SAVE, checking, saving, marks)
+        checks_metadata = self._settings.determinism_check != "none"
+        fingerprints = (
+            None
+            if self._check is None or block.fingerprints is None
+            else self._check.new_fingerprints(block.fingerprints)
+        )
+        recorder = RecomputePack(site.name, first, op.kind == FORWARD_SAVE, checks_metadata, saving, fingerprints)
         self._trace.runs.append((op.kind, op.stage))
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
             modules = site.state.modules()
@@ -184,35 +219,35 @@ class Recomputation(StepValues):
             self._restore(block, surroundings, op.kind == FORWARD_SAVE)
             args, kwargs = self._build(op.stage, block)
             if block.calls is None:
-                surroundings.enter_context(active(later))
+                surroundings.enter_context(active(recorder))
                 run = block.forward
             else:
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
-                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(later)).run, block.forward)
+                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(recorder)).run, block.forward)
             recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
             with recording:  # records only what the block does
                 output = run(*args, **kwargs)
-            later.finish()
+            recorder.finish()
             site.state.fills = site.state.fills or attributes.are_filled()
         if block.samples is not None and self._samples(output, state) != block.samples:
             site.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
-        if marks is not None and block.marks is not None and self._check is not None:
-            marks.returned(output)
-            self._check.compare(op.stage, block.marks, marks)
+        if fingerprints is not None and block.fingerprints is not None and self._check is not None:
+            fingerprints.returned(output)
+            self._check.compare(op.stage, block.fingerprints, fingerprints)
         if op.kind == FORWARD_SAVE:
             self._note_saved(op.stage, block, saving, output)
         return output
 
     def rehearse(self) -> dict[int, Exception]:
-        """Recomputes each block of the step once, the last first. Returns errors by stage, of blocks that differ.
+        """Recomputes each block of the step once, the last first. Returns, by stage, the error of a block that differs.
 
         Called after the forward, for schedules that keep the inputs of blocks.
         """
         errors = {}
         for stage in sorted(self._blocks, reverse=True):
             try:
-                self.again(Op(FORWARD_KEEP, stage), self._blocks[stage])
+                self.recompute_block(Op(FORWARD_KEEP, stage), self._blocks[stage])
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -220,14 +255,17 @@ class Recomputation(StepValues):
         return errors
 
     def _restore(self, block: BlockRun, surroundings: contextlib.ExitStack, saves: bool) -> None:
-        """Restores, as long as `surroundings` is open, the state that the forward of the block read."""
-        if self._switched:
+        """Restores the state that the forward of the block read, until `surroundings` is closed.
+
+        saves: whether the recomputation saves tensors.
+        """
+        if self._flags_differ:
             surroundings.enter_context(self._switches.in_force())
         block.modes.enter(surroundings)
-        if block.standing is not None:
-            surroundings.enter_context(block.standing.in_force())
-        if block.contents is not None:
-            block.contents.restore()
+        if block.attributes_after is not None:
+            surroundings.enter_context(block.attributes_after.in_force())
+        if block.attributes_before is not None:
+            block.attributes_before.restore()
         if block.state is not None:
             copies = surroundings.enter_context(block.state.in_force())
             if saves:
@@ -236,6 +274,7 @@ class Recomputation(StepValues):
             surroundings.callback(block.random_state.exchange().restore)
 
     def _build(self, stage: int, block: BlockRun) -> Any:
+        """The block's (args, kwargs) for a recomputation: detached tensors that require gradients as in the forward."""
         for name, tensor, version in block.hidden:
             if _compat.version(tensor) != version:
                 raise RecomputationError(

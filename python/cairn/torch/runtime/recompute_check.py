@@ -82,15 +82,15 @@ class StepCheck:
         self._there: torch.Tensor | None = None  # the same on the host, once the event has happened
         self.event: Event | None = None
 
-    def marks(self, first: Fingerprints | None = None) -> Fingerprints:
+    def new_fingerprints(self, first: Fingerprints | None = None) -> Fingerprints:
         """Fingerprints for a forward, or for the recomputation of the forward that made `first`."""
         return Fingerprints(self._checks.device, first)
 
     @torch.no_grad()
-    def compare(self, stage: int, first: Fingerprints, again: Fingerprints) -> None:
+    def compare(self, stage: int, first: Fingerprints, recomputed: Fingerprints) -> None:
         """Mark a stage if its recomputation differs from the forward. Does not wait for the device."""
-        if first.numbers.shape == again.numbers.shape:
-            is_other = torch.ne(first.numbers, again.numbers).any()
+        if first.numbers.shape == recomputed.numbers.shape:
+            is_other = torch.ne(first.numbers, recomputed.numbers).any()
         else:
             is_other = torch.ones((), dtype=torch.bool, device=self._checks.device)
         with self._checks.lock:
@@ -119,7 +119,7 @@ class Checks:
         self.lock = threading.RLock()
         weakref.finalize(self, _warn_of_last, self.pending)
 
-    def look(self, wait: bool) -> None:
+    def raise_differing(self, wait: bool) -> None:
         """Read the marks that have arrived, or wait for all. Raises RecomputationError that names the marked blocks."""
         with self.lock:
             names = _read(self.pending, wait)

@@ -3,12 +3,12 @@
 Problem. The overhead of a block counts in every step. A block that runs once, and none of whose values the schedule
 drops or offloads, does not need the list of operations, nor outputs of other blocks.
 
-So such a run (`Part`) works alone. For a saved tensor that is kept, the autograd graph has the tensor and its version.
-For one that is not, it has an `Absent`, which asks its `Part` for the tensor. The part recomputes that tensor
-(`selective/recompute.py`). If this fails or gives other values, the part recomputes the whole block from the state that
+So such a run (`SelectiveRun`) works alone. The autograd graph has one object for each saved tensor: the tensor and its
+version if it is kept, otherwise an `Absent`, which asks its run for the tensor. The run recomputes that tensor
+(`selective/recompute.py`). If this fails or gives other values, the run recomputes the whole block from the state that
 was recorded in the forward: arguments, parameters and buffers with their versions, random state, modes.
 
-Ownership: the graph owns the `Absent` holders, these own the part. The part has only weak references to them.
+Ownership: the graph owns the `Absent` holders, and these own the run. The run has only weak references to them.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from ..selective.submodule_hooks import PartHooks
 from .block_records import BlockRun, RecomputingStep
 
 #: A saved tensor that is kept: the tensor, its version, and the name of its block.
-Staying = tuple[torch.Tensor, int, str]
+Kept = tuple[torch.Tensor, int, str]
 
 
 class Absent(Holder):
-    """A saved tensor that was not kept. `lease` is the part that recomputes it."""
+    """A saved tensor that was not kept. `lease` is the run that recomputes it."""
 
     __slots__ = ("index",)
-    lease: Part
+    lease: SelectiveRun
 
-    def __init__(self, part: Part, index: int) -> None:
+    def __init__(self, part: SelectiveRun, index: int) -> None:
         self.lease, self.tensor, self.version, self.index = part, None, 0, index
 
     def unpack(self) -> torch.Tensor:
         return self.lease.recomputed(self) if self.tensor is None else super().unpack()
 
 
-class Part(Lease):
+class SelectiveRun(Lease):
     """One run of a block under selective recomputation; see the top of this file."""
 
-    __slots__ = ("_absent", "_backward", "_block", "_coming", "_devices", "_extra", "_hooks", "_is_running", "_name",
-                 "_recipe", "_tensor_recompute", "versions")  # fmt: skip
+    __slots__ = ("_absent", "_backward", "_block", "_devices", "_extra", "_hooks", "_is_running", "_name",
+                 "_next_items", "_recipe", "_tensor_recompute", "versions")  # fmt: skip
     run: RecomputingStep
 
     def __init__(
@@ -71,7 +71,7 @@ class Part(Lease):
         self._block, self._recipe, self._devices = block, recipe, devices
         self.versions = [argument.version for argument in block.arguments]
         self._tensor_recompute: TensorRecompute | None = TensorRecompute(recipe)
-        self._coming = iter(recipe.items)
+        self._next_items = iter(recipe.items)
         self._extra = 0  # saved tensors that the recipe does not have
         self._absent: dict[int, weakref.ref[Absent]] = {}
         self._hooks: PartHooks | None = None  # None: the hooks were active in the whole block
@@ -94,23 +94,26 @@ class Part(Lease):
         finally:
             packing.close()  # the graph refers to the generator, and its frame may refer to a tensor with that graph
 
-    def _packing(self) -> Generator[Staying | Absent | None, torch.Tensor, None]:
-        """The pack hook, as a generator: a loop is faster than calls. Yields what the graph keeps for each tensor."""
+    def _packing(self) -> Generator[Kept | Absent | None, torch.Tensor, None]:
+        """The pack hook as a generator, because a loop is faster than calls.
+
+        It is sent each saved tensor, and yields the object that the graph keeps for it.
+        """
         name = self._name
         tensor = yield None
-        for item in itertools.chain(self._coming, itertools.repeat(None)):
+        for item in itertools.chain(self._next_items, itertools.repeat(None)):
             if item is True:
                 tensor = yield tensor, saved_version(tensor), name
                 continue
-            stays = tensor.detach() if item is False else self._take(item, tensor)
-            if isinstance(stays, Absent):
+            kept = tensor.detach() if item is False else self._pack_item(item, tensor)
+            if isinstance(kept, Absent):
                 del tensor  # it must be freed before the next one comes
-                tensor = yield stays
+                tensor = yield kept
             else:
-                tensor = yield stays, saved_version(stays), name
+                tensor = yield kept, saved_version(kept), name
 
-    def _take(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | Absent:
-        """Packs a tensor that is not simply kept, or that was not expected (item is None).
+    def _pack_item(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | Absent:
+        """Packs a tensor that the recipe does not simply keep, or does not have (item is None).
 
         Returns its `Absent`, or the detached tensor if it is kept.
         """
@@ -136,11 +139,11 @@ class Part(Lease):
         return absent
 
     def finish(self) -> str:
-        """Called after the run. Returns why the whole block must be recomputed; mostly "": it need not be."""
+        """Called after the run. Returns why the whole block must be recomputed; "" if it need not be."""
         self._is_running = False
         if self._tensor_recompute is None:
             return "did something else than before"
-        if operator.length_hint(self._coming):
+        if operator.length_hint(self._next_items):
             self._tensor_recompute = None
             return "saved another number of tensors than before"
         state = self._block.random_state
@@ -166,12 +169,12 @@ class Part(Lease):
             self._enter(backward)
         recompute = self._tensor_recompute
         if recompute is not None:
-            tensor = self.run.recompute(recompute, absent.index, self)
+            tensor = self.run.recompute_tensor(recompute, absent.index, self)
             if tensor is not None:
                 return tensor
             self._tensor_recompute = None
-            self.run.note_again(self.stage)
-        self._run_again()
+            self.run.note_whole_recompute(self.stage)
+        self._recompute_block()
         if absent.tensor is None:
             raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it was recomputed")
         if recompute is not None and not recompute.has_recorded_bytes(absent.index, absent.tensor):
@@ -179,7 +182,7 @@ class Part(Lease):
         return absent.tensor
 
     def _enter(self, backward: int) -> None:
-        """Called in another backward than before. backward < 0: PyTorch does not tell which one it is."""
+        """Called when another backward reads a saved tensor first. backward: its number; < 0 if it is unknown."""
         if self._is_running:
             raise Unsupported(f"'{self._name}' computes gradients inside its own forward; keep this block")
         if self._backward is None or backward < 0:
@@ -187,23 +190,23 @@ class Part(Lease):
         else:
             self._tensor_recompute = None  # the first backward has freed the inputs of the recipe
 
-    def _run_again(self) -> None:
+    def _recompute_block(self) -> None:
         """Recomputes the whole block, which fills every `Absent` that the graph still has."""
         items = self._recipe.items
-        packed = [*items[: len(items) - operator.length_hint(self._coming)], *itertools.repeat(True, self._extra)]
+        packed = [*items[: len(items) - operator.length_hint(self._next_items)], *itertools.repeat(True, self._extra)]
         absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
         metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
-        self._block.first = Packed([holder or _nobody for holder in absent], metas)
+        self._block.first = Packed([holder or _no_holder for holder in absent], metas)
         calls = self._recipe.calls
         self._block.calls = None if self._hooks is None or calls is None else self._hooks.entered(calls)
-        self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
+        self.run.recompute_block(Op(FORWARD_SAVE, self.stage), self._block)
 
 
-def _nobody() -> None:
-    """Takes the place of a weak reference, for a tensor that was kept."""
+def _no_holder() -> None:
+    """Stands in for the weak reference to a holder, where the tensor was kept."""
 
 
-def _unpack(saved: Staying | Absent) -> torch.Tensor:
+def _unpack(saved: Kept | Absent) -> torch.Tensor:
     if isinstance(saved, Absent):
         return saved.unpack()
     tensor, version, name = saved

@@ -1,7 +1,8 @@
 """One training step under a schedule: from the model's forward to the end of its backward.
 
-A `Run` is made when the model's forward begins. It walks the schedule, a list of operations, once. Its values (records
-of blocks, outputs, copies in host memory) are in `step_values.py`. Recomputation is in `recomputation.py`.
+A `Run` is made when the model's forward begins. It performs the operations of the schedule (`Program.ops`, below *the
+list*) once, in order. Its values (records of blocks, outputs, copies in host memory) are in `step_values.py`.
+Recomputation is in `recomputation.py`.
 
 * *Forward.* Each planned block calls `block`. That performs the operations before the block's first forward. Then the
   block runs, in the model's own forward, under pack hooks that keep or drop its saved tensors. Drops that follow in
@@ -36,7 +37,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -48,18 +49,16 @@ from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
-from ..rerun_state.context_variables import Variables
 from ..rerun_state.globals_and_closures import begin_step
 from ..rerun_state.module_state import Before
-from ..rerun_state.rng_and_autocast import Modes, RandomState, with_generator
 from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
 from ..selective.matching_runs import InputFinder
 from ..selective.recompute import TensorRecompute
 from ..selective.saved_tensors import FirstRunPack, Holder, Lease, RecomputableHolder, RecomputeState, View, active
-from .block_records import Argument, BlockRun, Returned, hidden_in
+from .block_records import Argument, BlockRun, Returned
 from .recomputation import Recomputation, digest
 from .recompute_check import Checks
-from .single_runs import Part
+from .single_runs import SelectiveRun
 from .step_settings import Settings, Site, Trace
 from .step_transfers import StepTransfers
 from .unplanned_runs import UnplannedRun
@@ -79,24 +78,22 @@ class Run(Recomputation):
         checks: Checks | None = None,
     ) -> None:
         super().__init__(settings, sites, trace, step_transfers, checks)
-        self._modes: Modes | None = None  # of the block that ran last
-        self._last_state: RandomState | None = None  # random state before that block
-        self._position = 0  # the next operation in the list
-        self._ready = 0  # the stage whose backward may run
-        self.running = 0  # the block that the model is running; 0: none
-        self._needed: frozenset[int] | None = None  # positions of the forwards to perform; None: all
-        self._failure = ""  # a text, not the exception: its traceback would keep the graph alive
+        self._position = 0  # index of the next operation in the list
+        self._backward_stage = 0  # the stage whose backward may run now; 0: none
+        self.running = 0  # the block whose forward is running; 0: none
+        self._needed: frozenset[int] | None = None  # positions of the recomputations to perform; None: all
+        self._failure = ""  # message of the error that ended a backward; an exception would keep the graph alive
         self._ran: set[int] = set()  # the blocks that the model's forward has run
         self.without_gradients: set[str] = set()  # names of blocks that ran without gradients, so not as stages
         self.left_out: list[str] = []  # planned blocks that did not run; filled when the forward has ended
         self._idle: dict[int, Lease] = {}  # leases of blocks that saved no tensor, so no holder owns them
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
-        self._coming: list[int] = []  # watched stages whose backward is still to come
-        self._partial = False  # some backwards in the list will not come
+        self._pending: list[int] = []  # watched stages whose backward is still to come
+        self._some_will_not_come = False  # some backwards in the list will not come
         self._calls: dict[str, int] = {}
         self._lock = threading.RLock()
         begin_step()
-        self._settle()
+        self._perform_due()
 
     def next_call(self, name: str) -> int:
         """The number of this call of a block within the step, from 0."""
@@ -107,11 +104,11 @@ class Run(Recomputation):
     # -- forward ---------------------------------------------------------------------------------------------
 
     def block(self, stage: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a planned block for the first time, in the model's forward."""
+        """Runs a planned block in the model's forward, and returns its output."""
         position = self._program.first_forward[stage]
         self._ran.add(stage)
         if position < self._position:
-            return self.beyond(stage, "after blocks that the plan has behind it", forward, args, kwargs)
+            return self.unplanned(stage, "after blocks that the plan has behind it", forward, args, kwargs)
         if position > self._position:
             self._advance(position)
         if self._step_transfers is not None:
@@ -129,13 +126,17 @@ class Run(Recomputation):
             self.running = 0
         self._trace.runs.append((op.kind, stage))
         self._position = position + 1
-        self._settle()
+        self._perform_due()
         return output
 
-    def beyond(
+    def unplanned(
         self, stage: int, how: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a block that the plan does not have here. It keeps only its inputs, if it can be recomputed."""
+        """Runs a call of a block that the plan does not have at this place, and returns its output.
+
+        It keeps its inputs alone and is recomputed in its backward, unless the block must not be recomputed. how: why
+        the call is unplanned, for the notes of the step.
+        """
         site = self._sites[stage]
         if site.is_kept:
             self._trace.notes.append(f"'{self.name(stage)}' ran {how}, and was kept")
@@ -144,36 +145,21 @@ class Run(Recomputation):
         tree = Tree.of_call(args, kwargs)
         self.running = stage
         try:
-            block = self._noted(stage, forward, tree, list(map(Argument.kept, tree.leaves)))
+            block = self._record_run(stage, forward, tree, list(map(Argument.kept, tree.leaves)))
             return UnplannedRun(self, stage, block).forward(site.state, args, kwargs)
         finally:
             self.running = 0
-
-    def _noted(
-        self, stage: int, forward: Callable[..., Any], tree: Tree, arguments: list[Argument] | None = None
-    ) -> BlockRun:
-        """Records what a recomputation of the block needs, before it runs in the forward.
-
-        arguments: where a recomputation finds them; None to work that out.
-        """
-        if self._modes is None or not self._modes.are_in_force():
-            self._modes = Modes.current(self._settings.device_types)
-        hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
-        if arguments is None:
-            arguments = self._arguments(stage, tree.leaves)
-        variables = Variables(self._sites[stage].state.brings_back)
-        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
 
     def forward_ended(self) -> None:
         """Called when the model's forward has returned."""
         self._returned.clear()
         self._in_forward = False
-        self._settle()
+        self._perform_due()
         if self._step_transfers is not None:
             self._step_transfers.forward_ended()
-        self._coming = list(self._watched)
+        self._pending = list(self._watched)
         watched = set(self._watched)
-        self._partial = any(self._program.replayed[s] and s not in watched for s in self._sites)
+        self._some_will_not_come = any(self._program.replayed[s] and s not in watched for s in self._sites)
         for stage in list(self._idle):
             self._release_idle(stage)
         not_run = [stage for stage in self._sites if stage not in self._ran]
@@ -184,71 +170,75 @@ class Run(Recomputation):
             self._trace.notes.append(f"planned blocks did not run: {', '.join(self.left_out)}")
 
     def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a block in the forward under saved-tensor hooks. Records all that its recomputation needs."""
         stage, site = op.stage, self._sites[op.stage]
         tree = Tree.of_call(args, kwargs)
-        block = self._noted(stage, forward, tree)
+        block = self._record_run(stage, forward, tree)
         if site.opened is None:
-            finding, part = InputFinder(site.state.before()), None
+            finder, selective = InputFinder(site.state.before()), None
         else:
-            finding = site.opened.find(tree, block.modes, self._switches.key)
-            part = self._part(op, site, finding, block)
+            finder = site.opened.find(tree, block.modes, self._switches.key)
+            selective = self._selective_run(op, site, finder, block)
         if _compat.weights_are_cached():
             block.weights = parametrized.ForwardWeights(site.state.modules())
         if site.state.fills or site.state.brings_back:
-            block.contents = Attributes(site.state.modules())
-        if part is None:
-            output = self._run_recorded(op, block, finding, args, kwargs)
+            block.attributes_before = Attributes(site.state.modules())
+        if selective is None:
+            output = self._run_recorded(op, block, finder, args, kwargs)
         else:
-            output = self._run_part(part, block, finding.before, args, kwargs)
+            output = self._run_selectively(selective, block, finder.before, args, kwargs)
         if site.state.brings_back:
-            block.standing = HooksAndNames(site.state.modules())
+            block.attributes_after = HooksAndNames(site.state.modules())
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if not self._program.quiet[stage]:
             self._returns(op, output, passed)
         return output
 
-    def _part(self, op: Op, site: Site, finding: InputFinder, block: BlockRun) -> Part | None:
-        """A run that needs no list (`single_runs.py`); None if it needs it, or must be recorded first."""
+    def _selective_run(self, op: Op, site: Site, finder: InputFinder, block: BlockRun) -> SelectiveRun | None:
+        """A run under selective recomputation that does not need the list (`single_runs.py`).
+
+        None if the block needs the list, or has no recipe for this call yet.
+        """
         stage, settings = op.stage, self._settings
         if site.opened is None or not op.option or not self._program.lasting[stage]:
             return None
-        recipe = site.opened.following(op.option, finding) if settings.determinism_check != "values" else None
-        return None if recipe is None else Part(self, site.name, stage, block, recipe, settings.devices)
+        recipe = site.opened.following(op.option, finder) if settings.determinism_check != "values" else None
+        return None if recipe is None else SelectiveRun(self, site.name, stage, block, recipe, settings.devices)
 
-    def _run_part(
-        self, part: Part, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _run_selectively(
+        self, run: SelectiveRun, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        output = part.forward(args, kwargs)
+        output = run.forward(args, kwargs)
         tree = block.tree
-        if tree.opaque or _compat.versions(tree.leaves) != part.versions:
-            block.refuse_written(self.name(part.stage), part.versions)
-        block.state = self._sites[part.stage].state.after(before)
-        reason = part.finish()
+        if tree.opaque or _compat.versions(tree.leaves) != run.versions:
+            block.refuse_written(self.name(run.stage), run.versions)
+        block.state = self._sites[run.stage].state.after(before)
+        reason = run.finish()
         if reason:
-            self._note_reason(part.stage, reason)
+            self._note_not_selective(run.stage, reason)
         return output
 
     def _run_recorded(
-        self, op: Op, block: BlockRun, finding: InputFinder, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Op, block: BlockRun, finder: InputFinder, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a block under pack hooks whose holders the schedule empties and fills."""
+        """Runs a block under pack hooks. The schedule then empties and fills the holders of its saved tensors."""
         stage, site = op.stage, self._sites[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
-        block.recompute_state = None if finding.key is None else RecomputeState(finding.key)
+        block.recompute_state = None if finder.key is None else RecomputeState(finder.key)
         saving = self._saving(op, block)
         leaves, digest_if_compared = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
-        marks = block.marks = self.new_marks()
+        fingerprints = block.fingerprints = self.new_fingerprints()
         first = block.first = FirstRunPack(
-            lease, leaves, op.kind == FORWARD_SAVE, digest_if_compared, block.recompute_state, saving, marks
+            lease, leaves, op.kind == FORWARD_SAVE, digest_if_compared, block.recompute_state, saving, fingerprints
         )
         try:
             with active(first), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
             block.refuse_written(site.name, first.versions)
         except BaseException:
-            self._forget(stage)
+            self._free_block(stage)
             raise
-        block.state = site.state.after(finding.before)
+        block.state = site.state.after(finder.before)
         self.note_returned(block, output)
         self._note_saved(stage, block, saving, output)
         if first.close():
@@ -260,60 +250,50 @@ class Run(Recomputation):
         self._leases[stage] = weakref.ref(lease, functools.partial(_lease_ended, weakref.ref(self), stage))
         return lease
 
-    def _random_state(self, leaves: Sequence[torch.Tensor]) -> RandomState | None:
-        if not self._settings.preserve_rng_state:
-            return None
-        known = self._settings.devices
-        for leaf in leaves:
-            if not leaf.is_cpu:
-                known = tuple(dict.fromkeys((*known, *filter(with_generator, [leaf.device]))))
-        state = RandomState(known)
-        if self._last_state is None or not self._last_state.equals(state):  # blocks between two draws share one
-            self._last_state = state
-        return self._last_state
+    def _returns(self, op: Op, output: Any, arguments: Iterable[torch.Tensor]) -> None:
+        """Called after a block's forward: keeps its output if the schedule does, and hooks its gradients.
 
-    def _returns(self, op: Op, output: Any, passed: Iterable[torch.Tensor]) -> None:
-        """Keeps a block's output if the schedule does, and sets the hooks for its backward.
-
-        passed: the tensors among the block's arguments.
+        arguments: the tensors among the block's arguments.
         """
         stage = op.stage
         returned = unique_tensors_in(output)
-        passed = list(passed) if self._step_transfers is not None or self._program.watched[stage] else ()
+        arguments = list(arguments) if self._step_transfers is not None or self._program.watched[stage] else ()
         if self._program.replayed[stage + 1]:
             self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             if self._step_transfers is not None:
-                given = {_compat.storage_key(tensor) for tensor in passed} - {0}
-                self._passed[stage] = frozenset(i for i, t in enumerate(returned) if _compat.storage_key(t) in given)
+                argument_keys = {_compat.storage_key(tensor) for tensor in arguments} - {0}
+                self._passed_through[stage] = frozenset(
+                    i for i, t in enumerate(returned) if _compat.storage_key(t) in argument_keys
+                )
             self._produce(op, output)
         self._after(self._program.first_forward[stage])
         if not self._program.watched[stage]:
             return
-        passed_through = set(map(id, passed))
+        argument_ids = set(map(id, arguments))
         for tensor in returned:
-            if not tensor.is_leaf and id(tensor) not in passed_through:
+            if not tensor.is_leaf and id(tensor) not in argument_ids:
                 _compat.hook_gradient(tensor, functools.partial(_gradient_ready, self, stage))
                 if stage not in self._watched[-1:]:
                     self._watched.append(stage)
 
     # -- the list --------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Performs the drops and transfers that come next in the list.
+    def _perform_due(self) -> None:
+        """Performs the drops and transfers that come next in the list, up to the next block.
 
-        It goes past stages outside blocks, which the model and autograd run by themselves, but not past a block. A
-        prefetch behind such a stage is not started before the stage has run. While the forward runs, it stops at a
-        backward: the forward need not wait for the copies for which that backward waits.
+        Stages outside blocks do not stop it: the model and autograd run them by themselves. But a prefetch behind such
+        a stage is not started before the stage has run. While the forward runs, a backward stops it: otherwise the
+        forward would wait for the copies that this backward waits for.
         """
-        ops, passed = self._program.ops, False
+        ops, crossed_outside = self._program.ops, False
         while self._position < len(ops):
             op = ops[self._position]
-            if op.kind in ON_VALUES and not (passed and op.kind == PREFETCH):
+            if op.kind in ON_VALUES and not (crossed_outside and op.kind == PREFETCH):
                 self._perform(self._position)
             elif op.kind == PREFETCH or self._program.is_block[op.stage] or self._is_to_come(op):
                 return
             else:
-                passed = True
+                crossed_outside = True
                 self._wait(self._position)
             self._position += 1
 
@@ -330,38 +310,38 @@ class Run(Recomputation):
         op = self._program.ops[position]
         self._wait(position)
         if op.kind in ON_VALUES:
-            self._move(position, op)
+            self._perform_on_value(position, op)
         elif op.kind == BACKWARD:
             self._end_backward(op.stage)
         elif not op.is_idle and (self._needed is None or position in self._needed):
-            self._run_again(op)
+            self._perform_recompute(op)
         self._after(position)
 
-    def _run_again(self, op: Op) -> None:
+    def _perform_recompute(self, op: Op) -> None:
         block = self._blocks.get(op.stage)
         if block is None:
             return  # it did not run as planned, or its backward is over and its graph freed
-        self._produce(op, self.again(op, block))
+        self._produce(op, self.recompute_block(op, block))
 
     def _after(self, position: int) -> None:
-        """Frees the values that no operation reads after this one."""
+        """Releases the values that no operation reads after this one."""
         op = self._program.ops[position]
         if op.kind == FORWARD_DROP:
             self._drop((OUTPUT, op.stage - 1))
         for value in self._program.releases[position]:
-            self._let_go(value)
+            self._release(value)
 
     def _end_backward(self, stage: int) -> None:
-        self._remove((SAVED, stage))
-        self._remove((OUTPUT, stage - 1))
+        self._free((SAVED, stage))
+        self._free((OUTPUT, stage - 1))
 
-    def _forget(self, stage: int) -> None:
-        """Frees all that was kept to recompute a block."""
+    def _free_block(self, stage: int) -> None:
+        """Frees all that is kept to recompute a block. Called when its last holder is freed, or its run failed."""
         self._blocks.pop(stage, None)
         self._leases.pop(stage, None)
-        if self._step_transfers is not None or self._staying:
-            self._leave((SAVED, stage))
-            self._leave((OUTPUT, stage - 1))
+        if self._step_transfers is not None or self._not_offloaded:
+            self._drop_host_copy((SAVED, stage))
+            self._drop_host_copy((OUTPUT, stage - 1))
         self._release_idle(stage - 1)
         self._outputs.pop((OUTPUT, stage - 1), None)
         self._outputs.pop((SAVED, stage - 1), None)
@@ -375,9 +355,9 @@ class Run(Recomputation):
     # -- backward --------------------------------------------------------------------------------------------
 
     def boundary(self, stage: int) -> None:
-        """Prepares the backward of a block: performs the operations before it in the list."""
+        """Called when the backward of a block is about to run: performs the operations before it in the list."""
         with self._lock:
-            if self._ready == stage:
+            if self._backward_stage == stage:
                 return
             if self._in_forward:
                 raise Unsupported(
@@ -385,64 +365,67 @@ class Run(Recomputation):
                     "of the plan have run: plan a part of the model, whose own forward does not do that"
                 )
             position = self._program.backward[stage]
-            again = position < self._position
-            if again and not self._is_leased(stage):
+            is_repeated = position < self._position
+            if is_repeated and not self._is_leased(stage):
                 return  # its graph is freed; autograd's own error is clearer
             if self._failure:
                 raise RecomputationError(
                     f"an earlier backward of this step failed ({self._failure}); run the forward again"
                 )
-            if self._ready:
-                self._end_backward(self._ready)
-                self._ready = 0
-            self._choose(stage, again)
+            if self._backward_stage:
+                self._end_backward(self._backward_stage)
+                self._backward_stage = 0
+            self._choose_recomputations(stage, is_repeated)
             try:
                 self._advance(position)
                 self._wait(position)
-                self._take((SAVED, stage))
+                self._complete_prefetch((SAVED, stage))
                 self._outputs_before(stage)
             except BaseException as error:
                 self._failure = f"{type(error).__name__}: {error}"
                 self.abandon()
                 raise
             self._position = position + 1
-            self._ready = stage
+            self._backward_stage = stage
             self._release_idle(stage)
 
-    def _choose(self, stage: int, again: bool) -> None:
-        """Chooses the recomputations to perform up to a backward: all, unless some backwards do not come."""
-        if again:
-            self._start_over()
-        skipped = again
-        while self._coming and self._coming[-1] > stage:
-            self._coming.pop()
-            skipped = True
-        if skipped or (self._partial and self._needed is None):
-            wanted = {stage, *self._coming}
-            self._needed = self._program.needed(self._position, wanted, self._step_transfers is not None)
-        if self._coming[-1:] == [stage]:
-            self._coming.pop()
+    def _choose_recomputations(self, stage: int, is_repeated: bool) -> None:
+        """Chooses the recomputations to perform before a backward: all, unless some backwards will not come.
 
-    def _start_over(self) -> None:
+        is_repeated: whether this backward has run before; the list then starts over.
+        """
+        if is_repeated:
+            self._restart()
+        skipped = is_repeated
+        while self._pending and self._pending[-1] > stage:
+            self._pending.pop()
+            skipped = True
+        if skipped or (self._some_will_not_come and self._needed is None):
+            wanted = {stage, *self._pending}
+            self._needed = self._program.needed(self._position, wanted, self._step_transfers is not None)
+        if self._pending[-1:] == [stage]:
+            self._pending.pop()
+
+    def _restart(self) -> None:
         self.abandon()
-        self._staying.clear()
-        self._position, self._coming = 0, list(self._watched)
+        self._not_offloaded.clear()
+        self._position, self._pending = 0, list(self._watched)
         for stage in range(1, self._program.stage_count + 1):
             if self._program.replayed[stage]:
-                self._remove((SAVED, stage))
-            self._remove((OUTPUT, stage))
+                self._free((SAVED, stage))
+            self._free((OUTPUT, stage))
 
     def missing(self, holder: Holder) -> None:
-        """A saved tensor whose holder is empty: performs the list up to the block's backward, which fills it.
+        """Fills an empty holder: performs the list up to the block's backward.
 
-        This starts the backward of a block where only an inner tensor of it was used outside, so that no hook on an
-        output ran.
+        The hook on the outputs did not run if the loss uses only an inner tensor of the block. Then this is the begin
+        of the block's backward.
         """
         stage = holder.lease.stage
         self._refuse_inside(stage)
         self.boundary(stage)
         if holder.is_empty and isinstance(holder, RecomputableHolder) and self._program.opened[stage]:
-            self._run_again(Op(FORWARD_SAVE, stage))
+            self._perform_recompute(Op(FORWARD_SAVE, stage))
         if holder.is_empty:
             raise RecomputationError(
                 f"a tensor that '{self.name(stage)}' saved for its backward is not there, although the "
@@ -453,13 +436,13 @@ class Run(Recomputation):
         """Recomputes one saved tensor under selective recomputation; None if the whole block must be recomputed."""
         stage = holder.lease.stage
         self._refuse_inside(stage)
-        if self._ready != stage:
+        if self._backward_stage != stage:
             self.boundary(stage)
         recompute_state, block = holder.recompute_state, self._blocks.get(stage)
         if recompute_state.recompute is None or block is None:
             return None
         self.in_backward()
-        tensor = self.recompute(recompute_state.recompute, holder.index, holder.lease)
+        tensor = self.recompute_tensor(recompute_state.recompute, holder.index, holder.lease)
         if tensor is None:
             self._give_up(stage, recompute_state)
         return tensor
@@ -469,13 +452,13 @@ class Run(Recomputation):
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
 
     def _give_up(self, stage: int, recompute_state: RecomputeState) -> None:
-        """Ends selective recomputation of this run: a recomputed tensor was wrong, or an input of it is gone."""
+        """Ends selective recomputation of this run: a recomputed tensor differed, or one of its inputs is freed."""
         recompute: TensorRecompute | None = recompute_state.recompute
         recompute_state.recompute = None
         opened = self._sites[stage].opened
         if opened is not None and recompute is not None and recompute.prints is not None and recompute.was_wrong:
             opened.distrust(recompute_state.key, "did not give the same tensors again")
-        self.note_again(stage)
+        self.note_whole_recompute(stage)
 
     def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
         """A saved tensor that is one of the block's arguments, or a view of one."""
@@ -484,7 +467,7 @@ class Run(Recomputation):
             raise RecomputationError(f"the arguments of '{self.name(stage)}' are gone")
         if self.running != stage and block.arguments[index].output >= 0 and self._outputs_before(stage) is None:
             self.boundary(stage)
-        return self.seen(self.find(stage, block, index), view)
+        return self.view_of(self.find(stage, block, index), view)
 
 
 def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:
@@ -494,4 +477,4 @@ def _gradient_ready(run: Run, stage: int, gradient: torch.Tensor) -> None:
 def _lease_ended(run_ref: weakref.ref[Run], stage: int, _: weakref.ref[Lease]) -> None:
     run = run_ref()
     if run is not None:
-        run._forget(stage)
+        run._free_block(stage)

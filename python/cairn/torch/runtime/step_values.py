@@ -19,22 +19,33 @@ from .step_transfers import StepTransfers
 
 
 class StepValues:
-    """The values of one step, on the device and in the tier. The schedule drops, offloads and prefetches them."""
+    """The values of one step, on the device and in the tier. The schedule drops, offloads and prefetches them.
+
+    Methods that free memory, from the smallest part of a value to all of it:
+
+    * `_release`: the tensors of an output, once no operation reads them;
+    * `_drop`: the device copy of a value, as the schedule asks; its copy in the tier stays;
+    * `_free`: the saved tensors of a value on the device, and its outputs;
+    * `_discard`: the copy in the tier, as the schedule asks;
+    * `_drop_host_copy`: the copy in the tier of a value whose graph is freed;
+    * `abandon`: all copies in the tier, when the step has failed.
+    """
 
     def __init__(self, settings: Settings, trace: Trace, step_transfers: StepTransfers | None) -> None:
         self._settings, self._program, self._trace = settings, settings.program, trace
         self._step_transfers = step_transfers
         self._offloadable: dict[Value, OffloadableTensors] = {}  # values that are offloaded
-        self._staying: set[Value] = set()  # values that should be offloaded, but stay on the device
+        self._not_offloaded: set[Value] = set()  # values to be offloaded that stay on the device instead
         self._blocks: dict[int, BlockRun] = {}
         self._leases: dict[int, weakref.ref[Lease]] = {}
         self._outputs: dict[Value, Outputs] = {}
-        self._wanted: dict[int, frozenset[int]] = {}  # the outputs of a stage that the next one reads
-        self._passed: dict[int, frozenset[int]] = {}  # the outputs of a stage that share storage with its arguments
+        self._read_by_next: dict[int, frozenset[int]] = {}  # by stage: indices of its outputs that the next stage reads
+        #: By stage: indices of its outputs that share storage with its arguments.
+        self._passed_through: dict[int, frozenset[int]] = {}
         self._returned: dict[int, list[Returned]] = {}
 
     def name(self, stage: int) -> str:
-        """The name of a stage, for people."""
+        """The name of a stage, for messages."""
         return str(self._program.ref(stage))
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
@@ -44,41 +55,41 @@ class StepValues:
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
         arguments = [Argument.located(leaf, returned, outputs) for leaf in leaves]
-        self._wanted[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
+        self._read_by_next[stage - 1] = frozenset(a.output for a in arguments if a.output >= 0)
         for value in ((OUTPUT, stage - 1), (SAVED, stage - 1)):
             if value in self._outputs:
-                self._outputs[value].keep_only(self._wanted[stage - 1])
+                self._outputs[value].keep_only(self._read_by_next[stage - 1])
             if value in self._offloadable:
-                self._offloadable[value].keep_only(self._wanted[stage - 1])
+                self._offloadable[value].keep_only(self._read_by_next[stage - 1])
         return arguments
 
     def _outputs_before(self, stage: int) -> Outputs | None:
         if self._step_transfers is not None:
-            self._take((OUTPUT, stage - 1))
-            self._take((SAVED, stage - 1))
+            self._complete_prefetch((OUTPUT, stage - 1))
+            self._complete_prefetch((SAVED, stage - 1))
         return self._outputs_there(stage)
 
     def _outputs_there(self, stage: int) -> Outputs | None:
-        """The outputs of the stage before that are on the device now; prefetches are not waited for."""
+        """The outputs of the stage before that are on the device now. Does not wait for prefetches."""
         return self._outputs.get((OUTPUT, stage - 1)) or self._outputs.get((SAVED, stage - 1))
 
     def _produce(self, op: Op, output: Any) -> None:
         product = op.product
         if product is not None and self._program.replayed[op.stage + 1]:
-            passed = self._passed.get(op.stage, frozenset())
-            self._outputs[product] = Outputs(output, self._wanted.get(op.stage), passed)
+            passed = self._passed_through.get(op.stage, frozenset())
+            self._outputs[product] = Outputs(output, self._read_by_next.get(op.stage), passed)
 
     def _drop(self, value: Value) -> None:
         """Drops the device copy of a value, unless the value stays on the device instead of being offloaded."""
-        if value not in self._staying:
-            self._take(value)
+        if value not in self._not_offloaded:
+            self._complete_prefetch(value)
             if value in self._offloadable:
                 self._offloadable[value].empty()
-                self._let_go(value)
+                self._release(value)
             else:
-                self._remove(value)
+                self._free(value)
 
-    def _remove(self, value: Value) -> None:
+    def _free(self, value: Value) -> None:
         kind, stage = value
         if kind == SAVED and stage in self._blocks:
             first, recompute_state = self._blocks[stage].first, self._blocks[stage].recompute_state
@@ -86,14 +97,14 @@ class StepValues:
                 holder.empty()
             if recompute_state is not None:
                 recompute_state.recompute = None
-        self._let_go(value)
+        self._release(value)
 
-    def _let_go(self, value: Value) -> None:
-        """Drops an output. That of a native stage stays as long as the next stage may read it."""
+    def _release(self, value: Value) -> None:
+        """Releases an output. That of a native stage stays as long as the next stage may read it."""
         kind, stage = value
         if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
             return
-        if value in self._staying:
+        if value in self._not_offloaded:
             return
         if value in self._offloadable and self._step_transfers is not None and self._step_transfers.is_arriving(value):
             self._offloadable[value].has_readers = False
@@ -109,7 +120,7 @@ class StepValues:
         if self._step_transfers is not None:
             self._step_transfers.wait(position)
 
-    def _move(self, position: int, op: Op) -> None:
+    def _perform_on_value(self, position: int, op: Op) -> None:
         value, step_transfers = op.subject, self._step_transfers
         if op.kind == DROP:
             self._drop(value)
@@ -122,19 +133,19 @@ class StepValues:
 
     def _offload(self, position: int, value: Value) -> None:
         if self._step_transfers is None:
-            self._staying.add(value)
+            self._not_offloaded.add(value)
             return
-        self._take(value)
+        self._complete_prefetch(value)
         offloadable = self._offloadable_of(value, self._step_transfers.device)
         if not offloadable.tensors:
             if value in self._outputs and self._outputs[value].tensors:  # they stay, all of them
-                self._staying.add(value)
+                self._not_offloaded.add(value)
             return  # otherwise the block did not run, or its graph is freed
         if self._step_transfers.offload(position, value, offloadable.tensors):
             self._offloadable[value] = offloadable
             offloadable.tensors = []
         else:
-            self._staying.add(value)
+            self._not_offloaded.add(value)
             self._trace.notes.append(f"what '{self.name(value[1])}' made is larger than planned, and stays there")
 
     def _offloadable_of(self, value: Value, device: torch.device) -> OffloadableTensors:
@@ -153,22 +164,22 @@ class StepValues:
     def _resident(self) -> frozenset[int]:
         return self._settings.resident()
 
-    def _leave(self, value: Value) -> None:
-        """Drops the offloaded copy of a value that nothing reads any more."""
-        self._staying.discard(value)
+    def _drop_host_copy(self, value: Value) -> None:
+        """Drops the copy of a value in the tier: nothing will read it any more."""
+        self._not_offloaded.discard(value)
         self._offloadable.pop(value, None)
         if self._step_transfers is not None:
             self._step_transfers.leave(value)
 
     def _discard(self, value: Value) -> None:
-        self._staying.discard(value)
+        self._not_offloaded.discard(value)
         if self._step_transfers is not None and self._step_transfers.holds(value):
             self._step_transfers.discard(value)
         if self._step_transfers is None or not self._step_transfers.is_arriving(value):
             self._offloadable.pop(value, None)
 
-    def _take(self, value: Value) -> None:
-        """Takes a prefetched value; waits until it is complete."""
+    def _complete_prefetch(self, value: Value) -> None:
+        """Waits for the prefetch of a value, and puts its tensors back; does nothing if none is under way."""
         step_transfers = self._step_transfers
         if step_transfers is None or not step_transfers.is_arriving(value):
             return

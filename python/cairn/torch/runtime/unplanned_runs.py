@@ -22,7 +22,7 @@ from .block_records import BlockRun, RecomputingStep
 
 
 class UnplannedRun(Lease):
-    """One such run."""
+    """One run of a block that the plan does not have. It owns all that its recomputation needs."""
 
     __slots__ = ("_block", "_is_running")
     run: RecomputingStep
@@ -32,18 +32,20 @@ class UnplannedRun(Lease):
         self._block, self._is_running = block, True
 
     def forward(self, state: BlockState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the block; its output."""
+        """Runs the block and returns its output."""
         block, before = self._block, state.before()
         if state.fills or state.brings_back:
-            block.contents = Attributes(state.modules())
-        block.marks = self.run.new_marks()
-        first = block.first = FirstRunPack(self, block.tree.leaves, keep=False, digest=None, marks=block.marks)
+            block.attributes_before = Attributes(state.modules())
+        block.fingerprints = self.run.new_fingerprints()
+        first = block.first = FirstRunPack(
+            self, block.tree.leaves, keep=False, digest=None, fingerprints=block.fingerprints
+        )
         with active(first):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.state = state.after(before)
         if state.brings_back:
-            block.standing = HooksAndNames(state.modules())
+            block.attributes_after = HooksAndNames(state.modules())
         self.run.note_returned(block, output)
         first.close()
         block.tree.leaves, block.tree.opaque = [], []
@@ -55,10 +57,10 @@ class UnplannedRun(Lease):
         name = self.run.name(self.stage)
         if self._is_running:
             raise Unsupported(f"'{name}' computes gradients inside its own forward; keep this block")
-        self.run.again(Op(FORWARD_SAVE, self.stage), self._block)
+        self.run.recompute_block(Op(FORWARD_SAVE, self.stage), self._block)
         if holder.is_empty:
             raise RecomputationError(f"a tensor that '{name}' saved is missing after its recomputation")
 
     def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""
-        return self.run.seen(self.run.find(self.stage, self._block, index), view)
+        return self.run.view_of(self.run.find(self.stage, self._block, index), view)

@@ -275,10 +275,10 @@ class FirstRunPack(Packed):
         digest: Callable[[torch.Tensor], Any] | None,
         recompute_state: RecomputeState | None = None,
         saving: Saving | None = None,
-        marks: Fingerprints | None = None,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
         super().__init__(digest=digest)
-        self._marks = marks  # fingerprints, compared on the device
+        self._fingerprints = fingerprints  # fingerprints, compared on the device
         self.lease, self._keep = lease, keep
         self.recompute_state, self.saving = recompute_state, saving  # None without selective recomputation
         self.takes_own = recompute_state is None
@@ -317,14 +317,14 @@ class FirstRunPack(Packed):
         self.metas.append(_meta(tensor))
         if self.digest is not None:
             self.digests.append(self.digest(tensor))
-        if self._marks is not None:
-            self._marks.saved(tensor, is_argument=isinstance(holder, ArgumentHolder))
+        if self._fingerprints is not None:
+            self._fingerprints.saved(tensor, is_argument=isinstance(holder, ArgumentHolder))
         return holder
 
     def close(self) -> bool:
         """Called after the run: drops all but weak references. True if no holder is alive."""
         self._leaves, self._arguments, self.versions = [], {}, []
-        self.recompute_state = self.saving = self._marks = None
+        self.recompute_state = self.saving = self._fingerprints = None
         for own in self._own:
             own.clear()
         del self.lease
@@ -354,10 +354,13 @@ class RecomputePack:
         keep: bool,
         check: bool,
         saving: Saving | None = None,
-        marks: Fingerprints | None = None,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
         self._name, self._first, self._keep, self._check = name, first, keep, check
-        self.saving, self._marks = saving, marks  # selective recomputation; fingerprints, compared on the device
+        self.saving, self._fingerprints = (
+            saving,
+            fingerprints,
+        )  # selective recomputation; fingerprints, compared on the device
         self.takes_own = first.takes_own
         self._count = 0
 
@@ -407,8 +410,8 @@ class RecomputePack:
                 self._name,
                 f"the values of its saved tensor {index} ({_describe(_meta(tensor))}) differ when recomputed",
             )
-        if self._marks is not None:
-            self._marks.saved(tensor)
+        if self._fingerprints is not None:
+            self._fingerprints.saved(tensor)
         return index
 
     def finish(self) -> None:

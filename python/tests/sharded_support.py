@@ -162,6 +162,9 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
             each(x).sum().backward()
         pairs = zip(model.parameters(), plain.parameters(), strict=True)
         found.append(all(torch.equal(p.grad.full_tensor(), q.grad.full_tensor()) for p, q in pairs))
+    ct.compile(model, x, plan=made, loss_fn=torch.sum)
+    again = ct.report(model).regions
+    found.append(again is not made and abs(again.measured_peak_bytes / made.measured_peak_bytes - 1) < 0.01)
     try:
         plan(1000)
     except ct.InfeasibleBudget as error:

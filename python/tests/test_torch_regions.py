@@ -1,6 +1,7 @@
 """`compile` block by block: exact, within the budget, predicted, and removed without a trace."""
 
 import copy
+import dataclasses
 import gc
 import weakref
 
@@ -139,6 +140,67 @@ def test_saved_tensors_of_compiled_blocks_are_offloaded(blocks):
     assert plan.plan.offloads and "offloaded" in str(plan) and 0 < plan.plan.host_bytes <= 4 << 20
     assert plan.measured_peak_bytes <= budget
     assert_exact(model, plain, x)
+
+
+@pytest.mark.parametrize("share", [0.5, 0])
+def test_a_saved_plan_is_followed_without_planning(blocks, tmp_path, monkeypatch, share):
+    (model, plain), x = blocks, sample()
+    low = single_level_least(model)
+    compiled(model, x, int(low - 1 + share * (plan_of(model).plain_peak_bytes - low)))
+    plan = plan_of(model)
+    plan.save(tmp_path / "plan.json")
+    loaded, other = ct.RegionPlan.load(tmp_path / "plan.json"), copy.deepcopy(plain)
+    assert str(loaded) == str(plan) and plan.is_single_level == bool(share)
+
+    def refuse(*_):
+        raise AssertionError("a loaded plan is complete")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(region_code.GraphCurve, "at", refuse)
+        patch.setattr(region_code.OptionBackend, "_measured", refuse)
+        assert ct.compile(other, x, plan=loaded, loss_fn=loss_of) is other
+    assert_exact(other, plain, x, 1)
+    again = plan_of(other)
+    assert again.measured_peak_bytes == plan.measured_peak_bytes and again.partitions == plan.partitions
+    assert [point.peak_bytes for point in ct.sweep(other, 2)] == [point.peak_bytes for point in ct.sweep(model, 2)]
+
+
+class OtherBlock(Block):
+    """The same parameters, and another graph."""
+
+    def forward(self, x):
+        return super().forward(x.tanh())
+
+
+def test_a_saved_plan_is_refused_for_another_model_and_other_surroundings(blocks, tmp_path):
+    (model, plain), x = blocks, sample()
+    compiled(model, x, (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2)
+    plan = plan_of(model)
+
+    def refused(reason, model, x=x, plan=plan, **options):
+        with pytest.raises(ct.PlanMismatch, match=reason):
+            ct.compile(model, x, plan=plan, loss_fn=loss_of, **options)
+
+    refused(r"inputs \['float32\[4, 64, 32\]'\]", plain, sample(2))
+    refused("parameters with other names", Blocks(3))
+    refused("model 'Blocks'", nn.Sequential(plain))
+    refused("training True", copy.deepcopy(plain).eval())
+    refused("kernels='inductor'", plain, plan=dataclasses.replace(plan, kernels="inductor"), kernels="eager")
+    made_by = dataclasses.replace(plan.plan, fingerprint={**plan.plan.fingerprint, "torch": "1.0"})
+    refused("torch '1.0'", plain, plan=dataclasses.replace(plan, plan=made_by))
+    refused("a block 'head.2'", plain, plan=dataclasses.replace(plan, blocks=("head.2",)))
+    changed = [dataclasses.replace(each, ops=each.ops[1:]) for each in plan.partitions]
+    refused("does not hold for the graph", copy.deepcopy(plain), plan=dataclasses.replace(plan, partitions=changed))
+    other = copy.deepcopy(plain)
+    for block in other.blocks:
+        block.__class__ = OtherBlock
+    refused("made for other blocks: 1 of their graphs", other)
+    assert not [name for name, module in other.named_modules() if "forward" in vars(module)]
+    with pytest.raises(ValueError, match="not both"):
+        ct.compile(plain, x, plan=plan, budget="1GiB", loss_fn=loss_of)
+    (tmp_path / "other.json").write_text('{"format": "cairn-region-plan", "version": 1}')
+    with pytest.raises(ct.PlanMismatch, match="has not the fields"):
+        ct.RegionPlan.load(tmp_path / "other.json")
 
 
 def test_larger_inputs_are_planned_within_the_same_budget(blocks):

@@ -42,6 +42,7 @@ from .batch_size import MaxBatch, max_batch
 from .callbacks import trainer_callback
 from .compiled.compiled_model import CompiledReport
 from .compiled.compiled_plan import CompiledPlan
+from .compiled.region_plan import RegionPlan
 from .compiling import compile
 from .estimation.devices import DeviceModel
 from .estimation.estimate import estimate
@@ -82,6 +83,7 @@ __all__ = [
     "Point",
     "Profile",
     "RecomputationError",
+    "RegionPlan",
     "Report",
     "StageRef",
     "Step",

@@ -13,7 +13,7 @@ from torch import nn
 
 from .base import _compat_compile, budgets, clock, memory
 from .base.choices import CREATED
-from .base.errors import InfeasibleBudget, Unsupported, VerificationFailed, warn
+from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend, device_of_inputs
@@ -30,7 +30,8 @@ from .compiled.compiled_model import (
 )
 from .compiled.compiled_plan import CompiledPlan
 from .compiled.host_memory import HostMemory
-from .compiled.request import GRADIENTS, KERNELS, OFFLOADING_OPTIONS, OPTIONS, Request
+from .compiled.region_plan import RegionPlan
+from .compiled.request import DEFAULT_KERNELS, GRADIENTS, KERNELS, OFFLOADING_OPTIONS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
 from .handle import set_aside
 from .planning.arguments import (
@@ -58,7 +59,7 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Any = "auto",
-    kernels: str = "inductor",
+    kernels: str = DEFAULT_KERNELS,
     loss_fn: Callable[[Any], torch.Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     gradients: str = CREATED,
@@ -68,7 +69,7 @@ def compile(
     tier: str = "host",
     link: Any = None,
     prove: bool = True,
-    plan: CompiledPlan | None = None,
+    plan: CompiledPlan | RegionPlan | None = None,
     solver: str = "auto",
     time_limit: str = "3s",
     progress: Any = None,
@@ -105,7 +106,7 @@ def compile(
         As for `plan`: how much may be offloaded, where to, and how fast the link is.
     prove : bool
         With eager kernels: run one step without compilation too, and compare bit for bit.
-    plan : CompiledPlan, optional
+    plan : CompiledPlan or RegionPlan, optional
         One that was made before for the same step, in place of a budget; nothing is solved then.
     solver, time_limit
         The solver, and how long it may search in all; "3s".
@@ -139,16 +140,19 @@ def compile(
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
     if plan is not None:
         _follow(request, plan)
+    of_blocks = plan if isinstance(plan, RegionPlan) else None
+    if of_blocks is not None and regions not in ("auto", True):
+        raise ValueError("the plan names the blocks that are compiled: pass plan= without regions=")
     _check(request)
-    sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, holds_output)
+    sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, request.holds_output)
     check_gradients(sample)
     device = device_of(sample)
-    to = _destination(request, host_budget, tier, link, device)
+    to = _destination(request, plan, host_budget, tier, link, device)
     with reported_progress(progress, "compile") as reporter, sample.untouched(device):
         reporter.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        is_whole = plan is not None or not has_compiled_parts(model)
+        is_whole = of_blocks is None and (plan is not None or not has_compiled_parts(model))
         if regions is False or (regions == "auto" and is_whole):
             try:
                 return _compiled(model, sample, device, request, prove, reporter)
@@ -156,22 +160,29 @@ def compile(
                 if regions is False or plan is not None:
                     raise
         blocks = regions if isinstance(regions, str) or regions is not True else "auto"
-        by_block = RegionRequest(budget, kernels, optimizer, gradients, holds_output, prove, solver, blocks, to)
+        asked = (request.budget, request.kernels, optimizer, request.gradients, request.holds_output, prove, solver)
+        by_block = RegionRequest(*asked, blocks, to, request.optimizer_peak_bytes, of_blocks)
         resident_bytes = _resident_bytes(request, sample, device)
         compile_regions(sample, device, resident_bytes, by_block, reporter)
     return model
 
 
-def _destination(request: Request, host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
+def _destination(
+    request: Request,
+    plan: CompiledPlan | RegionPlan | None,
+    host_budget: Any,
+    tier: str,
+    link: Any,
+    device: torch.device,
+) -> Destination | None:
     """Where values may be offloaded to, by the arguments or the plan; for one graph the request has it too."""
     host_budget = host_budget_of(request.budget, host_budget)
     check_plan_options({"host_budget": host_budget, "tier": tier, "link": link})
     to = destination(host_budget, tier, link, device)
-    if request.plan is not None:
+    if plan is not None:
         if to is not None:
             raise ValueError("a plan has its own host budget: pass plan= or host_budget=, not both")
-        machine = request.plan.graph.machine
-        to = None if machine is None else Destination(request.plan.tier, machine)
+        to = None if plan.machine is None else Destination(plan.tier, plan.machine)
     request.host = None if to is None else HostMemory(to, device)
     return to
 
@@ -205,21 +216,29 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     tier, link = named.pop("tier", "host"), named.pop("link", None)
     request = Request(**named)
     _check(request)
-    _destination(request, host_budget, tier, link, device_of_inputs(inputs))
+    _destination(request, None, host_budget, tier, link, device_of_inputs(inputs))
     if optimizer is not None:
         taken = measure_optimizer(unwrapped(optimizer))
         request.resident["optimizer state"], request.optimizer_step_bytes = taken.state_bytes, taken.step_bytes
     return Backend(request)(module, inputs)
 
 
-def _follow(request: Request, plan: CompiledPlan) -> None:
+def _follow(request: Request, plan: CompiledPlan | RegionPlan) -> None:
     """Lets a plan decide in place of a budget."""
-    if not isinstance(plan, CompiledPlan):
-        raise TypeError(f"plan must be a CompiledPlan, as CompiledPlan.load returns, not a {type(plan).__name__}")
+    if not isinstance(plan, (CompiledPlan, RegionPlan)):
+        raise TypeError(
+            "plan must be a CompiledPlan or a RegionPlan, as their load returns, or as ct.report(model) has it, not a "
+            f"{type(plan).__name__}"
+        )
     if request.budget != "auto":
         raise ValueError("a plan has its own budget: pass plan= or budget=, not both")
-    request.plan, request.budget = plan, plan.budget_bytes
-    request.kernels, request.gradients = plan.kernels, plan.gradients
+    if request.kernels not in (plan.kernels, DEFAULT_KERNELS):
+        raise PlanMismatch(f"the plan was made for kernels={plan.kernels!r}, this is {request.kernels!r}")
+    request.budget, request.kernels, request.gradients = plan.budget_bytes, plan.kernels, plan.gradients
+    if isinstance(plan, RegionPlan):
+        request.holds_output = plan.holds_output
+    else:
+        request.plan = plan
 
 
 def _check(request: Request) -> None:

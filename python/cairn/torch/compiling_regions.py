@@ -13,7 +13,7 @@ from torch import nn
 
 from .base import _compat, ranks
 from .base.budgets import free_bytes
-from .base.errors import InfeasibleBudget, VerificationFailed, warn
+from .base.errors import InfeasibleBudget, PlanMismatch, VerificationFailed, warn
 from .base.progress import reported_progress
 from .compiled.compiled_model import (
     CompiledModel,
@@ -29,7 +29,7 @@ from .compiled.region_code import UNPLANNED, Level
 from .compiled.region_options import RegionPass
 from .compiled.region_plan import RegionPlan, chosen_options, is_single_level, levels_of, options_of
 from .compiled.region_shapes import ShapeGuard, refuse_growth
-from .compiled.regions import Regions
+from .compiled.regions import Regions, modules_of
 from .handle import Handle, apply_by_shape, set_aside
 from .planning.fingerprint import fingerprint_of
 from .planning.offload_plans import Destination
@@ -62,12 +62,14 @@ class RegionModel(CompiledModel):
     def serves(self, sample: Sample, request: RegionRequest) -> bool:
         """Whether what was measured holds for another request: only its budget differs."""
         own, profile = self.request, self.profile
-        if own is None or profile is None or sample.loss_fn is not self.sample.loss_fn:
+        if own is None or profile is None or request.plan is not None or sample.loss_fn is not self.sample.loss_fn:
             return False
         now = fingerprint_of(self.model, sample.args, sample.kwargs)
         is_same = all(now[key] == profile.fingerprint[key] for key in ("parameters", "dtype", "training", "inputs"))
         return (
-            is_same and dataclasses.replace(own, budget=request.budget, prove=request.prove, to=request.to) == request
+            is_same
+            and dataclasses.replace(own, budget=request.budget, prove=request.prove, to=request.to, plan=None)
+            == request
         )
 
     def plain_step(self) -> StepResult:
@@ -160,8 +162,9 @@ class RegionModel(CompiledModel):
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Profile a step whose inputs are larger than the plan's, and plan it within the same budget."""
-        shapes, request, sample, profile = described(args, kwargs), self.request, self.sample, self.profile
-        assert request is not None and profile is not None
+        shapes, sample, profile = described(args, kwargs), self.sample, self.profile
+        assert self.request is not None and profile is not None
+        request = dataclasses.replace(self.request, plan=None)
         refuse_growth(shapes, profile.fingerprint["inputs"], self._plans_made)
         resident_bytes = self.resident_bytes
         self.resident_bytes -= given_bytes(sample, self.device)
@@ -169,6 +172,7 @@ class RegionModel(CompiledModel):
         self.resident_bytes += given_bytes(self.sample, self.device)
         try:
             with reported_progress(False, "compile") as reporter, self.sample.untouched(self.device):
+                self.regions.partitions.forget_loaded()
                 self._profile(request, reporter)
                 self.fit(request, reporter)
         except BaseException as error:
@@ -219,14 +223,33 @@ class RegionModel(CompiledModel):
             plan, levels = self._plan(miss_bytes)
             self.optimizer_peak_bytes = plan.optimizer_peak_bytes
             self._follow(plan, levels)
-            measured = self.settled_step()
-            peak = ranks.largest(max(measured.peak_bytes, plan.optimizer_peak_bytes), self.is_shared)
+            measured, peak = self._measured()
             if peak <= plan.budget_bytes:
                 self._explain(plan, levels, measured, peak, request, reporter)
                 return
             miss_bytes += peak - plan.peak_bytes
-        name = "measured step"
-        raise InfeasibleBudget.make(plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.resident), name, name)
+        raise _over(plan, peak)
+
+    def _measured(self) -> tuple[StepResult, int]:
+        """A step that compiles nothing, and its peak: the largest of any rank, the optimizer's step included."""
+        measured = self.settled_step()
+        return measured, ranks.largest(max(measured.peak_bytes, self.optimizer_peak_bytes), self.is_shared)
+
+    def follow_plan(self, made: RegionPlan, request: RegionRequest, reporter: Any) -> None:
+        """Follow a plan that was made before, and measure the step."""
+        reporter.begin("compiling blocks by the plan, and measuring the step")
+        self.request, self.profile = request, made.profile
+        self.optimizer_peak_bytes = max(made.plan.optimizer_peak_bytes, request.optimizer_peak_bytes)
+        self._follow(made.plan, made.levels)
+        measured, peak = self._measured()
+        if missed := ranks.largest(self.regions.partitions.missed, self.is_shared):
+            raise PlanMismatch(
+                f"the plan was made for other blocks: {missed} of their graphs are not those of the plan; compile with "
+                "a budget again"
+            )
+        if peak > made.budget_bytes:
+            raise _over(made.plan, peak)
+        self._explain(made.plan, dict(made.levels), measured, peak, request, reporter)
 
     def _explain(
         self,
@@ -243,9 +266,17 @@ class RegionModel(CompiledModel):
         if ranks.largest(len(found or ()), self.is_shared):
             self._refuse_or_warn(found or (), measured)
         assert self.profile is not None
-        everything = tuple(max(stage.saved_bytes, stage.output_bytes) for stage in self.profile.stages)
-        graphs, notes = self.regions.compilations, tuple(_notes(self.regions))
-        made = RegionPlan(plan, levels, request.kernels, graphs, everything, peak, notes)
+        made = RegionPlan(
+            plan,
+            levels,
+            request.kernels,
+            self.regions.compilations,
+            self.profile,
+            tuple(self.regions.names),
+            self.regions.schedules(levels),
+            peak,
+            tuple(_notes(self.regions)),
+        )
         plain_peak = None if plain is None else max(plain.peak_bytes, plan.optimizer_peak_bytes)
         plain_ns = None if plain is None else plain.step_ns
         self.report = CompiledReport((), peak, measured.step_ns, plain_peak, plain_ns, found, made)
@@ -283,7 +314,10 @@ class RegionModel(CompiledModel):
 
 @dataclasses.dataclass(frozen=True)
 class RegionRequest:
-    """What is asked for: as for `compile`; `blocks` as for `profile`."""
+    """What is asked for: as for `compile`; `blocks` as for `profile`.
+
+    optimizer_peak_bytes: the peak of the optimizer's step. plan: one that was made before, in place of a budget.
+    """
 
     budget: Any
     kernels: str
@@ -294,6 +328,8 @@ class RegionRequest:
     solver: str
     blocks: Any
     to: Destination | None = None
+    optimizer_peak_bytes: int = 0
+    plan: RegionPlan | None = None
 
 
 def has_compiled_parts(model: nn.Module) -> bool:
@@ -311,7 +347,9 @@ def compile_regions(
 
     resident_bytes: what is on the device before a step begins.
     """
-    model = sample.model
+    model, plan = sample.model, request.plan
+    if plan is not None:
+        plan.check_fits(model, sample.args, sample.kwargs)
     before = known(model)
     if isinstance(before, RegionModel):
         if before.serves(sample, request):
@@ -320,19 +358,39 @@ def compile_regions(
             return
         before.unplan()
         before.regions.remove()
-    regions = Regions(model, request.kernels, device)
+    regions = Regions(model, request.kernels, device, () if plan is None else plan.partitions)
     made = RegionModel(model, regions, sample, device)
     made.resident_bytes, made.request = resident_bytes, request
     try:
         reporter.begin("finding blocks")
         regions.set_compiled_aside()
-        regions.install(_blocks(sample, request.blocks, device))
+        if plan is not None:
+            regions.install(_named(model, plan.blocks))
+            made.follow_plan(plan, request, reporter)
+            return
+        regions.install(modules_of(_blocks(sample, request.blocks, device)))
         made._profile(request, reporter)
         made.fit(request, reporter)
     except BaseException:
         made.unplan()
         regions.remove()
         raise
+
+
+def _named(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """The blocks of a plan. Raises PlanMismatch where the model has none of that name."""
+    check_model(model)
+    modules = dict(model.named_modules())
+    lacking = [name for name in names if name not in modules]
+    if lacking:
+        raise PlanMismatch(f"the plan was made for a model with a block {lacking[0]!r}: compile with a budget again")
+    return [modules[name] for name in names]
+
+
+def _over(plan: Plan, peak: int) -> InfeasibleBudget:
+    """The error for a step that took more than its budget."""
+    name = "measured step"
+    return InfeasibleBudget.make(plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.resident), name, name)
 
 
 def _profiled(made: RegionModel, request: RegionRequest, reporter: Any) -> Profile:

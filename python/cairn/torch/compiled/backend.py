@@ -88,7 +88,7 @@ class Backend:
         try:
             planner, compiled = self.plan_and_compile(captured, inputs, device_of_inputs(inputs), 0)
         except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
-            return _raising(error)
+            return raising(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled
         return _MeasuredGraph(self, captured, planner, compiled, _symbolic_sizes(inputs))
@@ -153,7 +153,7 @@ def _fits_on_device(error: InfeasibleBudget, resident: Mapping[str, int], device
     return (error.least_bytes or 0) <= budgets.free_bytes(device) + sum(resident.values())
 
 
-def _raising(error: Exception) -> Callable[..., Any]:
+def raising(error: Exception) -> Callable[..., Any]:
     """A function that raises the error whenever it is called."""
 
     def run(*_: Any) -> Any:

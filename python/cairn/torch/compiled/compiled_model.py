@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -55,6 +56,9 @@ class Regions(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,6 +95,11 @@ class CompiledPlan:
         """The problem, for the solvers and the command line."""
         return cairn.Graph.from_json(json.dumps(self.problem))
 
+    @property
+    def machine(self) -> cairn.Machine | None:
+        """The host budget and the link; None if nothing may be offloaded."""
+        return self.graph.machine
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self), "notes": list(self.notes)}

@@ -13,6 +13,7 @@ limit for another.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -23,11 +24,13 @@ import torch
 from torch import fx, nn
 
 from ..base import _compat_compile
-from ..base.errors import Unsupported
+from ..base.errors import PlanMismatch, Unsupported
 from ..selective.block_options import thinned
 from . import fused_costs, kernel_costs
+from .backend import raising
 from .emission import emit
 from .joint_graph import JointGraph, read
+from .partitions import Partitions
 from .problem import Costs, Surroundings, graph_of
 
 SOLVER = "graph-search"
@@ -53,6 +56,17 @@ class Level:
     peak: float
 
 
+def written(level: Level) -> str:
+    """A level as a plan has it."""
+    return f"{level.kept:g} {level.peak:g}"
+
+
+def level_of(text: str) -> Level:
+    """The level that was written so."""
+    kept, peak = map(float, text.split())
+    return Level(kept, peak)
+
+
 EVERYTHING = Level(1.0, 1.0)
 UNPLANNED = Level(math.inf, math.inf)  # torch's own partition without recomputation
 CANDIDATES = (
@@ -73,30 +87,64 @@ class Partition:
 
 
 class GraphCurve:
-    """One captured graph, and its schedules by level."""
+    """One captured graph, and its schedules by level.
 
-    def __init__(self, joint: JointGraph, costs: Costs) -> None:
-        self.joint, self._costs = joint, costs
+    measure: gives the costs of the graph's calls, when the first schedule is searched.
+    """
+
+    def __init__(self, joint: JointGraph, measure: Callable[[JointGraph], Costs]) -> None:
+        self.joint, self._measure = joint, measure
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """Costs of the graph's calls."""
+        return self._measure(self.joint)
+
+    @functools.cached_property
+    def _peaks(self) -> tuple[int, int]:
+        """The peak of a step without recomputation, and the least possible."""
         bare = self._graph(0)
-        everything = cairn.limits(bare, solver="store-all")
-        self._most_peak = everything.store_all_bytes or 0
-        self._least_peak = cairn.limits(bare, solver=SOLVER, iterations=ITERATIONS).least_bytes or self._most_peak
-        between = self._graph(self._most_peak)  # what a step has between the two is then its peak
+        most = cairn.limits(bare, solver="store-all").store_all_bytes or 0
+        return most, cairn.limits(bare, solver=SOLVER, iterations=ITERATIONS).least_bytes or most
+
+    @functools.cached_property
+    def _kept(self) -> tuple[int, int]:
+        """What a step without recomputation saves for the backward, and the least possible."""
+        more = self._peaks[0]
+        between = self._graph(more)  # what a step has between the two is then its peak
         most = cairn.limits(between, solver="store-all").store_all_bytes or 0
         least = cairn.limits(between, solver=SOLVER, iterations=ITERATIONS).least_bytes or most
-        self._most_kept, self._least_kept = most - self._most_peak, least - self._most_peak
+        return most - more, least - more
 
     def _graph(self, between_bytes: int) -> cairn.Graph:
         """The problem, with other memory in use between forward and backward."""
-        return graph_of(self.joint, self._costs, Surroundings(0, False, 0, between_bytes), "block")
+        return graph_of(self.joint, self.costs, Surroundings(0, False, 0, between_bytes), "block")
+
+    def everything(self) -> tuple[tuple[Any, ...], ...]:
+        """The schedule without recomputation, for which nothing has to be measured."""
+        graph = graph_of(self.joint, Costs({}, {}), Surroundings(0, False), "block")
+        least = cairn.limits(graph, solver="store-all").store_all_bytes or 0
+        return _ops_of(cairn.solve(graph, max(1, least), solver="store-all").require())
+
+    def checked(self, ops: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+        """A schedule that was saved, if it is one of this graph. Raises PlanMismatch if not."""
+        graph = graph_of(self.joint, Costs({}, {}), Surroundings(0, False), "block")
+        try:
+            cairn.verify(graph, cairn.Schedule.from_ops(graph, ops), None)
+        except cairn.Error as error:
+            raise PlanMismatch(
+                f"the plan has a schedule that does not hold for the graph of its block: {error}"
+            ) from None
+        return tuple(map(tuple, ops))
 
     def at(self, level: Level) -> Partition:
         """The fastest schedule at a level that the solver can find in its limits."""
-        kept = self._least_kept + int(level.kept * (self._most_kept - self._least_kept))
-        peak = max(kept, self._least_peak + int(level.peak * (self._most_peak - self._least_peak)))
+        (most_kept, least_kept), (most_peak, least_peak) = self._kept, self._peaks
+        kept = least_kept + int(level.kept * (most_kept - least_kept))
+        peak = max(kept, least_peak + int(level.peak * (most_peak - least_peak)))
         graph = self._graph(peak - kept)
         if level == EVERYTHING:
-            solution = cairn.solve(graph, 2 * self._most_peak + 1, solver="store-all")
+            solution = cairn.solve(graph, 2 * most_peak + 1, solver="store-all")
         else:
             least = cairn.limits(graph, solver=SOLVER, iterations=ITERATIONS).least_bytes or peak
             budget = max(peak, least)
@@ -106,15 +154,18 @@ class GraphCurve:
                 solution = cairn.solve(graph, budget, solver=SOLVER, iterations=1)
         if solution.schedule is None or solution.makespan_ns is None:
             raise Unsupported("no schedule of this graph was found")
-        ops = tuple(tuple(op) for op in solution.schedule.ops)
-        return Partition(ops, kept, solution.peak_bytes or 0, solution.makespan_ns)
+        return Partition(_ops_of(solution.schedule), kept, solution.peak_bytes or 0, solution.makespan_ns)
+
+
+def _ops_of(schedule: cairn.Schedule) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, schedule.ops))
 
 
 class OptionBackend:
     """The backend of torch.compile by which an option of blocks is compiled."""
 
-    def __init__(self, level: Level, kernels: str, device: torch.device) -> None:
-        self.level, self._kernels, self._device = level, kernels, device
+    def __init__(self, level: Level, kernels: str, device: torch.device, partitions: Partitions) -> None:
+        self.level, self._kernels, self._device, self._partitions = level, kernels, device, partitions
         self.compilations = 0
         self.curves: list[GraphCurve] = []  # of the graphs with a backward
         self.uncut: list[str] = []  # why a graph is as torch cuts it
@@ -126,7 +177,10 @@ class OptionBackend:
         by_operators = self._kernels == "eager"
         compiled = _compat_compile.compiled_by_operators if by_operators else _compat_compile.compiled_by_inductor
         with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # those around must not see what is traced
-            return compiled(module, inputs, self.partition)
+            try:
+                return compiled(module, inputs, self.partition)
+            except PlanMismatch as error:
+                return raising(error)
 
     def partition(
         self, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **others: Any
@@ -136,15 +190,32 @@ class OptionBackend:
             return _compat_compile.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         try:
             joint = read(module, num_fwd_outputs)
-            measured = kernel_costs.measured if self._kernels == "eager" else fused_costs.estimated
-            curve = GraphCurve(joint, measured(joint, self._device))
-            emitted = emit(joint, curve.at(self.level).ops)
+            curve = GraphCurve(joint, self._measured)
+            if not self._partitions.is_loaded:
+                _ = curve.costs  # measured now, where torch compiles
+            emitted = emit(joint, self._schedule(curve))
         except Unsupported as error:
             self.uncut.append(str(error))
             return _compat_compile.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         self.curves.append(curve)
         self.recomputed += emitted.recomputed
         return _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, num_fwd_outputs)
+
+    def _measured(self, joint: JointGraph) -> Costs:
+        measured = kernel_costs.measured if self._kernels == "eager" else fused_costs.estimated
+        return measured(joint, self._device)
+
+    def _schedule(self, curve: GraphCurve) -> Sequence[tuple[Any, ...]]:
+        """The schedule of a graph: the one that is known, or a new one."""
+        if self.level == EVERYTHING:
+            return curve.everything()
+        name = written(self.level)
+        known = self._partitions.ops(name, curve.joint)
+        if known is not None:
+            return curve.checked(known)
+        ops = curve.at(self.level).ops
+        self._partitions.add(name, curve.joint, ops)
+        return ops
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -154,8 +225,10 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 class BlockCode:
     """The callables of one class of blocks, by option; each takes the block and its arguments."""
 
-    def __init__(self, function: Callable[..., Any], kernels: str, device: torch.device) -> None:
-        self._function, self._kernels, self._device = function, kernels, device
+    def __init__(
+        self, function: Callable[..., Any], kernels: str, device: torch.device, partitions: Partitions
+    ) -> None:
+        self._function, self._how = function, (kernels, device, partitions)
         self.backends: list[OptionBackend] = []
         self.callables: list[Callable[..., Any]] = []
         self.breaks = False  # it is captured as several graphs
@@ -163,7 +236,7 @@ class BlockCode:
 
     def add(self, level: Level) -> int:
         """Add an option and return its number; it is compiled when it is first called."""
-        backend = OptionBackend(level, self._kernels, self._device)
+        backend = OptionBackend(level, *self._how)
         self.backends.append(backend)
         self.callables.append(self._compiled(backend))
         return len(self.callables) - 1

@@ -18,8 +18,7 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
-from .region_code import EVERYTHING, useful_levels
-from .region_plan import written
+from .region_code import EVERYTHING, useful_levels, written
 from .regions import Region, Regions
 
 #: Limits of the timing of one kind of block: seconds in all, and rounds; there are at least three rounds.

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import cairn
 from cairn import format_budget, format_bytes, format_ns
+from torch import nn
 
+from ..base.errors import PlanMismatch
 from ..base.stage_measure import StageMeasure
-from ..planning.plan import Plan
-from .region_code import EVERYTHING, Level
+from ..planning.fingerprint import fingerprint_of
+from ..planning.plan import Plan, chain_of
+from ..planning.step_profile import Profile
+from .partitions import SavedPartition
+from .region_code import EVERYTHING, Level, level_of, written
 
-
-def written(level: Level) -> str:
-    """A level as a plan has it."""
-    return f"{level.kept:g} {level.peak:g}"
-
-
-def level_of(text: str) -> Level:
-    """The level that was written so."""
-    kept, peak = map(float, text.split())
-    return Level(kept, peak)
+FORMAT, VERSION = "cairn-region-plan", 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,12 @@ class RegionPlan:
         "eager" (operators run one by one) or "inductor".
     graphs : int
         How many graphs were compiled.
-    everything_bytes : tuple of int
-        What each stage saves if it keeps everything.
+    profile : Profile
+        What was measured of the blocks, for plans within other budgets.
+    blocks : tuple of str
+        The modules that are compiled, by name.
+    partitions : tuple of SavedPartition
+        The schedules of the blocks' graphs at these levels.
     measured_peak_bytes : int or None
         Peak of the step when it was run while planning.
     notes : tuple of str
@@ -51,7 +55,9 @@ class RegionPlan:
     levels: Mapping[str, Level]
     kernels: str
     graphs: int
-    everything_bytes: tuple[int, ...]
+    profile: Profile = dataclasses.field(repr=False)
+    blocks: tuple[str, ...] = ()
+    partitions: tuple[SavedPartition, ...] = dataclasses.field(default=(), repr=False)
     measured_peak_bytes: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -85,11 +91,74 @@ class RegionPlan:
         """Whether every block runs once in the forward and once in the backward, so that autograd runs the step."""
         return is_single_level(self.plan)
 
+    @property
+    def gradients(self) -> str:
+        """Whether every step creates its gradients ("created"), or steps may add to existing ones ("accumulated")."""
+        return self.plan.gradients
+
+    @property
+    def holds_output(self) -> bool:
+        """Whether the training loop has the model's output during the backward."""
+        return self.plan.holds_output
+
+    @property
+    def tier(self) -> str:
+        """Where values are offloaded: "host" or "file:PATH"."""
+        return self.plan.tier
+
+    @property
+    def machine(self) -> cairn.Machine | None:
+        """The host budget and the link; None if nothing may be offloaded."""
+        return chain_of(self.plan.problem).machine if self.plan.tier else None
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        levels = {name: dataclasses.asdict(level) for name, level in self.levels.items()}
-        others = {"kernels": self.kernels, "graphs": self.graphs, "measured_peak_bytes": self.measured_peak_bytes}
-        return {"plan": self.plan.to_json(), "levels": levels, **others, "notes": list(self.notes)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["plan"], fields["profile"] = self.plan.to_json(), self.profile.to_json()
+        fields["levels"] = {name: written(level) for name, level in self.levels.items()}
+        fields["partitions"] = [dataclasses.asdict(each) for each in self.partitions]
+        return {"format": FORMAT, "version": VERSION, **fields}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file."""
+        Path(path).write_text(json.dumps(self.to_json()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RegionPlan:
+        """Read a plan that `save` wrote.
+
+        Raises
+        ------
+        PlanMismatch
+            The file is no plan of compiled blocks, or of another version, or was changed.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise PlanMismatch(f"{path} is no {FORMAT}: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise PlanMismatch(f"{path} is no {FORMAT} of version {VERSION}")
+        try:
+            return cls(
+                plan=Plan.from_json(data["plan"]),
+                levels={name: level_of(text) for name, text in data["levels"].items()},
+                kernels=data["kernels"],
+                graphs=data["graphs"],
+                profile=Profile.from_json(data["profile"]),
+                blocks=tuple(data["blocks"]),
+                partitions=tuple(map(SavedPartition.from_json, data["partitions"])),
+                measured_peak_bytes=data["measured_peak_bytes"],
+                notes=tuple(data["notes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PlanMismatch(f"{path} has not the fields of {FORMAT} {VERSION}: {error!r}") from None
+
+    def check_fits(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises PlanMismatch if the plan was made for another model, other inputs, or another torch or device."""
+        now = fingerprint_of(model, args, kwargs)
+        for field, expected in self.plan.fingerprint.items():
+            if field in now and now[field] != expected:
+                raise PlanMismatch(f"{self.plan.made_for(field, now[field])}: compile with a budget again")
 
     def __str__(self) -> str:
         plan = self.plan
@@ -116,7 +185,8 @@ class RegionPlan:
         offloaded = {op[2] for op in self.plan.ops if op[0] == "offload"}
         for number, (ref, chosen) in enumerate(zip(self.plan.stages, chosen_options(self.plan), strict=True), 1):
             option = self.plan.problem["stages"][number - 1]["options"][chosen]
-            everything = self.everything_bytes[number - 1]
+            stage = self.profile.stages[number - 1]
+            everything = max(stage.saved_bytes, stage.output_bytes)
             sizes = f"{format_bytes(option['saved_bytes']):>12} {format_bytes(everything):>12}"
             times = f"{format_ns(option['forward_ns']):>10} {format_ns(option['backward_ns']):>10}"
             whole = f"  recomputed {runs[number] - 1} x" * (runs[number] > 1) + "  offloaded" * (number in offloaded)

@@ -18,7 +18,8 @@ from torch import nn
 from ..base import _compat, _compat_compile
 from ..base.blocks import Block
 from ..base.patched_forward import PatchedForward
-from .region_code import EVERYTHING, BlockCode, Level, called
+from .partitions import Partitions, SavedPartition
+from .region_code import EVERYTHING, BlockCode, Level, called, written
 
 _IN_PLACE = "_compiled_call_impl"  # what Module.compile sets
 
@@ -61,10 +62,13 @@ def _passed_on(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 class Regions:
-    """The regions of a model, by the names of blocks."""
+    """The regions of a model, by the names of blocks; `partitions` are the schedules of their graphs."""
 
-    def __init__(self, model: nn.Module, kernels: str, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, kernels: str, device: torch.device, loaded: Sequence[SavedPartition] = ()
+    ) -> None:
         self._model, self._kernels, self._device = weakref.ref(model), kernels, device
+        self.partitions = Partitions(loaded)
         self._codes: dict[Callable[..., Any], BlockCode] = {}
         self._of: dict[str, weakref.ref[Region]] = {}
         _compat_compile.trace_nothing_of("cairn")
@@ -78,15 +82,12 @@ class Regions:
                 self._in_place.append((weakref.ref(part), vars(part)[_IN_PLACE]))
                 vars(part)[_IN_PLACE] = None
 
-    def install(self, blocks: Sequence[Block]) -> None:
-        """Add regions to blocks. The children of a Sequential that are one block become one region, or one each."""
+    def install(self, modules: Sequence[nn.Module]) -> None:
+        """Add regions to modules."""
         model = self._model()
         names = {} if model is None else {module: name for name, module in model.named_modules()}
-        for block in blocks:
-            is_whole = block.container is not None and len(block.modules) == len(block.container)
-            for module in [block.container] if is_whole else block.modules:
-                assert module is not None
-                self._of[names[module]] = weakref.ref(Region(module, self._code(module), self))
+        for module in modules:
+            self._of[names[module]] = weakref.ref(Region(module, self._code(module), self))
 
     def _code(self, module: nn.Module) -> BlockCode:
         """The code of a block's class; of the module alone where its forward was replaced on the instance."""
@@ -97,7 +98,7 @@ class Regions:
         elif "forward" in vars(module):
             function = key = _bound(vars(module)["forward"])
         if key not in self._codes:
-            self._codes[key] = BlockCode(function, self._kernels, self._device)
+            self._codes[key] = BlockCode(function, self._kernels, self._device, self.partitions)
         return self._codes[key]
 
     @property
@@ -132,6 +133,10 @@ class Regions:
             if region is not None:
                 yield name, region
 
+    def schedules(self, levels: Mapping[str, Level]) -> tuple[SavedPartition, ...]:
+        """The schedules of the graphs of regions at their levels, as a plan has them."""
+        return self.partitions.of(map(written, levels.values()))
+
     def follow(self, levels: Mapping[str, Level]) -> None:
         """Sets the option of each region; those that are not named keep everything."""
         for name, region in self.all():
@@ -159,6 +164,15 @@ class Regions:
             if part is not None:
                 vars(part)[_IN_PLACE] = impl
         self._in_place.clear()
+
+
+def modules_of(blocks: Sequence[Block]) -> list[nn.Module]:
+    """The modules that become regions: children of a Sequential that are one block become one region, or one each."""
+    found: list[nn.Module] = []
+    for block in blocks:
+        whole = block.container if block.container is not None and len(block.modules) == len(block.container) else None
+        found += block.modules if whole is None else [whole]
+    return found
 
 
 def _bound(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from .host_memory import HostMemory
 from .problem import Surroundings
 
 KERNELS = ("inductor", "eager")
+DEFAULT_KERNELS = "inductor"
 GRADIENTS = (CREATED, ACCUMULATED)
 #: Keys of options= of torch.compile(backend="cairn").
 OPTIONS = ("budget", "kernels", "optimizer", "gradients", "holds_output", "time_limit", "solver")
@@ -52,7 +53,7 @@ class Request:
     """
 
     budget: Any = "auto"
-    kernels: str = "inductor"
+    kernels: str = DEFAULT_KERNELS
     gradients: str = CREATED
     holds_output: bool = True
     solver: str = "auto"

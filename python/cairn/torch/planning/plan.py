@@ -255,7 +255,7 @@ class Plan:
         hard = ["model", "parameters", "dtype", "training"] + (["inputs"] if arguments or kwargs else [])
         for field in hard:
             if now[field] != self.fingerprint[field]:
-                raise PlanMismatch(f"{self._made_for(field, now[field])}: profile and plan again")
+                raise PlanMismatch(f"{self.made_for(field, now[field])}: profile and plan again")
         for field in ("torch", "device"):
             if now[field] != self.fingerprint[field]:
                 warn(
@@ -266,9 +266,10 @@ class Plan:
     def change_of(self, model: torch.nn.Module) -> str:
         """The differences of a model's parameters from those of the plan, in words; empty if there are none."""
         now = fingerprint_of(model, (), {})
-        return next((self._made_for(f, now[f]) for f in ("dtype", "parameters") if now[f] != self.fingerprint[f]), "")
+        return next((self.made_for(f, now[f]) for f in ("dtype", "parameters") if now[f] != self.fingerprint[f]), "")
 
-    def _made_for(self, field: str, now: Any) -> str:
+    def made_for(self, field: str, now: Any) -> str:
+        """Words for a field of the fingerprint that is another one now."""
         if field == "parameters":  # their hash says nothing to people
             return "the plan was made for parameters with other names, shapes, types or requires_grad"
         return f"the plan was made for {field} {self.fingerprint[field]!r}, this is {now!r}"

@@ -209,7 +209,7 @@ def test_values_inside_a_fused_kernel_are_no_nodes_of_the_problem():
 
     def partition(module, inputs, *, num_fwd_outputs, **_):
         joint = read(module, num_fwd_outputs)
-        fused = {call: True for call in joint.calls() if call.op == "call_function" and fused_costs.fuses(call)}
+        fused = {call: True for call in joint.calls() if call.op == "call_function" and fused_costs.is_fused(call)}
         costs = Costs({}, {}, fused)
         graph = graph_of(joint, costs, Surroundings(), "fused")
         groups = groups_of(joint, costs, {index for index, node in enumerate(graph.nodes) if node.keep})

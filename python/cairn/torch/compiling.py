@@ -17,7 +17,7 @@ from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, Verificati
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend, device_of_inputs
-from .compiled.captured import captured_whole, compiled_under
+from .compiled.captured import capture_settings, compiled_with
 from .compiled.compiled_model import (
     CompiledModel,
     CompiledReport,
@@ -260,7 +260,7 @@ def _compiled(
         backend.measures_graphs = (
             request.kernels != "eager"
         )  # their graphs take what is predicted: only the step is measured
-        compiled = compiled_under(backend, model, request.kernels)
+        compiled = compiled_with(backend, model, request.kernels)
         made = CompiledModel(model, compiled, sample, device)
         made.backend, made.resident_bytes = backend, _resident_bytes(request, sample, device)
         made.optimizer_peak_bytes = request.optimizer_peak_bytes
@@ -317,7 +317,7 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
         return _compat_compile.compiled_without_plan(module, inputs)
 
     captured: Any = torch.compile(made.model, backend=without_plan, fullgraph=True, dynamic=False)
-    with captured_whole():
+    with capture_settings():
         made.step(captured, may_compile=True)
         reference = made.step(captured)
     if differences(reference, measured):

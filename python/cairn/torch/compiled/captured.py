@@ -1,8 +1,9 @@
 """Graphs that Dynamo captured, shared by all budgets that a model is compiled for.
 
-Capturing and tracing a model takes longer than planning its step. Dynamo keeps the code that it made for a backend as
-long as its guards hold, so all compiled models with the same kernels share one backend, `Switch`. Each compiled model
-puts its plans in force while it runs. A plan belongs to one compiled model and one graph: another budget never gets it.
+Capturing and tracing a model takes longer than planning its step. Dynamo reuses the code that a backend returned while
+its guards hold. So all compiled models with the same kernels share one backend, `SharedBackend`, and with it the
+captured graphs. While a compiled model runs, its plans are the current ones. A plan belongs to one compiled model and
+one graph: another budget never gets it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from torch import fx, nn
 from ..base import _compat, _compat_compile
 from .joint_graph import JointGraph, read
 
-_LOGGING = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
+_LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
 
 class Captured:
-    """A graph that Dynamo captured. Its trace and what was read of it serve every plan for it."""
+    """A graph that Dynamo captured. AOTAutograd's trace of it, and its analysis, are reused by every plan."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -32,13 +33,13 @@ class Captured:
         self._joint: JointGraph | None = None
 
     def compiled(self, inputs: Sequence[Any], kernels: str, partition: _compat_compile.Partition) -> Callable[..., Any]:
-        """The graph's code, cut by a partition function."""
+        """Compile the graph, cut by a partition function. kernels: "eager" or "inductor"."""
         if kernels == "eager":
             return self._by_operators.compiled(inputs, partition)
         return _compat_compile.compiled_by_inductor(self.module, inputs, partition)
 
     def read(self, module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
-        """The results of a joint graph of this graph."""
+        """The analysis of the joint graph that AOTAutograd traced of this graph. The latest one is cached."""
         if self._joint is None or self._joint.module is not module:
             self._joint = read(module, num_fwd_outputs)
         return self._joint
@@ -48,58 +49,59 @@ class Plans(Protocol):
     """The plans of one compiled model."""
 
     def code(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The code for a graph, planned and compiled when it is first wanted."""
+        """The compiled code of a graph. The first request plans and compiles the graph."""
 
 
-_IN_FORCE: contextvars.ContextVar[Plans] = contextvars.ContextVar("cairn_plans")
+_CURRENT_PLANS: contextvars.ContextVar[Plans] = contextvars.ContextVar("cairn_plans")
 
 
-class Switch:
-    """Dynamo's backend for all compiled models: a graph runs the code that the plans in force have for it."""
+class SharedBackend:
+    """Dynamo's backend for all compiled models: a graph runs the code that the current plans have for it."""
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph for the plans in force."""
+        """Compile a graph for the current plans. The returned function runs the code of those that are current then."""
         captured = Captured(module)
-        _IN_FORCE.get().code(captured, inputs)
+        _CURRENT_PLANS.get().code(captured, inputs)
 
         def run(*args: Any) -> Any:
-            return _IN_FORCE.get().code(captured, args)(*args)
+            return _CURRENT_PLANS.get().code(captured, args)(*args)
 
         return run
 
 
-#: One for each kind of kernels, because inductor changes the graph that Dynamo captured.
-_SWITCHES: dict[str, Switch] = {}
+#: By kernels: inductor changes the graph that Dynamo captured.
+_BACKENDS: dict[str, SharedBackend] = {}
 
 
-def compiled_under(plans: Plans, model: nn.Module, kernels: str) -> nn.Module:
-    """The model as torch.compile makes it, with plans in force while it runs."""
-    switch = _SWITCHES.setdefault(kernels, Switch())
-    compiled = torch.compile(model, backend=switch, fullgraph=True, dynamic=False)
-    wrapped: nn.Module = _compat_compile.wrapped(compiled, functools.partial(_under, plans))
+def compiled_with(plans: Plans, model: nn.Module, kernels: str) -> nn.Module:
+    """The module that torch.compile returns for a model. While it runs, `plans` are the current ones."""
+    backend = _BACKENDS.setdefault(kernels, SharedBackend())
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    wrapped: nn.Module = _compat_compile.wrapped(compiled, functools.partial(_with_plans, plans))
     return wrapped
 
 
-def _under(plans: Plans, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with plans in force while it runs."""
+def _with_plans(plans: Plans, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function. While it runs, `plans` are the current ones."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        token = _IN_FORCE.set(plans)
+        token = _CURRENT_PLANS.set(plans)
         try:
             return function(*args, **kwargs)
         finally:
-            _IN_FORCE.reset(token)
+            _CURRENT_PLANS.reset(token)
 
     return run
 
 
 @contextlib.contextmanager
-def captured_whole() -> Iterator[None]:
-    """Calls of loggers are left out of the graph, and derivatives that the model takes are captured, instead of cutting
-    it.
+def capture_settings() -> Iterator[None]:
+    """Dynamo's settings to capture a model as one graph: it ignores calls of loggers and traces `autograd.grad`.
+
+    One function may also be compiled for many shapes.
     """
     config: Any = torch._dynamo.config
-    functions = {getattr(logging.Logger, method) for method in _LOGGING if hasattr(logging.Logger, method)}
+    functions = {getattr(logging.Logger, method) for method in _LOGGER_METHODS if hasattr(logging.Logger, method)}
     loggers = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
     changed: dict[str, Any] = {} if loggers is None else {loggers: getattr(config, loggers) | functions}
     changed |= _compat.many_graphs()  # every shape of a model is one more compilation of the same forward

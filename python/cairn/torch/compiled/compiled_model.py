@@ -21,15 +21,15 @@ from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend, Prepared
-from .captured import captured_whole
+from .captured import capture_settings
 from .compiled_plan import CompiledPlan
 
-MOST_COMPILATIONS = 4
+MAX_COMPILATIONS = 4  # steps of one model that may compile, before it is refused
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One step: its results, peak and time. Peaks count everything on the device; bytes and nanoseconds."""
+    """The results of one step, its peak in bytes and its time in ns. The peak counts all memory on the device."""
 
     loss: torch.Tensor | None
     grads: dict[str, torch.Tensor | None]
@@ -100,14 +100,28 @@ class CompiledReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        found["plans"] = [plan.to_json() for plan in self.plans]
-        found["regions"] = None if self.regions is None else self.regions.to_json()
-        return found
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        data["plans"] = [plan.to_json() for plan in self.plans]
+        data["regions"] = None if self.regions is None else self.regions.to_json()
+        return data
 
 
 class CompiledModel:
-    """A compiled model with its sample: runs the compiled step, and the step of the original model."""
+    """A compiled model with its sample: runs the compiled step, and the step of the original model.
+
+    It owns the model, and has a weak reference to the compiled one.
+
+    Attributes
+    ----------
+    resident_bytes
+        Memory that is on the device before a step.
+    optimizer_peak_bytes
+        The peak of the optimizer's step; 0 without an optimizer.
+    report
+        None before the step was planned.
+    backend
+        The backend that plans its graphs; None where blocks are compiled one by one.
+    """
 
     def __init__(self, model: nn.Module, compiled: nn.Module, sample: Sample, device: torch.device) -> None:
         self.model, self._compiled = model, weakref.ref(compiled)
@@ -126,45 +140,46 @@ class CompiledModel:
         backend = self.backend
         if backend is None:
             return self.compiled_step()
-        with captured_whole():
+        with capture_settings():
             backend.is_preparing = True
             try:
                 with contextlib.suppress(Prepared):
                     self.compiled_step(may_compile=True)
             finally:
                 backend.is_preparing = False
-            for _ in range(MOST_COMPILATIONS):
+            for _ in range(MAX_COMPILATIONS):
                 before = backend.compilations
-                found = self.compiled_step(may_compile=True)
+                result = self.compiled_step(may_compile=True)
                 if backend.compilations == before:
-                    return found
-        raise Unsupported(f"torch.compile compiles this model anew in each of {MOST_COMPILATIONS} steps")
+                    return result
+        raise Unsupported(f"torch.compile compiles this model anew in each of {MAX_COMPILATIONS} steps")
 
     def step(self, function: Callable[..., Any], may_compile: bool = False) -> StepResult:
-        """Run and measure one step that creates its gradients; the model's own gradients are kept apart meanwhile.
+        """Run and measure one step that creates its gradients. The model's own gradients are restored afterwards.
 
-        may_compile: whether the step may compile, and measure while it does; its own peak is not measured then.
+        may_compile: whether the step may compile. If a compilation measures its graph meanwhile, the peak of this step
+        is not measured: `peak_bytes` is then the resident memory alone.
         """
         model, meter, buffers = self.model, memory.meter_for(self.device, may_compile), Buffers(self.model)
-        with self._own_gradients(), memory.not_collecting():
+        with self._gradients_set_aside(), memory.not_collecting():
             self.sample.random.restore()
             with meter:  # what is allocated under it is released under it
-                first, began = meter.mark(), clock.read()
+                first, start_ns = meter.mark(), clock.read()
                 loss = self._run(function)
                 clock.wait_for(self.device)
-                taken = clock.read() - began
-                was_measured = meter.is_here()
-                last = meter.mark() if was_measured else first
+                elapsed_ns = clock.read() - start_ns
+                is_measured = meter.is_here()
+                last = meter.mark() if is_measured else first
                 random = Randomness(self.device)
                 grads = {name: _copy(p.grad) for name, p in model.named_parameters()}
-                value = _copy(loss)
+                loss_copy = _copy(loss)
                 del loss
                 for parameter in model.parameters():
                     parameter.grad = None
-            left = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+            buffers_after = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
             buffers.restore()
-        rise = meter.peak(first, last) - meter.level(first) if was_measured else 0
-        return StepResult(value, grads, left, random, self.resident_bytes + rise, taken)
+        peak_above_start = meter.peak(first, last) - meter.level(first) if is_measured else 0
+        return StepResult(loss_copy, grads, buffers_after, random, self.resident_bytes + peak_above_start, elapsed_ns)
 
     def _run(self, function: Callable[..., Any]) -> torch.Tensor | None:
         sample = self.sample
@@ -172,8 +187,8 @@ class CompiledModel:
         backward_of(output, loss)
         return None if loss is None else loss.detach()
 
-    def _own_gradients(self) -> _GradientsAside:
-        return _GradientsAside(self.model)
+    def _gradients_set_aside(self) -> _GradientsSetAside:
+        return _GradientsSetAside(self.model)
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
@@ -186,8 +201,8 @@ class CompiledModel:
         return self.step(compiled, may_compile)
 
 
-class _GradientsAside:
-    """Remove a model's gradients for the body, and restore them after it."""
+class _GradientsSetAside:
+    """Context manager that removes a model's gradients for the body, and restores them after it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._grads = [(p, p.grad) for p in model.parameters()]
@@ -206,16 +221,16 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def differences(plain: StepResult, other: StepResult) -> tuple[str, ...]:
-    """The results that differ in any bit: each by name, with its largest difference."""
-    found = []
+    """The results that differ in any bit, each described by its name; gradients with their largest difference."""
+    differing = []
     if plain.loss is not None and other.loss is not None and not torch.equal(plain.loss, other.loss):
-        found.append(f"the loss ({plain.loss.item()!r} and {other.loss.item()!r})")
-    found += [f"the gradient of {name}{_by(g, other.grads[name])}" for name, g in plain.grads.items()
-              if not _same(g, other.grads[name])]  # fmt: skip
-    found += [f"the buffer {name}" for name, b in plain.buffers.items() if not _same(b, other.buffers[name])]
+        differing.append(f"the loss ({plain.loss.item()!r} and {other.loss.item()!r})")
+    differing += [f"the gradient of {name}{_by(g, other.grads[name])}" for name, g in plain.grads.items()
+                  if not _same(g, other.grads[name])]  # fmt: skip
+    differing += [f"the buffer {name}" for name, b in plain.buffers.items() if not _same(b, other.buffers[name])]
     if plain.random.torch_differs(other.random):
-        found.append("the random state after the step")
-    return tuple(found)
+        differing.append("the random state after the step")
+    return tuple(differing)
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -225,6 +240,7 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
+    """The largest difference of two tensors, in words; empty if one is None."""
     if one is None or other is None:
         return ""
     return f" by up to {(one - other).abs().max().item():.2g}"
@@ -233,10 +249,10 @@ def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Callable[[], CompiledModel | None]] = weakref.WeakKeyDictionary()
 
 
-def warn_of_capture(found: Sequence[str]) -> None:
-    """Warn of differences that torch's own capture makes, whatever the plan."""
-    rest = len(found) - 1
-    first = found[0] + (f", and {rest} more" if rest else "")
+def warn_of_capture(differing: Sequence[str]) -> None:
+    """Warn of results that differ because of torch.compile itself, whatever the plan."""
+    rest = len(differing) - 1
+    first = differing[0] + (f", and {rest} more" if rest else "")
     warn(
         f"torch.compile computes something else than the model does without it: {first}. The step within the budget "
         "equals that of torch.compile without a plan bit for bit"
@@ -244,7 +260,7 @@ def warn_of_capture(found: Sequence[str]) -> None:
 
 
 def given_bytes(sample: Sample, device: torch.device) -> int:
-    """The inputs of a step on a device."""
+    """Bytes of the inputs of a step on a device, without parameters and buffers."""
     own = memory.storages([*sample.model.parameters(), *sample.model.buffers()])
     return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
 
@@ -271,24 +287,24 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
     assert made.report is not None
     planned_before = 0 if made.backend is None else len(made.backend.plans)
     with made.sample.untouched(made.device):
-        other = made.prepared_step()
-        plain = made.plain_step()
-        found = differences(plain, other)
-    again = (
+        compiled_step = made.prepared_step()
+        plain_step = made.plain_step()
+        differing = differences(plain_step, compiled_step)
+    replanned = (
         () if made.backend is None else tuple(made.backend.plans[planned_before:])
     )  # Dynamo forgot what it had compiled
     report = dataclasses.replace(
         made.report,
-        plans=again or made.report.plans,
-        measured_peak_bytes=max(other.peak_bytes, made.optimizer_peak_bytes),
-        step_ns=other.step_ns,
-        plain_peak_bytes=max(plain.peak_bytes, made.optimizer_peak_bytes),
-        plain_ns=plain.step_ns,
-        differences=found,
+        plans=replanned or made.report.plans,
+        measured_peak_bytes=max(compiled_step.peak_bytes, made.optimizer_peak_bytes),
+        step_ns=compiled_step.step_ns,
+        plain_peak_bytes=max(plain_step.peak_bytes, made.optimizer_peak_bytes),
+        plain_ns=plain_step.step_ns,
+        differences=differing,
     )
-    planned: list[CompiledPlan | Regions] = [*report.plans, *filter(None, [report.regions])]
-    problems = list(found) if all(plan.kernels == "eager" for plan in planned) else []
-    budget = min((plan.budget_bytes for plan in planned), default=None)
+    plans: list[CompiledPlan | Regions] = [*report.plans, *filter(None, [report.regions])]
+    problems = list(differing) if all(plan.kernels == "eager" for plan in plans) else []
+    budget = min((plan.budget_bytes for plan in plans), default=None)
     if budget is not None and report.measured_peak_bytes > budget:
         over = format_bytes(report.measured_peak_bytes - budget)
         problems.append(f"the step took {format_bytes(report.measured_peak_bytes)}, which is {over} over the budget")
@@ -298,10 +314,10 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
 
 
 #: A point of a curve: peak in bytes, time in nanoseconds, extra time as a share; None where nothing fits.
-Found = tuple[int | None, int | None, float | None]
+CurvePoint = tuple[int | None, int | None, float | None]
 
 
-def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2s") -> Iterator[tuple[int, Found]]:
+def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2s") -> Iterator[tuple[int, CurvePoint]]:
     """The curve of memory against time of a compiled step, by the simulator: budgets in bytes, each with its point.
 
     budgets: sizes, or a number of budgets between the least that works and that of a step without recomputation.
@@ -313,14 +329,14 @@ def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2
         low, high = limits.least_bytes, limits.store_all_bytes
         if low is None or high is None:
             raise Unsupported("no schedule of this step was found in the time limit")
-        wanted = [low + (high - low) * i // max(budgets - 1, 1) + plan.reserve_bytes for i in range(budgets)]
+        budgets_bytes = [low + (high - low) * i // max(budgets - 1, 1) + plan.reserve_bytes for i in range(budgets)]
     else:
-        wanted = [resolve(budget, device, sum(plan.resident.values())) for budget in budgets]
-    for budget in wanted:
+        budgets_bytes = [resolve(budget, device, sum(plan.resident.values())) for budget in budgets]
+    for budget in budgets_bytes:
         solution = cairn.solve(graph, max(1, budget - plan.reserve_bytes), time_limit=time_limit)
         if solution.makespan_ns is None or solution.store_all_ns is None:
             yield budget, (None, None, None)
             continue
-        twice = solution.store_all_ns - plan.plain_ns  # counted by the problem alone
-        step = solution.makespan_ns - twice
-        yield budget, (solution.peak_bytes, step, step / plan.plain_ns - 1 if plan.plain_ns else 0.0)
+        double_counted_ns = solution.store_all_ns - plan.plain_ns  # counted by the problem alone
+        step_ns = solution.makespan_ns - double_counted_ns
+        yield budget, (solution.peak_bytes, step_ns, step_ns / plan.plain_ns - 1 if plan.plain_ns else 0.0)

@@ -1,7 +1,7 @@
-"""Costs of calls in the kernels of a fusing compiler: the bytes that they move, divided by the memory's bandwidth.
+"""Costs of calls in inductor's fused kernels: the bytes that they read and write, divided by the memory's bandwidth.
 
 Pointwise operators and reductions share a kernel with their producers and readers, and values between them stay in
-registers. Such a call moves the storages that it reads from memory, and its own result if another kernel reads it.
+registers. Such a call reads the storages of unfused producers, and writes its own result if another kernel reads it.
 Matrix products, convolutions, attention and all others are kernels of their own, whose time is measured.
 """
 
@@ -31,33 +31,33 @@ _GATHERS = (
 
 
 def estimated(joint: JointGraph, device: torch.device) -> Costs:
-    """Times and workspaces of all calls that make results."""
-    own = [call for call in joint.calls() if call.op == "call_function" and not fuses(call)]
-    costs = kernel_costs.measured(joint, device, own, _channels_last)
-    rate = bandwidth(device)
-    fused = {call: not _reduces(call) for call in joint.calls() if call.op == "call_function" and fuses(call)}
-    moved = {call: int(_moved_bytes(joint, call) * 1e9 / rate) for call in fused}
-    return Costs({**costs.ns, **moved}, costs.workspace_bytes, fused, _copies_bytes(joint, own))
+    """Times and workspaces of all calls that produce results: of fused calls estimated, of others measured."""
+    unfused = [call for call in joint.calls() if call.op == "call_function" and not is_fused(call)]
+    costs = kernel_costs.measured(joint, device, unfused, _channels_last)
+    bytes_per_s = bandwidth(device)
+    fused = {call: not _is_reduction(call) for call in joint.calls() if call.op == "call_function" and is_fused(call)}
+    ns = {call: int(_moved_bytes(joint, call) * 1e9 / bytes_per_s) for call in fused}
+    return Costs({**costs.ns, **ns}, costs.workspace_bytes, fused, _copies_bytes(joint, unfused))
 
 
 def _channels_last(call: fx.Node, value: Any) -> Any:
-    """The layout of images and filters that inductor passes to convolutions."""
+    """The argument that inductor passes to a call for a value: convolutions get channels-last images and filters."""
     if not _name(call).startswith("convolution") or not isinstance(value, torch.Tensor) or value.dim() != 4:
         return value
     return value.contiguous(memory_format=torch.channels_last)
 
 
 def _copies_bytes(joint: JointGraph, calls: Sequence[fx.Node]) -> int:
-    """Copies of the graph's inputs that convolutions read in another layout; the backward holds the copies as well."""
-    read = [(call, source, joint.values[source]) for call in calls for source in call.all_input_nodes
-            if source.op == "placeholder" and isinstance(joint.values[source], torch.Tensor)]  # fmt: skip
-    copied = {source: _bytes(value) for call, source, value in read
+    """Bytes of the copies of graph inputs that convolutions read in another layout. The backward holds them, too."""
+    inputs_read = [(call, source, joint.values[source]) for call in calls for source in call.all_input_nodes
+                   if source.op == "placeholder" and isinstance(joint.values[source], torch.Tensor)]  # fmt: skip
+    copied = {source: _bytes(value) for call, source, value in inputs_read
               if _channels_last(call, value).stride() != value.stride()}  # fmt: skip
     return sum(copied.values())
 
 
-def fuses(call: fx.Node) -> bool:
-    """Whether the compiler fuses a call with its neighbours."""
+def is_fused(call: fx.Node) -> bool:
+    """Whether inductor fuses a call with its neighbours."""
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -71,7 +71,7 @@ def _name(call: fx.Node) -> str:
     return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
 
 
-def _reduces(call: fx.Node) -> bool:
+def _is_reduction(call: fx.Node) -> bool:
     target: Any = call.target
     return _name(call) in _REDUCTIONS or _REDUCTION in target.tags
 
@@ -80,18 +80,18 @@ def _moved_bytes(joint: JointGraph, call: fx.Node) -> int:
     read = 0
     for source in call.all_input_nodes:
         index = joint.base.get(source)
-        maker = None if index is None else joint.results[index].call
-        if maker is None or maker.op != "call_function" or not fuses(maker):
+        producer = None if index is None else joint.results[index].call
+        if producer is None or producer.op != "call_function" or not is_fused(producer):
             size = _bytes(joint.values.get(source))
             read += min(size, _bytes(joint.values[call])) if _name(call) in _GATHERS else size
-    written = sum(joint.results[index].nbytes for index in joint.members(call) if _leaves_kernel(joint, index))
+    written = sum(joint.results[index].nbytes for index in joint.members(call) if _is_stored(joint, index))
     return read + written
 
 
-def _leaves_kernel(joint: JointGraph, index: int) -> bool:
-    """Whether a call outside of the fused kernel reads a result."""
+def _is_stored(joint: JointGraph, index: int) -> bool:
+    """Whether a fused kernel writes a result to memory: it is returned, or an unfused call reads it."""
     readers = joint.readers(index)
-    return not readers or not all(fuses(reader) for reader in readers)
+    return not readers or not all(is_fused(reader) for reader in readers)
 
 
 def _bytes(value: Any) -> int:
@@ -102,16 +102,16 @@ def _bytes(value: Any) -> int:
 
 @functools.lru_cache(maxsize=8)
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """The memory bandwidth of a device: bytes that a copy reads and writes in a second."""
     with _compat.without_dispatch_modes(), torch.no_grad():
         source = torch.zeros(_PROBE_BYTES, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        best = None
+        least_ns = None
         for _ in range(5):
             clock.wait_for(device)
             began = clock.read()
             target.copy_(source)
             clock.wait_for(device)
-            taken = clock.read() - began
-            best = taken if best is None else min(best, taken)
-    return 2 * _PROBE_BYTES * 1e9 / max(best or 1, 1)
+            elapsed_ns = clock.read() - began
+            least_ns = elapsed_ns if least_ns is None else min(least_ns, elapsed_ns)
+    return 2 * _PROBE_BYTES * 1e9 / max(least_ns or 1, 1)

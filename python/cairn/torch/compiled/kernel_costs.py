@@ -1,10 +1,10 @@
-"""Costs of calls in unfused kernels: measured once for each operator with its shapes, strides and types.
+"""Costs of calls in unfused kernels: measured once for each operator with its shapes, strides and dtypes.
 
-Made-up inputs are allocated for one kind of call at a time, so measuring needs little more memory than the largest
+Synthetic inputs are allocated for one kind of call at a time. So measuring needs little more memory than the largest
 call, even for a step that would not fit. Indices are zero and numbers lie between 0.1 and 1, so kernels take the same
 path as in training. A call is timed a few times. The first time is left out, and the least of the others counts, since
-other programs can only add to it. The caches are overwritten before each time, because the inputs of a call in a step
-were mostly written long before.
+other programs can only add to it. The processor's caches are overwritten before each time, because the inputs of a call
+in a step were mostly written long before.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..base import _compat, _compat_compile, clock, memory
 from .joint_graph import JointGraph, cost_key
 from .problem import Costs
 
-#: A call is repeated until it has taken so long in all, or so often.
-ENOUGH_NS, MOST_REPETITIONS = 20_000_000, 6
-#: Bytes that are written between two calls to overwrite the caches, by device.
+#: A call is repeated at most so often, and after four times only until it has taken so long in all.
+MAX_NS, MAX_REPETITIONS = 20_000_000, 6
+#: Bytes that are written before each timed call to overwrite the caches, by device type.
 CACHES_BYTES = {"cpu": 16 << 20, "cuda": 64 << 20}
 
-#: Measured time and workspace of a kind of call, by device and number of threads, for the life of the process.
-_KNOWN: dict[tuple[torch.device, int], dict[str, tuple[int, int]]] = {}
+#: Time (ns) and workspace (bytes) of each kind of call, by device and number of threads. Kept until the process ends.
+_CACHE: dict[tuple[torch.device, int], dict[str, tuple[int, int]]] = {}
 
 
 def as_in_graph(_: fx.Node, value: Any) -> Any:
-    """An argument of a call as the joint graph gives it."""
+    """The argument of a call for a value, in the layout that the joint graph has."""
     return value
 
 
@@ -39,28 +39,33 @@ def measured(
     joint: JointGraph,
     device: torch.device,
     calls: Sequence[fx.Node] | None = None,
-    given: Callable[[fx.Node, Any], Any] = as_in_graph,
+    argument_of: Callable[[fx.Node, Any], Any] = as_in_graph,
 ) -> Costs:
-    """Times and workspaces of calls; of all that make results if none are named.
+    """Measured times and workspaces of calls.
 
-    given: returns the argument that a call gets for a value that it reads, perhaps in another layout.
+    Parameters
+    ----------
+    calls
+        The calls to measure; None: all that produce results.
+    argument_of
+        Returns the argument that a call gets for a value that it reads, perhaps in another layout.
     """
-    of_kind = _KNOWN.setdefault((device, torch.get_num_threads()), {})
-    wanted = [call for call in (joint.calls() if calls is None else calls) if call.op == "call_function"]
-    kinds = {call: cost_key(call, _reading(joint, call, given)) for call in wanted}
-    unknown = {kind: call for call, kind in kinds.items() if kind not in of_kind}
-    if unknown:
-        with _aside(device):
+    cache = _CACHE.setdefault((device, torch.get_num_threads()), {})
+    measured_calls = [call for call in (joint.calls() if calls is None else calls) if call.op == "call_function"]
+    kinds = {call: cost_key(call, _value_of(joint, call, argument_of)) for call in measured_calls}
+    new_kinds = {kind: call for call, kind in kinds.items() if kind not in cache}
+    if new_kinds:
+        with _undisturbed(device):
             caches = torch.zeros(CACHES_BYTES.get(device.type, 0), dtype=torch.uint8, device=device)
-            for kind, call in unknown.items():
-                of_kind[kind] = _measured(joint, call, device, caches, given) if _can_be_called(call) else (0, 0)
-    ns = {call: of_kind[kind][0] for call, kind in kinds.items()}
-    return Costs(ns, {call: of_kind[kind][1] for call, kind in kinds.items()})
+            for kind, call in new_kinds.items():
+                cache[kind] = _measure(joint, call, device, caches, argument_of) if _can_be_called(call) else (0, 0)
+    ns = {call: cache[kind][0] for call, kind in kinds.items()}
+    return Costs(ns, {call: cache[kind][1] for call, kind in kinds.items()})
 
 
 @contextlib.contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """Run operators on real tensors, as the graph has them, and restore the random state afterwards."""
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Run operators on real tensors, without modes that would change them. Restores the random state afterwards."""
     devices = [device] if device.type == "cuda" else []
     with (
         _compat.without_dispatch_modes(),
@@ -72,49 +77,53 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def _can_be_called(call: fx.Node) -> bool:
-    """Whether a call can be measured alone; collectives, which wait for others, and higher-order operators cannot."""
+    """Whether a call can be measured alone. Collectives wait for other ranks; higher-order operators need a graph."""
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return target.namespace not in _compat_compile.COLLECTIVE_NAMESPACES
 
 
-def _reading(joint: JointGraph, call: fx.Node, given: Callable[[fx.Node, Any], Any]) -> Callable[[fx.Node], Any]:
-    return lambda source: given(call, joint.values[source])
+def _value_of(joint: JointGraph, call: fx.Node, argument_of: Callable[[fx.Node, Any], Any]) -> Callable[[fx.Node], Any]:
+    return lambda source: argument_of(call, joint.values[source])
 
 
-def _measured(
-    joint: JointGraph, call: fx.Node, device: torch.device, caches: torch.Tensor, given: Callable[[fx.Node, Any], Any]
+def _measure(
+    joint: JointGraph,
+    call: fx.Node,
+    device: torch.device,
+    caches: torch.Tensor,
+    argument_of: Callable[[fx.Node, Any], Any],
 ) -> tuple[int, int]:
     inputs: dict[fx.Node, Any] = {}
     for source in call.all_input_nodes:
-        inputs[source] = pytree.tree_map(made_up, given(call, joint.values[source]))
+        inputs[source] = pytree.tree_map(made_up, argument_of(call, joint.values[source]))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), inputs.__getitem__)
     with torch.no_grad():
         try:
-            taken = workspace(call.target, args, kwargs, device)
+            workspace_bytes = workspace(call.target, args, kwargs, device)
         except RuntimeError:  # fake tensors have other types than real ones: the statistics of a mixed layer norm
             tensors = [value for value in pytree.tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
             return sum(_time(torch.clone, [tensor], {}, device, caches) for tensor in tensors), 0
-        return _time(call.target, args, kwargs, device, caches), taken
+        return _time(call.target, args, kwargs, device, caches), workspace_bytes
 
 
 def workspace(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device) -> int:
-    """Bytes that a call allocates while it runs, its results not counted."""
+    """Bytes that a call allocates and frees while it runs: its peak without its results."""
     meter = memory.meter_for(device)
     with meter:
         first = meter.mark()
         result = function(*args, **kwargs)
         last = meter.mark()
-        rise, left = 0, 0
         del result
-    rise, left = meter.peak(first, last) - meter.level(first), meter.level(last) - meter.level(first)
-    return max(0, rise - left)
+    peak_bytes, result_bytes = meter.peak(first, last) - meter.level(first), meter.level(last) - meter.level(first)
+    return max(0, peak_bytes - result_bytes)
 
 
 def _time(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device, caches: torch.Tensor) -> int:
+    """The least time of several calls, in ns. caches: the memory to overwrite before each."""
     times: list[int] = []
-    while len(times) < MOST_REPETITIONS and (len(times) < 4 or sum(times) < ENOUGH_NS):
+    while len(times) < MAX_REPETITIONS and (len(times) < 4 or sum(times) < MAX_NS):
         caches.add_(1)
         clock.wait_for(device)
         began = clock.read()
@@ -125,7 +134,7 @@ def _time(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device,
 
 
 def made_up(value: Any) -> Any:
-    """A tensor like a fake one, with contents that any kernel takes; a size as a number."""
+    """A real tensor like a fake one, with contents that every kernel accepts; a symbolic size as a number."""
     if isinstance(value, torch.SymInt):
         return _compat_compile.size_hint(value)
     if not isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""The peak memory of the two generated graphs, in which every value is freed after its last reader.
+"""Liveness analysis of the two generated graphs: their peak memory, where every value is freed after its last reader.
 
-The simulator computes the peak of a schedule; this file computes that of the graphs made from it. It is exact where the
-problem rounds up (a call makes all members of a tuple at once), and counts what torch adds (the backward's list of
-inputs holds every saved tensor).
+The simulator computes the peak of a schedule. This file computes the peak of the graphs generated from it. It is exact
+where the problem rounds up (a call allocates all members of a tuple at once), and counts what torch adds (the
+backward's list of inputs holds every saved tensor).
 """
 
 from __future__ import annotations
@@ -20,13 +20,27 @@ from .host_memory import TRANSFERS
 from .joint_graph import JointGraph, returned_by
 from .problem import Costs, Surroundings
 
-#: How many values in memory a kernel may read for one value that it does not store; for one that several kernels need.
-MOST_READS, MOST_SHARED_READS = 12, 4
+#: A fused pointwise value stays in registers if computing it reads at most so many values from memory. The second limit
+#: is for a value that several kernels compute.
+MAX_READS, MAX_SHARED_READS = 12, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A peak of memory: its bytes, its graph, the node that runs, and the memory in use then, by node."""
+    """The moment of a memory peak.
+
+    Attributes
+    ----------
+    peak_bytes
+        Memory in use.
+    phase
+        "forward", "loss" or "backward".
+    node
+        Name of the node that runs.
+    resident
+        The storages in memory: bytes by the name of the node that allocates each. Fixed memory and workspaces are not
+        among them.
+    """
 
     peak_bytes: int
     phase: str
@@ -37,25 +51,28 @@ class Moment:
         return self.phase if self.phase == self.node else f"{self.phase}, operator {self.node}"
 
 
-def peak(joint: JointGraph, costs: Costs, around: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
-    """The peak of a step, fixed memory included."""
+def peak(joint: JointGraph, costs: Costs, surroundings: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
+    """The peak of a step, fixed memory included: of the forward, the loss and the backward.
+
+    forward, backward: the graphs that `emit` and `cut` made for `joint`.
+    """
     returned = returned_by(forward)
-    first = _Phase(joint, costs, forward, "forward", returned)
+    forward_phase = _Phase(joint, costs, forward, "forward", returned)
     saved = {node.name for node in backward.nodes if node.op == "placeholder"}
-    handed = returned[: len(joint.outputs)]
-    held = handed if around.holds_output else []
-    kept = [node for node in returned if isinstance(node, fx.Node) and (node.name in saved or node in held)]
-    found = first.run(0)
-    between = first.bytes_of([*handed, *kept])
-    loss = sum(between.values()) + around.loss_workspace_bytes
-    if loss > found.peak_bytes:
-        found = Moment(loss, "loss", "loss", between)
-    beside = {name: size for name, size in first.bytes_of(held).items() if name not in saved}
-    second = _Phase(joint, costs, backward, "backward", returned_by(backward))
-    last = second.run(sum(beside.values()))
-    found = last if last.peak_bytes > found.peak_bytes else found
-    fixed = around.fixed_bytes + costs.copies_bytes + around.correction_bytes
-    return dataclasses.replace(found, peak_bytes=found.peak_bytes + fixed)
+    outputs = returned[: len(joint.outputs)]
+    held_outputs = outputs if surroundings.holds_output else []
+    kept = [node for node in returned if isinstance(node, fx.Node) and (node.name in saved or node in held_outputs)]
+    moment = forward_phase.run(0)
+    live_between = forward_phase.bytes_of([*outputs, *kept])  # between forward and backward
+    loss_bytes = sum(live_between.values()) + surroundings.loss_workspace_bytes
+    if loss_bytes > moment.peak_bytes:
+        moment = Moment(loss_bytes, "loss", "loss", live_between)
+    held_beside = {name: size for name, size in forward_phase.bytes_of(held_outputs).items() if name not in saved}
+    backward_phase = _Phase(joint, costs, backward, "backward", returned_by(backward))
+    backward_peak = backward_phase.run(sum(held_beside.values()))
+    moment = backward_peak if backward_peak.peak_bytes > moment.peak_bytes else moment
+    fixed_bytes = surroundings.fixed_bytes + costs.copies_bytes + surroundings.correction_bytes
+    return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
 
 
 #: Operators that inductor computes once for all readers on the CPU.
@@ -64,16 +81,14 @@ _COSTLY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 
 @dataclasses.dataclass(frozen=True)
 class _Expression:
-    """A pointwise value as a function of what is in memory: how many values it reads, and whether it is costly.
-
-    Inductor stores it where it reads too many, or where several kernels would compute it again and that is not cheap.
-    """
+    """A pointwise value as an expression of values in memory: how many it reads, and whether computing it is costly."""
 
     reads: int
     is_costly: bool
 
     def is_stored(self, readers: int) -> bool:
-        return self.reads > MOST_READS or (readers > 1 and (self.is_costly or self.reads > MOST_SHARED_READS))
+        """Whether inductor stores the value, given how many kernels read it, instead of computing it in each."""
+        return self.reads > MAX_READS or (readers > 1 and (self.is_costly or self.reads > MAX_SHARED_READS))
 
 
 def _operator(call: fx.Node) -> str:
@@ -82,11 +97,13 @@ def _operator(call: fx.Node) -> str:
 
 
 class _Phase:
-    """One graph: the storage of each node, whether it is in memory, and when it is freed.
+    """The storages of one graph: which are in memory, and when each is freed.
+
+    A storage is identified by its *root*, the node that allocates it.
 
     A fusing compiler computes pointwise operators inside the kernels that read them. A value that only such kernels
-    read is not in memory, unless it is costly to compute again, and its inputs stay until the last of those kernels.
-    A kernel writes its result over an input of the same size and type that nothing else reads.
+    read stays in registers, unless it is costly to compute again. Its inputs stay in memory until the last of those
+    kernels. A kernel writes its result over an input of the same size and dtype that nothing reads later.
     """
 
     def __init__(
@@ -94,113 +111,113 @@ class _Phase:
     ) -> None:
         self._joint, self._costs, self._graph, self._name = joint, costs, graph, name
         self._nodes = list(graph.nodes)
-        self._root: dict[fx.Node, fx.Node] = {}
-        self._size: dict[fx.Node, int] = {}
+        self._root: dict[fx.Node, fx.Node] = {}  # of the storage of each node
+        self._size: dict[fx.Node, int] = {}  # bytes by root
         for node in self._nodes:
-            self._enter(node)
+            self._add_storage(node)
         self._returned = {self._root[node] for node in returned if node is not None and node in self._root}
-        self._inside = self._read_by_kernels_alone() if costs.fused else set()
-        self._sources = self._sources_in_memory()
+        self._in_registers = self._find_registers() if costs.fused else set()
+        self._memory_read_for = self._find_memory_reads()
 
     def bytes_of(self, nodes: Iterable[fx.Node | None]) -> dict[str, int]:
-        """Sizes of the storages that nodes show, by the name of the node that made each."""
+        """The storages of nodes: bytes by the name of each root."""
         roots = {self._root[node] for node in nodes if node is not None and node in self._root}
         return {root.name: self._size[root] for root in roots}
 
-    def run(self, beside_bytes: int) -> Moment:
-        """The peak, with `beside_bytes` resident all along."""
-        ends = self._ends()
-        here = {root: self._size[root] for root in self._size if root.op == "placeholder"}
-        level = beside_bytes + sum(here.values())
-        best = Moment(level, self._name, "inputs", {node.name: size for node, size in here.items()})
-        dying: dict[fx.Node, list[fx.Node]] = {}
-        for root, end in ends.items():
-            dying.setdefault(end, []).append(root)
+    def run(self, other_bytes: int) -> Moment:
+        """The peak of the graph, with `other_bytes` resident all along."""
+        last_readers = self._find_last_readers()
+        live = {root: self._size[root] for root in self._size if root.op == "placeholder"}
+        level = other_bytes + sum(live.values())
+        best = Moment(level, self._name, "inputs", {node.name: size for node, size in live.items()})
+        freed_after: dict[fx.Node, list[fx.Node]] = {}
+        for root, reader in last_readers.items():
+            freed_after.setdefault(reader, []).append(root)
         for node in self._nodes:
-            made = [root for root in self._made.get(node, []) if root not in self._inside]
-            for root in made:
-                over = self._written_over(root, node, dying.get(node, []), here)
-                if over is not None:
-                    level -= here.pop(over)
-                here[root] = self._size[root]
+            allocated = [root for root in self._allocated_by.get(node, []) if root not in self._in_registers]
+            for root in allocated:
+                overwritten = self._overwritten_by(root, node, freed_after.get(node, []), live)
+                if overwritten is not None:
+                    level -= live.pop(overwritten)
+                live[root] = self._size[root]
                 level += self._size[root]
-            total = level + self._workspace(node)
-            if total > best.peak_bytes:
-                best = Moment(total, self._name, node.name, {root.name: size for root, size in here.items()})
-            for root in (*dying.get(node, []), *(root for root in made if root not in ends)):
-                level -= here.pop(root, 0)
+            in_use = level + self._workspace(node)
+            if in_use > best.peak_bytes:
+                best = Moment(in_use, self._name, node.name, {root.name: size for root, size in live.items()})
+            for root in (*freed_after.get(node, []), *(root for root in allocated if root not in last_readers)):
+                level -= live.pop(root, 0)
         return best
 
-    def _read_by_kernels_alone(self) -> set[fx.Node]:
-        """The results of pointwise operators that are never in memory."""
-        elsewhere = set(self._returned)
+    def _find_registers(self) -> set[fx.Node]:
+        """The roots of pointwise values that are never in memory."""
+        in_memory = set(self._returned)
         for node in self._nodes:
             if not self._is_view(node) and not self._is_fused(node):
-                elsewhere.update(self._root[source] for source in node.all_input_nodes if source in self._root)
-        inside: dict[fx.Node, _Expression] = {}
+                in_memory.update(self._root[source] for source in node.all_input_nodes if source in self._root)
+        in_registers: dict[fx.Node, _Expression] = {}
         readers = self._readers()
         for root in self._size:
-            if self._is_pointwise(root) and root not in elsewhere:
-                expression = self._expression(root, inside)
+            if self._is_pointwise(root) and root not in in_memory:
+                expression = self._expression(root, in_registers)
                 if not expression.is_stored(len(readers.get(root, ()))):
-                    inside[root] = expression
-        return set(inside)
+                    in_registers[root] = expression
+        return set(in_registers)
 
     def _readers(self) -> dict[fx.Node, set[fx.Node]]:
-        """By storage, the calls that read it, through views too."""
-        found: dict[fx.Node, set[fx.Node]] = {}
+        """By root, the calls that read its storage, through views too."""
+        readers: dict[fx.Node, set[fx.Node]] = {}
         for node in self._nodes:
             if not self._is_view(node):
                 for source in node.all_input_nodes:
                     if source in self._root:
-                        found.setdefault(self._root[source], set()).add(node)
-        return found
+                        readers.setdefault(self._root[source], set()).add(node)
+        return readers
 
-    def _expression(self, root: fx.Node, inside: Mapping[fx.Node, _Expression]) -> _Expression:
-        """What a kernel computes for a value that it holds in registers, given those that are held already."""
+    def _expression(self, root: fx.Node, in_registers: Mapping[fx.Node, _Expression]) -> _Expression:
+        """The expression of a pointwise value. in_registers: the expressions of operands that stay in registers."""
         call = self._call(root)
         reads, is_costly = 0, _operator(call) in _COSTLY and self._joint.values[root.meta[ORIGIN]].device.type == "cpu"
         for source in call.all_input_nodes:
-            part = inside.get(self._root.get(source, source))
-            reads += 1 if part is None else part.reads
-            is_costly |= part is not None and part.is_costly
+            operand = in_registers.get(self._root.get(source, source))
+            reads += 1 if operand is None else operand.reads
+            is_costly |= operand is not None and operand.is_costly
         return _Expression(reads, is_costly)
 
-    def _sources_in_memory(self) -> dict[fx.Node, set[fx.Node]]:
-        """For each storage: itself if it is in memory, else the storages that fused kernels read instead of it."""
-        found: dict[fx.Node, set[fx.Node]] = {}
+    def _find_memory_reads(self) -> dict[fx.Node, set[fx.Node]]:
+        """By root: the storage itself if it is in memory, else the storages in memory from which it is computed."""
+        storages: dict[fx.Node, set[fx.Node]] = {}
         for root in self._size:
-            if root in self._inside:
-                found[root] = {s for node in self._call(root).all_input_nodes if node in self._root
-                               for s in found[self._root[node]]}  # fmt: skip
+            if root in self._in_registers:
+                storages[root] = {s for node in self._call(root).all_input_nodes if node in self._root
+                               for s in storages[self._root[node]]}  # fmt: skip
             else:
-                found[root] = {root}
-        return found
+                storages[root] = {root}
+        return storages
 
-    def _ends(self) -> dict[fx.Node, fx.Node]:
-        """The node after which each storage is freed; storages that are returned or never read are absent."""
-        ends: dict[fx.Node, fx.Node] = {}
-        inside = {self._call(root) for root in self._inside}
+    def _find_last_readers(self) -> dict[fx.Node, fx.Node]:
+        """By root, the node after which its storage is freed. Storages that nothing reads are absent."""
+        last_readers: dict[fx.Node, fx.Node] = {}
+        fused_calls = {self._call(root) for root in self._in_registers}
         for node in self._nodes:
-            if node in inside or (self._costs.fused and self._is_view(node)):
+            if node in fused_calls or (self._costs.fused and self._is_view(node)):
                 continue
             for source in node.all_input_nodes:
                 if source in self._root:
-                    ends.update(dict.fromkeys(self._sources[self._root[source]], node))
+                    last_readers.update(dict.fromkeys(self._memory_read_for[self._root[source]], node))
             if self._is_view(node):
-                ends[self._root[node]] = node
+                last_readers[self._root[node]] = node
         [output] = self._graph.find_nodes(op="output")
-        ends.update(dict.fromkeys(self._returned, output))
-        return ends
+        last_readers.update(dict.fromkeys(self._returned, output))
+        return last_readers
 
-    def _written_over(
-        self, root: fx.Node, call: fx.Node, dying: Iterable[fx.Node], here: Mapping[fx.Node, int]
+    def _overwritten_by(
+        self, root: fx.Node, call: fx.Node, freed: Iterable[fx.Node], live: Mapping[fx.Node, int]
     ) -> fx.Node | None:
-        """The storage that a kernel's result overwrites."""
+        """The storage that a kernel's result overwrites; None if it needs memory of its own."""
         if not self._is_fused(call):
             return None
-        alike = (old for old in dying if old in here and here[old] == self._size[root] and old is not root)
-        return next((old for old in alike if self._type(old) == self._type(root)), None)
+        candidates = (old for old in freed if old in live and live[old] == self._size[root] and old is not root)
+        return next((old for old in candidates if self._type(old) == self._type(root)), None)
 
     def _is_view(self, node: fx.Node) -> bool:
         return node in self._root and self._root[node] is not node
@@ -220,7 +237,7 @@ class _Phase:
         return self._joint.values[root.meta[ORIGIN]].dtype
 
     def _call(self, root: fx.Node) -> fx.Node:
-        """The call that makes a storage, alone or as a member of a tuple."""
+        """The call that allocates a storage, alone or as a member of a tuple."""
         return root.all_input_nodes[0] if _compat_compile.is_getitem(root.target) else root
 
     def _workspace(self, node: fx.Node) -> int:
@@ -229,28 +246,31 @@ class _Phase:
             return 0
         return self._costs.workspace_bytes.get(origin, 0)
 
-    def _enter(self, node: fx.Node) -> None:
+    def _add_storage(self, node: fx.Node) -> None:
+        """Map a node to the root of its storage."""
         origin = node.meta.get(ORIGIN)
         index = None if origin is None else self._joint.base.get(origin)
         if index is None:
             return
         result = self._joint.results[index]
-        sources = [s for s in node.all_input_nodes if s in self._root and self._shows(s, index)]
-        if sources:
-            self._root[node] = self._root[sources[0]]
+        sharing = [
+            source for source in node.all_input_nodes if source in self._root and self._has_storage_of(source, index)
+        ]
+        if sharing:
+            self._root[node] = self._root[sharing[0]]
         elif node.op == "placeholder" or (result.node is origin and result.alias_of is None):
             self._root[node], self._size[node] = node, result.nbytes
 
-    def _shows(self, node: fx.Node, index: int) -> bool:
+    def _has_storage_of(self, node: fx.Node, index: int) -> bool:
         base = self._joint.base.get(node.meta[ORIGIN])
         return base == index or self._joint.results[index].alias_of == base
 
     @functools.cached_property
-    def _made(self) -> dict[fx.Node, list[fx.Node]]:
-        """By call, the storages that it allocates: of a tuple, all members that are read."""
-        made: dict[fx.Node, list[fx.Node]] = {}
+    def _allocated_by(self) -> dict[fx.Node, list[fx.Node]]:
+        """By call, the roots of the storages that it allocates: of a tuple, all members that are read."""
+        allocated: dict[fx.Node, list[fx.Node]] = {}
         for root in self._size:
             if root.op == "placeholder":
                 continue
-            made.setdefault(self._call(root), []).append(root)
-        return made
+            allocated.setdefault(self._call(root), []).append(root)
+        return allocated

@@ -100,7 +100,7 @@ class Planner:
         self.predicted_bytes = 0
         self.written: list[int] = []
         self._fixed_bytes = sum(resident.values())
-        self._surroundings = request.around(self._fixed_bytes)
+        self._surroundings = request.surroundings(self._fixed_bytes)
         self._groups: Groups = ()  # the results of each node of the problem
         self._offloading: GraphOffloading | None = None
         self._bounds: list[tuple[int, int]] = []  # (budget, lower bound of the time of schedules within it)

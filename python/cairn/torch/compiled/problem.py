@@ -14,15 +14,17 @@ from .joint_graph import JointGraph, Result
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Costs of calls.
+    """Costs of the calls of a joint graph.
 
     Attributes
     ----------
-    ns, workspace_bytes
-        Time, and the memory that a call allocates while it runs, its results not counted.
+    ns
+        Time of each call in nanoseconds.
+    workspace_bytes
+        Memory that each call allocates and frees while it runs: its results are not counted.
     fused
-        Calls that are fused with their neighbours: True if every reader computes the call in its own kernel (pointwise
-        operators), False if it is computed once (reductions).
+        The calls that inductor fuses with their neighbours: True if every reader computes the call in its own kernel
+        (pointwise operators), False if it is computed once (reductions). Empty without a fusing compiler.
     copies_bytes
         Copies that compiled code makes of the graph's inputs and holds for the whole step.
     """
@@ -40,13 +42,13 @@ class Surroundings:
     Attributes
     ----------
     fixed_bytes
-        Resident all along: parameters, buffers, existing gradients, optimizer state, inputs.
+        Resident during the whole step: parameters, buffers, existing gradients, optimizer state, inputs.
     holds_output
-        The training loop holds the forward's outputs during the backward.
+        Whether the training loop holds the forward's outputs during the backward.
     loss_ns, loss_workspace_bytes
         Time and memory of a loss outside of the graph, forward and backward.
     correction_bytes
-        The excess of a measured step over its prediction.
+        The excess of a measured peak over its prediction, which is added to predictions.
     """
 
     fixed_bytes: int = 0
@@ -56,38 +58,40 @@ class Surroundings:
     correction_bytes: int = 0
 
 
-def graph_of(joint: JointGraph, costs: Costs, around: Surroundings, name: str, provenance: Any = None) -> cairn.Graph:
-    """The problem of a joint graph."""
-    kept = _kept(joint, around.holds_output)
-    nodes = [_node(joint, index, costs, around, index in kept) for index in range(len(joint.results))]
-    begins = joint.end_of_forward + 1
+def graph_of(
+    joint: JointGraph, costs: Costs, surroundings: Surroundings, name: str, provenance: Any = None
+) -> cairn.Graph:
+    """The problem of a joint graph, for the solvers: a node for each result. provenance: data to store with it."""
+    to_keep = _results_to_keep(joint, surroundings.holds_output)
+    nodes = [_node(joint, index, costs, surroundings, index in to_keep) for index in range(len(joint.results))]
+    backward_begins = joint.end_of_forward + 1
     return cairn.Graph(
         nodes,
-        fixed_bytes=around.fixed_bytes + costs.copies_bytes,
-        backward_begins_at=begins if begins < len(nodes) else None,
+        fixed_bytes=surroundings.fixed_bytes + costs.copies_bytes,
+        backward_begins_at=backward_begins if backward_begins < len(nodes) else None,
         name=name,
         provenance=provenance,
     )
 
 
 def repeated_ns(joint: JointGraph, costs: Costs) -> int:
-    """Time that the problem counts twice: it has one node for each member of a tuple, and the step makes one call."""
+    """Time that the problem counts twice: it has a node with the call's time for each member of a tuple."""
     return sum((len(joint.members(call)) - 1) * costs.ns.get(call, 0) for call in joint.calls())
 
 
-def _kept(joint: JointGraph, holds_output: bool) -> set[int]:
+def _results_to_keep(joint: JointGraph, holds_output: bool) -> set[int]:
     return joint.bases((*joint.outputs, *joint.grads) if holds_output else joint.grads)
 
 
-def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, keep: bool) -> cairn.Node:
+def _node(joint: JointGraph, index: int, costs: Costs, surroundings: Surroundings, keep: bool) -> cairn.Node:
     result = joint.results[index]
     if result.call is None:
         return cairn.Node(
-            around.loss_ns,
+            surroundings.loss_ns,
             0,
             result.deps,
             name="end of the forward",
-            workspace_bytes=around.loss_workspace_bytes,
+            workspace_bytes=surroundings.loss_workspace_bytes,
             no_recompute=True,
         )
     return cairn.Node(
@@ -103,15 +107,14 @@ def _node(joint: JointGraph, index: int, costs: Costs, around: Surroundings, kee
 
 
 def _other_members_bytes(joint: JointGraph, index: int, result: Result) -> int:
-    """Bytes that a call allocates besides one of its results: other members of its tuple.
+    """Bytes of the other members of a result's tuple that its call allocates, too.
 
-    Members are ordered by size. All others count for the first, which is computed when none of them exists. Only the
-    smaller ones count for a later one, which is mostly computed right after them.
+    A result that must not be recomputed is computed right after the members before it, which exist by then. Only the
+    members after it count. All others count for a result that may be recomputed, because that may happen by itself.
     """
     assert result.call is not None
     members = joint.members(result.call)
-    later = members[members.index(index) + 1 :]
-    beside = sum(joint.results[other].nbytes for other in later)
-    if result.no_recompute or index == members[0]:
-        return beside
-    return beside + sum(joint.results[other].nbytes for other in members[: members.index(index)])
+    position = members.index(index)
+    before, after = members[:position], members[position + 1 :]
+    others = after if result.no_recompute else [*before, *after]
+    return sum(joint.results[other].nbytes for other in others)

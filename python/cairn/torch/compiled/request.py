@@ -70,7 +70,7 @@ class Request:
     host: HostMemory | None = None
     plan: CompiledPlan | None = None
 
-    def around(self, fixed_bytes: int) -> Surroundings:
+    def surroundings(self, fixed_bytes: int) -> Surroundings:
         """Memory and time of the step outside of the graph, for the problem."""
         loss = self.loss_ns, self.loss_workspace_bytes
         return Surroundings(fixed_bytes, self.holds_output, *loss, self.correction_bytes + self.step_correction_bytes)

@@ -201,7 +201,7 @@ def test_inductor_keeps_to_the_budget_and_the_least_that_it_names_works():
     report = ct.report(compiled_with(model, x, budget, kernels="inductor"))
     assert report.measured_peak_bytes <= budget
     assert report.plans[0].kernels == "inductor"
-    assert abs(report.plans[0].peak_bytes / report.plans[0].measured_peak_bytes - 1) < 0.03
+    assert abs(report.plans[0].peak_bytes - report.plans[0].measured_peak_bytes) <= 64  # read from inductor's own code
 
 
 def test_values_inside_a_fused_kernel_are_no_nodes_of_the_problem():
@@ -227,6 +227,30 @@ def test_values_inside_a_fused_kernel_are_no_nodes_of_the_problem():
     assert groups[0] == [0, 1, 2, 3]
     assert smaller.nodes[1].deps == (0,)
     assert list(by_result([("compute", 0), ("drop", 0)], groups))[3:] == [("compute", 3), ("drop", 3)]
+
+
+def test_a_product_that_inductor_adds_to_a_sum_is_never_in_memory():
+    found = []
+
+    def partition(module, inputs, *, num_fwd_outputs, **_):
+        joint = read(module, num_fwd_outputs)
+        costs = fused_costs.estimated(joint, torch.device("cpu"))
+        found.extend([joint, costs, groups_of(joint, costs, set())])
+        return _compat_compile.cut_without_recomputation(module, inputs, num_fwd_outputs)
+
+    def capture(module, inputs):
+        return _compat_compile.compiled_by_operators(module, inputs, partition)
+
+    x, weight = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
+    torch.compile(lambda x: torch.sin(x @ weight + x) + x @ weight, backend=capture, fullgraph=True)(x)
+    joint, costs, groups = found
+    assert {product.name: total.name for product, total in costs.merged.items()} == {
+        "mm": "add",
+        "mm_1": "add_1",
+        "mm_3": "add_2",
+    }
+    named = [[joint.results[index].node.name for index in group if joint.results[index].node] for group in groups]
+    assert named[:3] == [["mm", "add"], ["sin"], ["mm_1", "add_1"]]
 
 
 def test_another_budget_gets_another_partition_however_many_there_were(roomy):

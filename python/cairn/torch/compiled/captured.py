@@ -20,6 +20,7 @@ from torch import fx, nn
 
 from ..base import _compat, _compat_compile
 from .joint_graph import JointGraph, read
+from .planner import Planner
 
 _LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
@@ -32,11 +33,14 @@ class Captured:
         self._by_operators = _compat_compile.ByOperators(module)
         self._joint: JointGraph | None = None
 
-    def compiled(self, inputs: Sequence[Any], kernels: str, partition: _compat_compile.Partition) -> Callable[..., Any]:
-        """Compile the graph, cut by a partition function. kernels: "eager" or "inductor"."""
+    def compiled(self, inputs: Sequence[Any], kernels: str, planner: Planner) -> Callable[..., Any]:
+        """Compile the graph, cut by a planner. kernels: "eager" or "inductor"."""
         if kernels == "eager":
-            return self._by_operators.compiled(inputs, partition)
-        return _compat_compile.compiled_by_inductor(self.module, inputs, partition)
+            return self._by_operators.compiled(inputs, planner)
+        with _compat.generated_code() as code:
+            compiled = _compat_compile.compiled_by_inductor(self.module, inputs, planner)
+        planner.read_code(code)
+        return compiled
 
     def read(self, module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
         """The analysis of the joint graph that AOTAutograd traced of this graph. The latest one is cached."""

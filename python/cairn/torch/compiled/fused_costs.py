@@ -37,7 +37,36 @@ def estimated(joint: JointGraph, device: torch.device) -> Costs:
     bytes_per_s = bandwidth(device)
     fused = {call: not _is_reduction(call) for call in joint.calls() if call.op == "call_function" and is_fused(call)}
     ns = {call: int(_moved_bytes(joint, call) * 1e9 / bytes_per_s) for call in fused}
-    return Costs({**costs.ns, **ns}, costs.workspace_bytes, fused, _copies_bytes(joint, unfused))
+    merged = {product: total for total in fused for product in _product_in(joint, total, device)}
+    for total in merged.values():
+        del fused[total]
+    return Costs({**costs.ns, **ns}, costs.workspace_bytes, fused, merged, _copies_bytes(joint, unfused))
+
+
+def _product_in(joint: JointGraph, total: fx.Node, device: torch.device) -> list[fx.Node]:
+    """The matrix product that inductor computes together with a sum (addmm); none where it does not.
+
+    On a GPU it does not if all readers of the sum are pointwise.
+    """
+    if total.target is not torch.ops.aten.add.Tensor or total.kwargs or len(total.args) != 2:
+        return []
+    if device.type != "cpu" and all(is_fused(reader) and not _is_reduction(reader) for reader in total.users):
+        return []
+    for product, other in (total.args[::-1], total.args):
+        if not isinstance(product, fx.Node) or not isinstance(other, fx.Node):
+            continue
+        if product.target is not torch.ops.aten.mm.default:
+            continue
+        if len(product.users) == 1 and _expands_to(joint.values.get(other), joint.values[product]):
+            return [product]
+    return []
+
+
+def _expands_to(value: Any, product: torch.Tensor) -> bool:
+    """Whether a value is a tensor of the product's dtype that can be expanded to its shape."""
+    if not isinstance(value, torch.Tensor) or value.dtype != product.dtype or value.dim() > product.dim():
+        return False
+    return all(size in (1, full) for size, full in zip(value.shape[::-1], product.shape[::-1], strict=False))
 
 
 def _channels_last(call: fx.Node, value: Any) -> Any:

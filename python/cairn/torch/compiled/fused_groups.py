@@ -34,9 +34,12 @@ def groups_of(joint: JointGraph, costs: Costs, kept: Set[int]) -> Groups:
     group_end_of = list(range(count))  # of the group that each result is in
     for index in reversed(range(count)):
         readers_groups = {group_end_of[reader] for reader in readers[index]}
-        if len(readers_groups) == 1 and index not in in_memory and _stays_in_registers(joint, costs, index):
+        if len(readers_groups) == 1 and index not in in_memory:
             [group_end] = readers_groups
-            if _is_kernel_result(joint, costs, group_end, joint.results[index].is_backward):
+            if _is_merged(joint, costs, index, group_end) or (
+                _stays_in_registers(joint, costs, index)
+                and _is_kernel_result(joint, costs, group_end, joint.results[index].is_backward)
+            ):
                 group_end_of[index] = group_end
     members: dict[int, list[int]] = {}
     for index in range(count):
@@ -85,6 +88,14 @@ def _stays_in_registers(joint: JointGraph, costs: Costs, index: int) -> bool:
     if result.call is None or result.no_recompute or result.alias_of is not None:
         return False
     return costs.fused.get(result.call, False) and len(joint.members(result.call)) == 1
+
+
+def _is_merged(joint: JointGraph, costs: Costs, index: int, reader: int) -> bool:
+    """Whether a result is a product that is computed together with its reader, a sum of the same pass."""
+    product, total = joint.results[index], joint.results[reader]
+    if product.call is None or product.is_backward != total.is_backward:
+        return False
+    return product.call in costs.merged and costs.merged[product.call] is total.call
 
 
 def _is_kernel_result(joint: JointGraph, costs: Costs, index: int, is_backward: bool) -> bool:

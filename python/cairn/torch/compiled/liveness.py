@@ -2,19 +2,21 @@
 
 The simulator computes the peak of a schedule. This file computes the peak of the graphs generated from it. It is exact
 where the problem rounds up (a call allocates all members of a tuple at once), and counts what torch adds (the
-backward's list of inputs holds every saved tensor).
+backward's list of inputs holds every saved tensor). What a fusing compiler's kernels leave in memory is estimated,
+until the compiler has generated their code.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import fx
 
-from ..base import _compat_compile
+from ..base import _compat, _compat_compile
 from .emission import ORIGIN
 from .host_memory import TRANSFERS
 from .joint_graph import JointGraph, returned_by
@@ -51,28 +53,45 @@ class Moment:
         return self.phase if self.phase == self.node else f"{self.phase}, operator {self.node}"
 
 
-def peak(joint: JointGraph, costs: Costs, surroundings: Surroundings, forward: fx.Graph, backward: fx.Graph) -> Moment:
-    """The peak of a step, fixed memory included: of the forward, the loss and the backward.
+class Liveness:
+    """The storages of a forward and a backward graph, and when each is freed.
 
-    forward, backward: the graphs that `emit` and `cut` made for `joint`.
+    The graphs are read at construction. A compiler may change them later.
+
+    Parameters
+    ----------
+    forward, backward
+        The graphs that `emit` and `cut` made for `joint`.
     """
-    returned = returned_by(forward)
-    forward_phase = _Phase(joint, costs, forward, "forward", returned)
-    saved = {node.name for node in backward.nodes if node.op == "placeholder"}
-    outputs = returned[: len(joint.outputs)]
-    held_outputs = outputs if surroundings.holds_output else []
-    kept = [node for node in returned if isinstance(node, fx.Node) and (node.name in saved or node in held_outputs)]
-    moment = forward_phase.run(0)
-    live_between = forward_phase.bytes_of([*outputs, *kept])  # between forward and backward
-    loss_bytes = sum(live_between.values()) + surroundings.loss_workspace_bytes
-    if loss_bytes > moment.peak_bytes:
-        moment = Moment(loss_bytes, "loss", "loss", live_between)
-    held_beside = {name: size for name, size in forward_phase.bytes_of(held_outputs).items() if name not in saved}
-    backward_phase = _Phase(joint, costs, backward, "backward", returned_by(backward))
-    backward_peak = backward_phase.run(sum(held_beside.values()))
-    moment = backward_peak if backward_peak.peak_bytes > moment.peak_bytes else moment
-    fixed_bytes = surroundings.fixed_bytes + costs.copies_bytes + surroundings.correction_bytes
-    return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
+
+    def __init__(self, joint: JointGraph, costs: Costs, forward: fx.Graph, backward: fx.Graph) -> None:
+        returned = returned_by(forward)
+        self._forward = _Phase(joint, costs, forward, "forward", returned)
+        self._backward = _Phase(joint, costs, backward, "backward", returned_by(backward))
+        self._saved = {node.name for node in backward.nodes if node.op == "placeholder"}
+        self._outputs = returned[: len(joint.outputs)]
+        self._kept = [node for node in returned if isinstance(node, fx.Node) and node.name in self._saved]
+        self._copies_bytes = costs.copies_bytes
+
+    def peak(self, surroundings: Surroundings, code: _compat.GeneratedCode | None = None) -> Moment:
+        """The peak of a step, fixed memory included: of the forward, the loss and the backward.
+
+        code: the allocations in the code that a compiler generated for the two graphs. They are estimated without it.
+        """
+        held = self._outputs if surroundings.holds_output else []
+        held_beside = {name: size for name, size in self._forward.bytes_of(held).items() if name not in self._saved}
+        held_bytes = sum(held_beside.values())
+        if code is None or code.forward is None or code.backward is None:
+            first, last = self._forward.run(0), self._backward.run(held_bytes)
+            copies_bytes = self._copies_bytes
+        else:
+            first, last = self._forward.run_code(code.forward, 0), self._backward.run_code(code.backward, held_bytes)
+            copies_bytes = 0  # the code allocates them
+        live_between = self._forward.bytes_of([*self._outputs, *self._kept])  # between forward and backward
+        loss = Moment(sum(live_between.values()) + surroundings.loss_workspace_bytes, "loss", "loss", live_between)
+        moment = max(first, loss, last, key=lambda one: one.peak_bytes)
+        fixed_bytes = surroundings.fixed_bytes + copies_bytes + surroundings.correction_bytes
+        return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
 
 
 #: Operators that inductor computes once for all readers on the CPU.
@@ -148,8 +167,38 @@ class _Phase:
                 level -= live.pop(root, 0)
         return best
 
+    def run_code(self, events: Iterable[_compat.Event], other_bytes: int) -> Moment:
+        """The peak of the code that a compiler generated for the graph, with `other_bytes` resident all along."""
+        nodes = {node.name: node for node in self._nodes}
+        root_of_input = {node.name: self._root[node].name for node in self._nodes
+                         if node.op == "placeholder" and node in self._root}  # fmt: skip
+        inputs_left = collections.Counter(root_of_input.values())  # how many inputs show each storage
+        live = {name: self._size[nodes[name]] for name in inputs_left}
+        producer: dict[str, str] = {}
+        level = other_bytes + sum(live.values())
+        best = level, "inputs", dict(live)
+        for event in events:
+            workspace = 0
+            if event.kind == "allocate":
+                producer[event.name] = event.node or "kernel"
+                live[event.name] = event.nbytes
+                level += event.nbytes
+            elif event.kind == "run":
+                workspace = self._workspace(nodes[event.node]) if event.node in nodes else 0
+            else:
+                name = root_of_input.get(event.name, event.name)
+                inputs_left[name] -= 1
+                if inputs_left[name] <= 0:
+                    level -= live.pop(name, 0)
+            if level + workspace > best[0]:
+                best = level + workspace, event.node or "kernel", dict(live)
+        by_node: collections.Counter[str] = collections.Counter()
+        for name, size in best[2].items():
+            by_node[producer.get(name, name)] += size
+        return Moment(best[0], self._name, best[1], dict(by_node))
+
     def _find_registers(self) -> set[fx.Node]:
-        """The roots of pointwise values that are never in memory."""
+        """The roots of values that are never in memory: pointwise ones, and products that are merged into sums."""
         in_memory = set(self._returned)
         for node in self._nodes:
             if not self._is_view(node) and not self._is_fused(node):
@@ -161,7 +210,7 @@ class _Phase:
                 expression = self._expression(root, in_registers)
                 if not expression.is_stored(len(readers.get(root, ()))):
                     in_registers[root] = expression
-        return set(in_registers)
+        return set(in_registers) | {root for root in self._size if self._is_merged(root, readers.get(root, set()))}
 
     def _readers(self) -> dict[fx.Node, set[fx.Node]]:
         """By root, the calls that read its storage, through views too."""
@@ -232,6 +281,12 @@ class _Phase:
     def _is_pointwise(self, root: fx.Node) -> bool:
         origin = self._call(root).meta.get(ORIGIN)
         return root.op == "call_function" and origin is not None and self._costs.fused.get(origin, False)
+
+    def _is_merged(self, root: fx.Node, readers: Set[fx.Node]) -> bool:
+        """Whether a storage is a product that is computed together with its only reader, a sum."""
+        origin = root.meta.get(ORIGIN)
+        total = None if origin is None else self._costs.merged.get(origin)
+        return total is not None and len(readers) == 1 and next(iter(readers)).meta.get(ORIGIN) is total
 
     def _type(self, root: fx.Node) -> Any:
         return self._joint.values[root.meta[ORIGIN]].dtype

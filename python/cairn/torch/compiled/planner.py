@@ -17,7 +17,7 @@ import cairn
 import torch
 from torch import fx
 
-from ..base import _compat_compile
+from ..base import _compat, _compat_compile
 from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
@@ -25,7 +25,7 @@ from .emission import Emitted, emit
 from .fused_groups import Groups, by_result, groups_of, in_groups
 from .graph_offloading import GraphOffloading
 from .joint_graph import JointGraph, is_tangent, read, unknown_size
-from .liveness import Moment, peak
+from .liveness import Liveness, Moment
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
 
@@ -53,6 +53,8 @@ class Candidate:
         The joint graph in the schedule's order.
     forward, backward
         The two graphs that it is cut into.
+    liveness
+        The storages of the two graphs.
     moment
         The peak of the two graphs.
     """
@@ -61,6 +63,7 @@ class Candidate:
     emitted: Emitted
     forward: fx.GraphModule
     backward: fx.GraphModule
+    liveness: Liveness
     moment: Moment
 
     @property
@@ -89,7 +92,8 @@ class Planner:
     plan
         The plan; None before the call.
     predicted_bytes
-        The predicted peak of the two graphs, resident memory included, without the loss and the optimizer.
+        The peak of the two graphs that was predicted before their code was generated, resident memory included,
+        without the loss and the optimizer.
     written
         Indices of the inputs that the step writes.
     """
@@ -103,6 +107,7 @@ class Planner:
         self._surroundings = request.surroundings(self._fixed_bytes)
         self._groups: Groups = ()  # the results of each node of the problem
         self._offloading: GraphOffloading | None = None
+        self._liveness: Liveness | None = None  # of the plan's graphs
         self._bounds: list[tuple[int, int]] = []  # (budget, lower bound of the time of schedules within it)
 
     def __call__(
@@ -131,7 +136,8 @@ class Planner:
         reserve = self.request.reserve_bytes(self.device, (store_all.store_all_bytes or 0) - self._fixed_bytes)
         chosen = self._fit(joint, costs, problem, total, reserve)
         self.plan = self._plan_of(joint, costs, problem, chosen, store_all, total, reserve)
-        self.predicted_bytes = self._graphs_peak_bytes(joint, costs, chosen.forward, chosen.backward)
+        self._liveness = chosen.liveness
+        self.predicted_bytes = self._graphs_peak_bytes(chosen.liveness)
         return chosen.forward, chosen.backward
 
     def _apply_plan(
@@ -148,8 +154,8 @@ class Planner:
                 )
         schedule = cairn.Schedule.from_json(planned, json.dumps(plan.schedule))
         cairn.verify(planned, schedule, plan.budget_bytes if self._offloading is None else None)
-        emitted, forward, backward, moment = self._emit_and_cut(joint, costs, schedule)
-        self.predicted_bytes = self._graphs_peak_bytes(joint, costs, forward, backward)
+        emitted, forward, backward, self._liveness, moment = self._emit_and_cut(joint, costs, schedule)
+        self.predicted_bytes = self._graphs_peak_bytes(self._liveness)
         self.plan = dataclasses.replace(
             plan,
             peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
@@ -164,9 +170,10 @@ class Planner:
     def _fit(self, joint: JointGraph, costs: Costs, problem: cairn.Graph, total: int, reserve: int) -> Candidate:
         """The fastest schedule whose generated graphs fit the budget.
 
-        Each attempt solves for a target, generates the graphs, and subtracts the excess of their peak from the target.
-        The excess is negative if the graphs need less than the schedule. So a budget below the solver's least memory
-        may work: the schedule of least memory is tried once. `total` and `reserve` are in bytes.
+        Each attempt solves for a target, generates the graphs, and compares their peak with the schedule's. The next
+        target is the one at which graphs that differ from their schedule as these do would just fit. It may be above
+        the budget. So a budget below the solver's least memory may work: the schedule of least memory is tried once.
+        `total` and `reserve` are in bytes.
         """
         usable = total - reserve
         if self.request.least:
@@ -174,6 +181,7 @@ class Planner:
         if self.request.optimizer_peak_bytes > usable:
             raise self._infeasible(self._least(joint, costs, problem), total, reserve)
         target = usable - self._surroundings.correction_bytes
+        slack = int(MAX_SLACK * (usable - self._fixed_bytes))
         best: Candidate | None = None
         least: Candidate | None = None
         limit_ns = cairn.parse_duration(self.request.time_limit) // MAX_SOLUTIONS
@@ -183,20 +191,19 @@ class Planner:
                 candidate = self._generated(joint, costs, solution)
             elif least is None:
                 least = candidate = self._least(joint, costs, problem)
-                target = max(target, candidate.solution.peak_bytes or 0)
             else:
                 break
-            excess = candidate.peak_bytes - usable
-            if excess <= 0:
-                if best is None or candidate.makespan_ns <= best.makespan_ns:
-                    best = candidate
-                if -excess <= MAX_SLACK * (usable - self._fixed_bytes) or _is_fastest(candidate.solution):
-                    remaining_ns = (MAX_SOLUTIONS - attempt) * limit_ns
-                    improved = self._improved(joint, costs, problem, candidate, target, remaining_ns)
-                    if improved.peak_bytes <= usable and improved.makespan_ns <= best.makespan_ns:
-                        best = improved
-                    break
-            target -= excess
+            fits = candidate.peak_bytes <= usable
+            fitting_target = usable - candidate.peak_bytes + (candidate.solution.peak_bytes or 0)
+            if fits and (best is None or candidate.makespan_ns <= best.makespan_ns):
+                best = candidate
+            if fits and (fitting_target <= target + slack or _is_fastest(candidate.solution)):
+                remaining_ns = (MAX_SOLUTIONS - attempt) * limit_ns
+                improved = self._improved(joint, costs, problem, candidate, target, remaining_ns)
+                if improved.peak_bytes <= usable and improved.makespan_ns <= candidate.makespan_ns:
+                    best = min(improved, best or improved, key=lambda one: one.makespan_ns)
+                break
+            target = fitting_target
         if best is None:
             best = least or self._least(joint, costs, problem)
         if best.peak_bytes > usable:
@@ -249,7 +256,7 @@ class Planner:
 
     def _emit_and_cut(
         self, joint: JointGraph, costs: Costs, schedule: cairn.Schedule
-    ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Moment]:
+    ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Liveness, Moment]:
         """Generate the forward and the backward graph of a schedule, and compute their peak."""
         if self._offloading is None:
             emitted = emit(joint, by_result(schedule.ops, self._groups))
@@ -257,15 +264,29 @@ class Planner:
             assert self.request.host is not None
             emitted = emit(joint, self._offloading.ops(schedule), self.request.host.number)
         forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
-        return emitted, forward, backward, peak(joint, costs, self._surroundings, forward.graph, backward.graph)
+        liveness = Liveness(joint, costs, forward.graph, backward.graph)
+        return emitted, forward, backward, liveness, liveness.peak(self._surroundings)
 
-    def _graphs_peak_bytes(
-        self, joint: JointGraph, costs: Costs, forward: fx.GraphModule, backward: fx.GraphModule
-    ) -> int:
+    def _graphs_peak_bytes(self, liveness: Liveness) -> int:
         """The peak of the two graphs without a loss outside of them: what a measurement of the graphs sees."""
         correction = self.request.correction_bytes
         surroundings = dataclasses.replace(self._surroundings, loss_workspace_bytes=0, correction_bytes=correction)
-        return peak(joint, costs, surroundings, forward.graph, backward.graph).peak_bytes
+        return liveness.peak(surroundings).peak_bytes
+
+    def read_code(self, code: _compat.GeneratedCode) -> None:
+        """Predict the plan's peak anew from the code that the compiler generated for its two graphs."""
+        if self.plan is None or self._liveness is None or code.forward is None or code.backward is None:
+            return
+        correction_bytes = self.request.step_correction_bytes
+        surroundings = dataclasses.replace(self._surroundings, correction_bytes=correction_bytes)
+        moment = self._liveness.peak(surroundings, code)
+        self.plan = dataclasses.replace(
+            self.plan,
+            peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
+            correction_bytes=correction_bytes,
+            at_peak=_parts_by_operator(moment),
+            peak_at=str(moment),
+        )
 
     def _plan_of(
         self,

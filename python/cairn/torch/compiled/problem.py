@@ -25,6 +25,9 @@ class Costs:
     fused
         The calls that inductor fuses with their neighbours: True if every reader computes the call in its own kernel
         (pointwise operators), False if it is computed once (reductions). Empty without a fusing compiler.
+    merged
+        Matrix products that a compiler computes together with the sum that reads them (addmm): the call of the sum by
+        the call of the product. The product itself is never in memory.
     copies_bytes
         Copies that compiled code makes of the graph's inputs and holds for the whole step.
     """
@@ -32,6 +35,7 @@ class Costs:
     ns: Mapping[fx.Node, int]
     workspace_bytes: Mapping[fx.Node, int]
     fused: Mapping[fx.Node, bool] = dataclasses.field(default_factory=dict)
+    merged: Mapping[fx.Node, fx.Node] = dataclasses.field(default_factory=dict)
     copies_bytes: int = 0
 
 

@@ -9,6 +9,7 @@ from .compilers import *
 from .dict_contents import *
 from .fake_tensors import *
 from .graph_positions import *
+from .inductor_code import *
 from .kernel_switches import *
 from .modes import *
 from .module_functions import *

@@ -1,0 +1,173 @@
+"""What the code that inductor generates allocates and frees: read from its lines before they are text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+from torch import fx
+
+__all__ = ["Event", "GeneratedCode", "generated_code"]
+
+
+class Event(NamedTuple):
+    """One event of generated code.
+
+    Attributes
+    ----------
+    kind
+        "allocate"; "free", of an allocation or of an input of the graph; or "run", of an operator that is no kernel of
+        inductor's, whose own workspace lies within it.
+    name
+        Of the storage; of "run" the graph's node.
+    node
+        The graph's node that an allocation belongs to; empty if there is none.
+    nbytes
+        Of an allocation.
+    """
+
+    kind: str
+    name: str
+    node: str = ""
+    nbytes: int = 0
+
+
+class GeneratedCode:
+    """The events of the two graphs of one compilation.
+
+    Attributes
+    ----------
+    forward, backward
+        None for a graph that was not compiled, or whose lines could not be read.
+    """
+
+    def __init__(self) -> None:
+        self.forward: tuple[Event, ...] | None = None
+        self.backward: tuple[Event, ...] | None = None
+
+
+@contextlib.contextmanager
+def generated_code() -> Iterator[GeneratedCode]:
+    """Reads the code of the graphs that inductor compiles in the body. Another torch's lines may be other ones."""
+    code = GeneratedCode()
+    try:
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+        from torch._inductor.virtualized import V
+
+        original: Callable[..., Any] = PythonWrapperCodegen.memory_plan_reuse
+    except (ImportError, AttributeError):
+        yield code
+        return
+
+    def planned(wrapper: Any) -> Any:
+        result = original(wrapper)
+        try:
+            events = tuple(_Reader(V.graph).events(wrapper.lines))
+        except (AttributeError, KeyError, TypeError):
+            events = None
+        setattr(code, "backward" if V.graph.is_backward else "forward", events)
+        return result
+
+    with mock.patch.object(PythonWrapperCodegen, "memory_plan_reuse", planned):
+        yield code
+
+
+class _Reader:
+    """Follows variables to storages. A storage is freed with the last variable that shows it."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._storage: dict[str, str] = {}  # by variable
+        self._variables: dict[str, set[str]] = {}  # by storage
+
+    def events(self, lines: Sequence[Any]) -> Iterator[Event]:
+        """The events of inductor's lines."""
+        for line in lines:
+            read = getattr(self, f"_{type(line).__name__}", None)
+            if read is not None:
+                yield from read(line)
+
+    def _AllocateLine(self, line: Any) -> Iterator[Event]:
+        yield from self._allocate(line.node)
+
+    def _ExternKernelAllocLine(self, line: Any) -> Iterator[Event]:
+        yield Event("run", _origin(line.node))
+        if _is_tensor(line.node):
+            yield from self._allocate(line.node)
+
+    def _ExternKernelOutLine(self, line: Any) -> Iterator[Event]:
+        yield Event("run", _origin(line.node))
+
+    def _MultiOutputLine(self, line: Any) -> Iterator[Event]:
+        yield from self._allocate(self._graph.get_buffer(line.result_name))
+
+    def _ReuseLine(self, line: Any) -> Iterator[Event]:
+        self._show(line.reused_as.get_name(), line.node.get_name())
+        if line.delete_old:
+            yield from self._forget(line.node.get_name())
+
+    def _ReinterpretLine(self, line: Any) -> Iterator[Event]:
+        self._show(line.reused_as.get_name(), line.node.get_name())
+        yield from ()
+
+    def _FreeIfNotReusedLine(self, line: Any) -> Iterator[Event]:
+        if not line.is_reused:
+            yield from self._forget(line.node.get_name())
+
+    def _FreeLine(self, line: Any) -> Iterator[Event]:
+        yield from self._forget(line.node.get_name())
+
+    def _allocate(self, buffer: Any) -> Iterator[Event]:
+        name, shown = buffer.get_name(), _shown_by(buffer)
+        if shown:
+            self._show(name, shown[0])
+            return
+        self._storage[name], self._variables[name] = name, {name}
+        yield Event("allocate", name, _origin(buffer), self._bytes(buffer))
+
+    def _show(self, name: str, shown: str) -> None:
+        storage = self._storage.setdefault(shown, shown)
+        self._storage[name] = storage
+        self._variables.setdefault(storage, {storage}).add(name)
+
+    def _forget(self, name: str) -> Iterator[Event]:
+        storage = self._storage.get(name, name)
+        variables = self._variables.setdefault(storage, {storage})
+        variables.discard(name)
+        if not variables:
+            yield Event("free", storage)
+
+    def _bytes(self, buffer: Any) -> int:
+        count = getattr(buffer, "count", None)  # of a kernel's workspace
+        if count is None or callable(count):
+            sizes = self._graph
+            count = (getattr(sizes, "get_allocation_storage_size", None) or sizes.get_allocation_size)(buffer)
+        return int(self._hint(count)) * int(buffer.get_dtype().itemsize)
+
+    def _hint(self, size: Any) -> int:
+        if isinstance(size, int):
+            return size
+        sizes = self._graph.sizevars
+        if hasattr(sizes, "optimization_hint"):
+            return int(sizes.optimization_hint(size, fallback=0))
+        return int(sizes.size_hint(size, fallback=0))
+
+
+def _shown_by(buffer: Any) -> list[str]:
+    """The variables whose storage a buffer shows; none of a kernel's workspace."""
+    return list(buffer.get_inputs_that_alias_output()) if hasattr(buffer, "get_inputs_that_alias_output") else []
+
+
+def _is_tensor(buffer: Any) -> bool:
+    """Whether a buffer is one tensor: not a tuple of some, and not nothing."""
+    from torch._inductor import ir
+
+    return not isinstance(buffer.get_output_spec(), (ir.MultiOutputLayout, ir.NoneLayout, ir.NonOwningLayout))
+
+
+def _origin(buffer: Any) -> str:
+    """The graph's node that a buffer is the result of; empty if there is none."""
+    node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
+    return node.name if isinstance(node, fx.Node) else ""

@@ -9,7 +9,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch import compiling
-from cairn.torch.base import _compat_compile
+from cairn.torch.base import _compat
 from cairn.torch.compiled import fused_costs
 from cairn.torch.compiled.backend import Backend
 from cairn.torch.compiled.fused_groups import by_result, groups_of, in_groups
@@ -214,10 +214,10 @@ def test_values_inside_a_fused_kernel_are_no_nodes_of_the_problem():
         graph = graph_of(joint, costs, Surroundings(), "fused")
         groups = groups_of(joint, costs, {index for index, node in enumerate(graph.nodes) if node.keep})
         found.extend([graph, groups, in_groups(graph, groups)])
-        return _compat_compile.cut_without_recomputation(module, inputs, num_fwd_outputs)
+        return _compat.cut_without_recomputation(module, inputs, num_fwd_outputs)
 
     def capture(module, inputs):
-        return _compat_compile.compiled_by_operators(module, inputs, partition)
+        return _compat.compiled_by_operators(module, inputs, partition)
 
     x, weight = torch.randn(8, 16), torch.randn(16, 4, requires_grad=True)
     torch.compile(lambda x: (torch.sigmoid(x * 2 + 1) - 3) @ weight, backend=capture, fullgraph=True)(x)
@@ -236,10 +236,10 @@ def test_a_product_that_inductor_adds_to_a_sum_is_never_in_memory():
         joint = read(module, num_fwd_outputs)
         costs = fused_costs.estimated(joint, torch.device("cpu"))
         found.extend([joint, costs, groups_of(joint, costs, set())])
-        return _compat_compile.cut_without_recomputation(module, inputs, num_fwd_outputs)
+        return _compat.cut_without_recomputation(module, inputs, num_fwd_outputs)
 
     def capture(module, inputs):
-        return _compat_compile.compiled_by_operators(module, inputs, partition)
+        return _compat.compiled_by_operators(module, inputs, partition)
 
     x, weight = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
     torch.compile(lambda x: torch.sin(x @ weight + x) + x @ weight, backend=capture, fullgraph=True)(x)

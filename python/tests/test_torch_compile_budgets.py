@@ -5,7 +5,7 @@ import copy
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch.base import _compat_compile
+from cairn.torch.base import _compat
 from cairn.torch.compiled import fused_costs, joint_graph
 from cairn.torch.compiled.captured import Captured
 from torch import nn
@@ -50,7 +50,7 @@ def test_further_budgets_use_what_was_captured_and_each_keeps_its_plan(monkeypat
     roomy = compiled_with(model, x, "1GiB", kernels="eager")
     [plain] = ct.report(roomy).plans
     monkeypatch.setattr(Captured, "__init__", captured)
-    monkeypatch.setattr(_compat_compile, "compiled_by_operators", captured)
+    monkeypatch.setattr(_compat.graph_compilers, "compiled_by_operators", captured)
     monkeypatch.setattr(joint_graph, "read", captured)
     compiled = [roomy, *at_shares(model, x, (0.6, 0.1), plain)]
     reports = [ct.report(each) for each in compiled]
@@ -101,10 +101,10 @@ def test_costs_of_fused_kernels_make_no_constants_of_symbolic_sizes():
 
     def partition(module, inputs, *, num_fwd_outputs, **_):
         found.append(fused_costs.estimated(joint_graph.read(module, num_fwd_outputs), torch.device("cpu")))
-        return _compat_compile.cut_without_recomputation(module, inputs, num_fwd_outputs)
+        return _compat.cut_without_recomputation(module, inputs, num_fwd_outputs)
 
     def capture(module, inputs):
-        return _compat_compile.compiled_by_operators(module, inputs, partition)
+        return _compat.compiled_by_operators(module, inputs, partition)
 
     model = nn.Sequential(nn.Linear(32, 8), nn.Tanh())
     step = torch.compile(model, backend=capture, dynamic=True)

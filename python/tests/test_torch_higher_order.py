@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
-from cairn.torch.base import _compat_compile
+from cairn.torch.base import _compat
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -203,6 +203,6 @@ def test_operators_run_between_blocks_and_run_modules_in_their_bodies() -> None:
 def test_tracing_refuses_an_operator_by_name(compiled_before: bool) -> None:
     torch._dynamo.reset()
     if compiled_before:  # as blocks that are compiled one by one do, for the rest of the process
-        _compat_compile.trace_nothing_of("cairn")
+        _compat.skip_tracing_of("cairn")
     with pytest.raises(ct.Unsupported, match="cond.*is a higher-order operator"):
         ct.trace(nn.Sequential(Layer(run_cond)), torch.randn(ROWS, WIDTH), loss_fn=loss_fn)

@@ -58,6 +58,7 @@ PLANTED = [
     ("examples/c/first.c", '#include "solve/solver.h"\n', "not a public header"),
     ("python/cairn/torch/base/tree.py", "from torch._dynamo import exc\n", "base/_compat"),
     ("python/cairn/torch/api.py", "def f():\n    import torch._inductor.config\n", "base/_compat"),
+    ("python/cairn/torch/api.py", "def f():\n    torch._dynamo.reset()\n", "base/_compat"),
     ("cli/long.c", "\n" * 501, "501 lines"),
     ("bench/long.py", 'def long():\n    """Text."""\n' + "    print()\n" * 61, "long has 61 lines"),
     ("python/cairn/__init__.py", "import torch.nn\n", "imports torch.nn"),

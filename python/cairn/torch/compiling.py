@@ -11,13 +11,13 @@ import torch
 from cairn import format_bytes, parse_duration
 from torch import nn
 
-from .base import _compat_compile, budgets, clock, memory
+from .base import _compat, budgets, clock, memory
 from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend, device_of_inputs
-from .compiled.captured import capture_settings, compiled_with
+from .compiled.captured import compiled_with
 from .compiled.compiled_model import (
     CompiledModel,
     CompiledReport,
@@ -314,10 +314,10 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
     """
 
     def without_plan(module: Any, inputs: Any) -> Any:
-        return _compat_compile.compiled_without_plan(module, inputs)
+        return _compat.compiled_without_plan(module, inputs)
 
     captured: Any = torch.compile(made.model, backend=without_plan, fullgraph=True, dynamic=False)
-    with capture_settings():
+    with _compat.capture_settings():
         made.step(captured, may_compile=True)
         reference = made.step(captured)
     if differences(reference, measured):
@@ -379,7 +379,7 @@ def _named_errors() -> Iterator[None]:
     """What Dynamo cannot capture is named with its line."""
     try:
         yield
-    except _compat_compile.not_captured() as error:
+    except _compat.capture_error() as error:
         raise Unsupported(
             f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "
             "names, or let its blocks be compiled one by one (regions=True)"

@@ -17,7 +17,7 @@ import torch
 from cairn import format_bytes
 from torch import fx
 
-from ..base import _compat_compile, budgets, memory
+from ..base import _compat, budgets, memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
 from .captured import Captured
@@ -57,7 +57,7 @@ class Backend:
     """
 
     def __init__(self, request: Request) -> None:
-        missing = _compat_compile.missing()
+        missing = _compat.missing_for_compiling()
         if missing:
             raise Unsupported(f"torch {torch.__version__} cannot compile within a budget: {missing}")
         self.request = request
@@ -164,7 +164,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 def _symbolic_sizes(inputs: Sequence[Any]) -> dict[int, int]:
     """The symbolic sizes among a graph's inputs: the value at capture by the input's index."""
-    return {index: _compat_compile.size_hint(value) for index, value in enumerate(inputs)
+    return {index: _compat.size_hint(value) for index, value in enumerate(inputs)
             if isinstance(value, torch.SymInt)}  # fmt: skip
 
 

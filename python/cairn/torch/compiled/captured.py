@@ -8,21 +8,17 @@ one graph: another budget never gets it.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from .joint_graph import JointGraph, read
 from .planner import Planner
-
-_LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
 
 class Captured:
@@ -30,7 +26,7 @@ class Captured:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self._by_operators = _compat_compile.ByOperators(module)
+        self._by_operators = _compat.ByOperators(module)
         self._joint: JointGraph | None = None
 
     def compiled(self, inputs: Sequence[Any], kernels: str, planner: Planner) -> Callable[..., Any]:
@@ -38,7 +34,7 @@ class Captured:
         if kernels == "eager":
             return self._by_operators.compiled(inputs, planner)
         with _compat.generated_code() as code:
-            compiled = _compat_compile.compiled_by_inductor(self.module, inputs, planner)
+            compiled = _compat.compiled_by_inductor(self.module, inputs, planner)
         planner.read_code(code)
         return compiled
 
@@ -81,7 +77,7 @@ def compiled_with(plans: Plans, model: nn.Module, kernels: str) -> nn.Module:
     """The module that torch.compile returns for a model. While it runs, `plans` are the current ones."""
     backend = _BACKENDS.setdefault(kernels, SharedBackend())
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-    wrapped: nn.Module = _compat_compile.wrapped(compiled, functools.partial(_with_plans, plans))
+    wrapped: nn.Module = _compat.with_wrapped_calls(compiled, functools.partial(_with_plans, plans))
     return wrapped
 
 
@@ -96,20 +92,3 @@ def _with_plans(plans: Plans, function: Callable[..., Any]) -> Callable[..., Any
             _CURRENT_PLANS.reset(token)
 
     return run
-
-
-@contextlib.contextmanager
-def capture_settings() -> Iterator[None]:
-    """Dynamo's settings to capture a model as one graph: it ignores calls of loggers and traces `autograd.grad`.
-
-    One function may also be compiled for many shapes.
-    """
-    config: Any = torch._dynamo.config
-    functions = {getattr(logging.Logger, method) for method in _LOGGER_METHODS if hasattr(logging.Logger, method)}
-    loggers = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
-    changed: dict[str, Any] = {} if loggers is None else {loggers: getattr(config, loggers) | functions}
-    changed |= _compat.many_graphs()  # every shape of a model is one more compilation of the same forward
-    if hasattr(config, "trace_autograd_ops"):
-        changed["trace_autograd_ops"] = True
-    with config.patch(changed):
-        yield

@@ -14,14 +14,13 @@ import torch
 from cairn import format_bytes, format_ns
 from torch import nn
 
-from ..base import clock, memory
+from ..base import _compat, clock, memory
 from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend, Prepared
-from .captured import capture_settings
 from .compiled_plan import CompiledPlan
 
 MAX_COMPILATIONS = 4  # steps of one model that may compile, before it is refused
@@ -140,7 +139,7 @@ class CompiledModel:
         backend = self.backend
         if backend is None:
             return self.compiled_step()
-        with capture_settings():
+        with _compat.capture_settings():
             backend.is_preparing = True
             try:
                 with contextlib.suppress(Prepared):

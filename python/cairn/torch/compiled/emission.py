@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from ..base import _compat_compile
+from ..base import _compat
 from .host_memory import ARRIVED, OFFLOAD, PREFETCH, TRANSFERS, WAIT_FOR, handle_like
 from .joint_graph import JointGraph, Result
 from .transfers import HostPlaces, Op, look_of, moved_bytes
@@ -166,7 +166,7 @@ class _Writer:
         copy = self._transfer(ARRIVED, (arriving, is_last, *look_of(self._joint.values[node])), "arrived", node)
         copy.meta = {**node.meta, ORIGIN: node}
         if self._in_backward:
-            _compat_compile.mark_backward(copy)
+            _compat.mark_backward(copy)
         if is_last:
             self._host.free(index)
         self._current[index] = {node: copy}
@@ -177,7 +177,7 @@ class _Writer:
         call = self._graph.create_node("call_function", target, arguments, name=f"{prefix}_{node.name}")
         call.meta["val"] = handle_like(self._joint.values[node])
         if self._in_backward:
-            _compat_compile.mark_backward(call)
+            _compat.mark_backward(call)
         else:
             self._forward_handles.add(call)
         return call
@@ -204,7 +204,7 @@ class _Writer:
         output.meta = dict(old.meta)
         self._finish_transfers()
         self._graph.lint()
-        module = _compat_compile.graph_module(self._joint.module, self._graph)
+        module = _compat.graph_module(self._joint.module, self._graph)
         return Emitted(module, tuple(self._saved), tuple(self._sizes), self._recomputed, self._host.most_bytes)
 
     def _finish_transfers(self) -> None:
@@ -238,7 +238,7 @@ class _Writer:
         copy = self._graph.node_copy(node, lambda source: arguments[source])
         copy.meta[ORIGIN] = node
         if self._in_backward:
-            _compat_compile.mark_backward(copy)
+            _compat.mark_backward(copy)
         return copy
 
     def _argument(self, node: fx.Node | None) -> Any:

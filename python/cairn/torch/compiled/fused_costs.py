@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..base import _compat, _compat_compile, clock
+from ..base import _compat, clock
 from . import kernel_costs
 from .joint_graph import JointGraph
 from .problem import Costs
@@ -126,7 +126,7 @@ def _is_stored(joint: JointGraph, index: int) -> bool:
 def _bytes(value: Any) -> int:
     if not isinstance(value, torch.Tensor):
         return 0
-    return _compat_compile.size_hint(value.numel()) * value.element_size()
+    return _compat.size_hint(value.numel()) * value.element_size()
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from ..base.errors import Unsupported
 
 
@@ -139,7 +139,7 @@ def read(module: fx.GraphModule, num_fwd_outputs: int) -> JointGraph:
 def _written(graph: fx.Graph) -> set[fx.Node]:
     """The inputs that the step writes (statistics of BatchNorm), in the graph or after it in AOTAutograd's wrapper."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    return {*_compat_compile.written_inputs(graph), *(node.args[0] for node in copies)}
+    return {*_compat.written_inputs(graph), *(node.args[0] for node in copies)}
 
 
 def _read_through_copies(module: fx.GraphModule, written: set[fx.Node]) -> None:
@@ -196,7 +196,7 @@ class _Analysis:
         backward: set[fx.Node] = set(self._tangents)
         for node in self._module.graph.nodes:
             if node.op == "call_function" and (
-                _compat_compile.is_backward_node(node) or any(source in backward for source in node.all_input_nodes)
+                _compat.is_backward_node(node) or any(source in backward for source in node.all_input_nodes)
             ):
                 backward.add(node)
         self._refuse_late_outputs(backward)
@@ -338,7 +338,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    return int(_compat_compile.size_hint(tensor.untyped_storage().nbytes()))
+    return int(_compat.size_hint(tensor.untyped_storage().nbytes()))
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def is_tangent(node: fx.Node) -> bool:
 def unknown_size(joint: JointGraph) -> str:
     """The name of a node whose size is known only when the step runs; empty if there is none."""
     tensors = ((node, value) for node, value in joint.values.items() if isinstance(value, torch.Tensor))
-    return next((node.name for node, value in tensors if any(map(_compat_compile.is_guessed, value.shape))), "")
+    return next((node.name for node, value in tensors if any(map(_compat.is_unbacked, value.shape))), "")
 
 
 def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
@@ -363,7 +363,7 @@ def returned_by(graph: fx.Graph) -> tuple[fx.Node | None, ...]:
 
 
 def _is_member(node: fx.Node) -> bool:
-    return _compat_compile.is_getitem(node.target)
+    return _compat.is_getitem(node.target)
 
 
 def _roots(call: fx.Node) -> Iterator[fx.Node]:
@@ -396,7 +396,7 @@ def _has_effects(node: fx.Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target._schema.is_mutable or target.namespace in _compat_compile.COLLECTIVE_NAMESPACES
+    return target._schema.is_mutable or target.namespace in _compat.COLLECTIVE_NAMESPACES
 
 
 def _must_run_once(node: fx.Node) -> bool:
@@ -404,7 +404,7 @@ def _must_run_once(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in _compat_compile.PURE_NAMESPACES
+    return torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in _compat.PURE_NAMESPACES
 
 
 def cost_key(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
@@ -412,7 +412,7 @@ def cost_key(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
 
     def text(leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):
-            sizes, strides = (tuple(map(_compat_compile.size_hint, dims)) for dims in (leaf.shape, leaf.stride()))
+            sizes, strides = (tuple(map(_compat.size_hint, dims)) for dims in (leaf.shape, leaf.stride()))
             return f"{leaf.dtype} {sizes} {strides} {leaf.device}"
         return repr(leaf)
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..base import _compat, _compat_compile, clock, memory
+from ..base import _compat, clock, memory
 from .joint_graph import JointGraph, cost_key
 from .problem import Costs
 
@@ -81,7 +81,7 @@ def _can_be_called(call: fx.Node) -> bool:
     target = call.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return target.namespace not in _compat_compile.COLLECTIVE_NAMESPACES
+    return target.namespace not in _compat.COLLECTIVE_NAMESPACES
 
 
 def _value_of(joint: JointGraph, call: fx.Node, argument_of: Callable[[fx.Node, Any], Any]) -> Callable[[fx.Node], Any]:
@@ -136,11 +136,11 @@ def _time(function: Any, args: Sequence[Any], kwargs: Any, device: torch.device,
 def made_up(value: Any) -> Any:
     """A real tensor like a fake one, with contents that every kernel accepts; a symbolic size as a number."""
     if isinstance(value, torch.SymInt):
-        return _compat_compile.size_hint(value)
+        return _compat.size_hint(value)
     if not isinstance(value, torch.Tensor):
         return value
-    shape = [_compat_compile.size_hint(size) for size in value.shape]
-    stride = [_compat_compile.size_hint(step) for step in value.stride()]
+    shape = [_compat.size_hint(size) for size in value.shape]
+    stride = [_compat.size_hint(step) for step in value.stride()]
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
     flat = torch.empty(max(extent, 0), dtype=value.dtype, device=value.device)
     if value.dtype.is_floating_point:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from .emission import ORIGIN
 from .host_memory import TRANSFERS
 from .joint_graph import JointGraph, returned_by
@@ -276,7 +276,7 @@ class _Phase:
         return node.op == "call_function" and (origin in self._costs.fused or self._is_member_of_fused(node))
 
     def _is_member_of_fused(self, node: fx.Node) -> bool:
-        return _compat_compile.is_getitem(node.target) and self._is_fused(node.all_input_nodes[0])
+        return _compat.is_getitem(node.target) and self._is_fused(node.all_input_nodes[0])
 
     def _is_pointwise(self, root: fx.Node) -> bool:
         origin = self._call(root).meta.get(ORIGIN)
@@ -293,7 +293,7 @@ class _Phase:
 
     def _call(self, root: fx.Node) -> fx.Node:
         """The call that allocates a storage, alone or as a member of a tuple."""
-        return root.all_input_nodes[0] if _compat_compile.is_getitem(root.target) else root
+        return root.all_input_nodes[0] if _compat.is_getitem(root.target) else root
 
     def _workspace(self, node: fx.Node) -> int:
         origin = node.meta.get(ORIGIN)

@@ -17,7 +17,7 @@ import cairn
 import torch
 from torch import fx
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from ..base.errors import InfeasibleBudget, PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .compiled_plan import CompiledPlan
@@ -263,7 +263,7 @@ class Planner:
         else:
             assert self.request.host is not None
             emitted = emit(joint, self._offloading.ops(schedule), self.request.host.number)
-        forward, backward = _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
+        forward, backward = _compat.cut(emitted.module, emitted.saved, emitted.sizes, len(joint.outputs))
         liveness = Liveness(joint, costs, forward.graph, backward.graph)
         return emitted, forward, backward, liveness, liveness.peak(self._surroundings)
 

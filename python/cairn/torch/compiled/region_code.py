@@ -23,7 +23,7 @@ import cairn
 import torch
 from torch import fx, nn
 
-from ..base import _compat_compile
+from ..base import _compat
 from ..base.errors import PlanMismatch, Unsupported
 from ..selective.block_options import thinned
 from . import fused_costs, kernel_costs
@@ -175,7 +175,7 @@ class OptionBackend:
         """Compiles one graph that Dynamo captured."""
         self.compilations += 1
         by_operators = self._kernels == "eager"
-        compiled = _compat_compile.compiled_by_operators if by_operators else _compat_compile.compiled_by_inductor
+        compiled = _compat.compiled_by_operators if by_operators else _compat.compiled_by_inductor
         with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):  # those around must not see what is traced
             try:
                 return compiled(module, inputs, self.partition)
@@ -187,7 +187,7 @@ class OptionBackend:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Cut a joint graph at this option's level; a graph that cannot be read gets torch's default partition."""
         if self.level == UNPLANNED:
-            return _compat_compile.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
+            return _compat.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         try:
             joint = read(module, num_fwd_outputs)
             curve = GraphCurve(joint, self._measured)
@@ -196,10 +196,10 @@ class OptionBackend:
             emitted = emit(joint, self._schedule(curve))
         except Unsupported as error:
             self.uncut.append(str(error))
-            return _compat_compile.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
+            return _compat.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         self.curves.append(curve)
         self.recomputed += emitted.recomputed
-        return _compat_compile.cut(emitted.module, emitted.saved, emitted.sizes, num_fwd_outputs)
+        return _compat.cut(emitted.module, emitted.saved, emitted.sizes, num_fwd_outputs)
 
     def _measured(self, joint: JointGraph) -> Costs:
         measured = kernel_costs.measured if self._kernels == "eager" else fused_costs.estimated

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from ..base.blocks import Block
 from ..base.patched_forward import PatchedForward
 from .partitions import Partitions, SavedPartition
@@ -45,7 +45,7 @@ class Region(PatchedForward):
             return self.plain()(*args, **kwargs)
         try:
             return self.code.callables[self.option](called, *args, **kwargs)
-        except _compat_compile.not_captured():
+        except _compat.capture_error():
             if self.code.breaks:
                 raise
         self.code.allow_breaks()
@@ -71,7 +71,7 @@ class Regions:
         self.partitions = Partitions(loaded)
         self._codes: dict[Callable[..., Any], BlockCode] = {}
         self._of: dict[str, weakref.ref[Region]] = {}
-        _compat_compile.trace_nothing_of("cairn")
+        _compat.skip_tracing_of("cairn")
         self._in_place: list[tuple[weakref.ref[nn.Module], Any]] = []
 
     def set_compiled_aside(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import cairn
 import torch
 
-from ..base._compat_compile import size_hint
+from ..base._compat import size_hint
 
 Op = tuple[str, int]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..base import _compat, _compat_compile
+from ..base import _compat
 from ..base.errors import Unsupported
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import unique_tensors_in
@@ -67,7 +67,7 @@ def _step(
     with recorder.recording():
         try:
             output, loss = sample.forward()
-        except _compat_compile.uncaptured_operator() as error:  # where Dynamo must trace nothing of the recorder
+        except _compat.operator_capture_error() as error:  # where Dynamo must trace nothing of the recorder
             named = re.search(r"Higher Order Operator: (\S+)", str(error))
             name = named.group(1) if named else "an operator of the step"
             reason = "is a higher-order operator, and runs other operators where none is recorded"

@@ -7,9 +7,12 @@ from .autograd import *
 from .compiler_budget import *
 from .compilers import *
 from .dict_contents import *
+from .dynamo import *
 from .fake_tensors import *
+from .graph_compilers import *
 from .graph_positions import *
 from .inductor_code import *
+from .joint_graphs import *
 from .kernel_switches import *
 from .modes import *
 from .module_functions import *

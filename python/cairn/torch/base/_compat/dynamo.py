@@ -1,0 +1,86 @@
+"""Dynamo: its settings and errors, and the module that torch.compile returns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .compiler_budget import many_graphs
+
+_LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
+
+
+@contextlib.contextmanager
+def capture_settings() -> Iterator[None]:
+    """Dynamo's settings to capture a model as one graph: it ignores calls of loggers and traces `autograd.grad`.
+
+    One function may also be compiled for many shapes.
+    """
+    from torch._dynamo import config
+
+    methods = {getattr(logging.Logger, method) for method in _LOGGER_METHODS if hasattr(logging.Logger, method)}
+    ignored = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
+    changed: dict[str, Any] = {} if ignored is None else {ignored: getattr(config, ignored) | methods}
+    changed |= many_graphs()  # every shape of a model is one more compilation of the same forward
+    if hasattr(config, "trace_autograd_ops"):
+        changed["trace_autograd_ops"] = True
+    with config.patch(changed):
+        yield
+
+
+def capture_error() -> type[Exception]:
+    """The exception that Dynamo raises for code that it cannot capture as one graph."""
+    from torch._dynamo import exc
+
+    return exc.Unsupported
+
+
+def operator_capture_error() -> type[Exception]:
+    """The exception that Dynamo raises for a higher-order operator (`torch.cond`) whose functions it cannot capture."""
+    from torch._dynamo import exc
+
+    return exc.UncapturedHigherOrderOpError
+
+
+@functools.lru_cache(maxsize=1)
+def skip_tracing_of(package: str) -> None:
+    """Keep Dynamo from tracing a package's functions, for the rest of the process.
+
+    It would trace hooks, for example, that run while a frame runs that it could not capture.
+    """
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(package)
+
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def with_wrapped_calls(compiled: Any, wrapper: Wrapper) -> Any:
+    """Put a wrapper around the calls of a module that torch.compile returned, and of its copies. Returns the module."""
+    compiled.__class__ = _wrapped_module_type()
+    compiled.__dict__["wrapper"] = wrapper
+    compiled.forward = wrapper(compiled.forward)
+    return compiled
+
+
+@functools.lru_cache(maxsize=1)
+def _wrapped_module_type() -> type:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    class WrappedModule(OptimizedModule):
+        """A compiled module with a wrapper around its calls. A copy of the module has a copy of the wrapper."""
+
+        def __reduce__(self) -> Any:
+            return _wrapped_again, (self._orig_mod, self.dynamo_ctx, self.__dict__["wrapper"])
+
+    return WrappedModule
+
+
+def _wrapped_again(model: Any, context: Any, wrapper: Wrapper) -> Any:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return with_wrapped_calls(OptimizedModule(model, context), wrapper)

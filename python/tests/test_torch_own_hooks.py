@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
-from cairn.torch.selective.saved_tensors import OwnHolder
+from cairn.torch.selective.saved_tensors import InnerHolder
 from executor_support import backward, blocks, drop, is_valid, keep, save
 from executor_support import planned as planned_by
 from inside_support import mean_square
@@ -187,7 +187,7 @@ def test_hooks_that_return_the_saved_tensor_itself_make_no_cycle() -> None:
     try:
         with ct.apply(model, plan):
             mean_square(model(x)).backward()
-        assert not any(type(found) is OwnHolder for found in gc.get_objects())
+        assert not any(type(found) is InnerHolder for found in gc.get_objects())
     finally:
         gc.enable()
 

@@ -20,8 +20,9 @@ from ..rerun_state.module_state import Record
 from ..rerun_state.parametrized import ForwardWeights
 from ..rerun_state.rng_and_autocast import Modes, RandomState
 from ..schedule.program import Op
+from ..selective.pack_hooks import Packed
 from ..selective.recompute import TensorRecompute
-from ..selective.saved_tensors import Lease, Packed, RecomputeState, Step, View, geometry
+from ..selective.saved_tensors import Lease, RecomputeState, Step, View, geometry
 from ..selective.submodule_calls import Calls
 from .recompute_check import Fingerprints
 

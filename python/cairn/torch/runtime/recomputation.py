@@ -25,8 +25,9 @@ from ..rerun_state.sharded import gather
 from ..schedule.program import FORWARD_KEEP, FORWARD_SAVE, Op
 from ..selective.block_options import SEED_BYTES
 from ..selective.block_runs import Saving
+from ..selective.pack_hooks import RecomputePack, active, hooks
 from ..selective.recompute import TensorRecompute
-from ..selective.saved_tensors import Lease, RecomputePack, View, active, geometry, hooks
+from ..selective.saved_tensors import Lease, View, geometry
 from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
 from .block_records import Argument, BlockRun, hidden_in
 from .recompute_check import Checks, Fingerprints, StepCheck

@@ -29,8 +29,9 @@ from ..base.stage_measure import KEEP
 from ..rerun_state.module_state import Record
 from ..rerun_state.rng_and_autocast import RandomState
 from ..schedule.program import FORWARD_SAVE, Op
+from ..selective.pack_hooks import Packed
 from ..selective.recompute import Item, Recipe, TensorRecompute, mask_of
-from ..selective.saved_tensors import Holder, Lease, Packed, written
+from ..selective.saved_tensors import Holder, Lease, written
 from ..selective.submodule_hooks import PartHooks
 from .block_records import BlockRun, RecomputingStep
 

@@ -12,7 +12,7 @@ Recomputation is in `recomputation.py`.
   with several outputs: autograd runs nodes in the reverse order of their creation. So when the first node of the block
   is about to run, everything above the block has run, and the gradients of all its outputs exist.
 * *Recomputation.* A block is recomputed from detached inputs, under pack hooks that fill the holders of the original
-  graph (`selective/saved_tensors.py`). The temporary graph is freed. Autograd differentiates its original graph, so
+  graph (`selective/pack_hooks.py`). The temporary graph is freed. Autograd differentiates its original graph, so
   gradients add up in the order of plain training.
 * *Selective recomputation.* A block may keep some of its saved tensors, while the schedule drops and offloads none of
   its values. Such a block needs no list: it recomputes its other saved tensors by itself (`single_runs.py`).
@@ -53,8 +53,9 @@ from ..rerun_state.globals_and_closures import begin_step
 from ..rerun_state.module_state import Before
 from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
 from ..selective.matching_runs import InputFinder
+from ..selective.pack_hooks import FirstRunPack, active
 from ..selective.recompute import TensorRecompute
-from ..selective.saved_tensors import FirstRunPack, Holder, Lease, RecomputableHolder, RecomputeState, View, active
+from ..selective.saved_tensors import Holder, Lease, RecomputableHolder, RecomputeState, View
 from .block_records import Argument, BlockRun, Returned
 from .recomputation import Recomputation, digest
 from .recompute_check import Checks

@@ -17,7 +17,8 @@ from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.module_state import BlockState
 from ..schedule.program import FORWARD_SAVE, Op
-from ..selective.saved_tensors import FirstRunPack, Holder, Lease, View, active
+from ..selective.pack_hooks import FirstRunPack, active
+from ..selective.saved_tensors import Holder, Lease, View
 from .block_records import BlockRun, RecomputingStep
 
 

@@ -33,8 +33,8 @@ from .block_graph import BlockGraph
 from .block_options import MASK
 from .graph_recorder import BlockRecorder
 from .matching_runs import Called, Entry, InputFinder, Key, Latest
+from .pack_hooks import FirstRunPack, RecomputePack
 from .recompute import Recipe, TensorRecompute, compile_recipe, mask_of
-from .saved_tensors import FirstRunPack, RecomputePack
 from .submodule_hooks import Handlers, by_module
 
 

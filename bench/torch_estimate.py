@@ -1,11 +1,15 @@
 """How close estimates of steps that are never run are to steps that are, and how long the largest of them takes.
 
-python bench/torch_estimate.py [MODEL ...] [--layers 80] [--devices 64] [--json FILE]
+python bench/torch_estimate.py [MODEL ...] [--sharded] [--layers 80] [--devices 64] [--json FILE]
 
 For each architecture of torch_families: the plain peak of a step that creates its gradients, estimated on fake tensors
-and measured, and the least budget, estimated and planned from a measured profile. Then a Llama of 8,192 features and so
-many layers (80: 70 billion parameters) on meta in bfloat16, AdamW, one sequence of 4,096 on each device, sharded over
-so many H100: its estimate, how long that took, and the memory of this process. --layers 0 leaves it out.
+and measured; the least budget, estimated and planned from a measured profile; and the peaks of the estimate's own plans
+of whole blocks, at their least budget and half-way to the plain step, predicted and measured. --sharded: the same peaks
+for a GPT whose blocks FSDP2 shards over two ranks, estimated with shard=2. A rank's peak is the least of five steps,
+since gloo frees the copies of its collectives when its own threads come to it; the larger of the two ranks' peaks
+counts. Then a Llama of 8,192 features and so many layers (80: 70 billion parameters) on meta in bfloat16, AdamW, one
+sequence of 4,096 on each device, sharded over so many H100: its estimate, how long that took, and the memory of this
+process. --layers 0 leaves it out.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import cairn.torch as ct
 import torch
 import transformers as hf
 from support import arguments
-from support.training import MIB, UNLIMITED, machine, quiet, step_peak, write
+from support.training import MIB, UNLIMITED, allocated_peak, machine, quiet, release, step_peak, write
+from support.two_ranks import on_two_ranks
 from torch_families import FAMILIES, Family
+from torch_regions import Gpt
 
 VOCABULARY, LENGTH = 128_256, 4096
 GIB = 2**30
@@ -38,10 +44,17 @@ def family_row(name: str, family: Family) -> dict[str, Any]:
         output = model(**batch)
         output.loss.backward()
 
+    given = [value for value in batch.values() if isinstance(value, torch.Tensor)]
     step()
-    measured = step_peak(model, step, [value for value in batch.values() if isinstance(value, torch.Tensor)])
+    measured = step_peak(model, step, given)
+    points = []
+    for plan in own_plans(found.profile):
+        with ct.apply(model, plan):
+            step()
+            points.append({"bytes": plan.peak_bytes, "measured_bytes": step_peak(model, step, given)})
     return {
         "model": name,
+        "points": points,
         "plain_bytes": found.plain_peak_bytes,
         "plain_measured_bytes": measured,
         "least_bytes": found.least_budget_bytes,
@@ -49,12 +62,74 @@ def family_row(name: str, family: Family) -> dict[str, Any]:
     }
 
 
+def own_plans(profile: ct.Profile) -> list[ct.Plan]:
+    """Plans of whole blocks from an estimate's profile: within the least budget, and half-way to the plain step."""
+    profile = profile.without_options()
+    top = ct.plan(profile, UNLIMITED, gradients="created")
+    low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
+    return [ct.plan(profile, budget, gradients="created") for budget in (low, (low + high) // 2)]
+
+
+def sharded_model(layers: int, width: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A GPT and its tokens."""
+    torch.manual_seed(0)
+    return Gpt(layers, width, 256), torch.randint(256, (2, 64))
+
+
+def rank_peaks(layers: int, width: int, data: dict[str, Any]) -> list[int]:
+    """Peaks on one rank: of the plain step, and of steps by plans from an estimate's profile."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, ids = sharded_model(layers, width)
+    assert isinstance(model, Gpt)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    resident = sum(p.to_local().nbytes for p in model.parameters()) + ids.nbytes
+
+    def peak() -> int:
+        found = []
+        for _ in range(7):
+            found.append(allocated_peak(lambda: model(ids).backward()))
+            release(model)
+        return resident + min(found[2:])
+
+    data["fingerprint"]["model"] = type(model).__name__  # fully_shard makes a class of its own
+    profile = ct.Profile.from_json(data)
+    peaks = [peak()]
+    for plan in own_plans(profile):
+        with ct.apply(model, plan):
+            peaks.append(peak())
+    return peaks
+
+
+def sharded_row(layers: int, width: int) -> dict[str, Any]:
+    """Bytes of a model that is sharded over two ranks, estimated and measured."""
+    model, ids = sharded_model(layers, width)
+    options: dict[str, Any] = {"device": "cpu", "shard": 2, "gradients": "created", "inside": False}
+    found = ct.estimate(model, ids, progress=False, **options)
+    plain, *others = map(max, zip(*on_two_ranks(rank_peaks, layers, width, found.profile.to_json()), strict=True))
+    points = [
+        {"bytes": plan.peak_bytes, "measured_bytes": measured}
+        for plan, measured in zip(own_plans(found.profile), others, strict=True)
+    ]
+    name = f"FSDP2 {layers} x {width}"
+    return {"model": name, "points": points, "plain_bytes": found.plain_peak_bytes, "plain_measured_bytes": plain}
+
+
 def described(row: dict[str, Any]) -> str:
     """A line of the table."""
-    plain = 100 * (row["plain_bytes"] / row["plain_measured_bytes"] - 1)
-    least = 100 * (row["least_bytes"] / row["least_planned_bytes"] - 1)
-    sizes = row["plain_measured_bytes"] / MIB, row["least_planned_bytes"] / MIB
-    return f"{row['model']:<14} {sizes[0]:8.1f} MiB {plain:+7.2f} % {sizes[1]:9.1f} MiB {least:+7.2f} %"
+    plain = f"{row['plain_measured_bytes'] / MIB:8.1f} MiB {off(row['plain_bytes'], row['plain_measured_bytes'])}"
+    points = " ".join(off(point["bytes"], point["measured_bytes"]) for point in row["points"])
+    least = " " * 23
+    if "least_bytes" in row:
+        least = f"{row['least_planned_bytes'] / MIB:9.1f} MiB {off(row['least_bytes'], row['least_planned_bytes'])}"
+    return f"{row['model']:<14} {plain} {least}   {points}"
+
+
+def off(estimated: int, measured: int) -> str:
+    """By how much an estimate is off."""
+    return f"{100 * (estimated / measured - 1):+7.2f} %"
 
 
 def large(layers: int, devices: int, search: bool) -> dict[str, Any]:
@@ -94,6 +169,7 @@ def main() -> None:
     """Prints the table and the large model."""
     parser = arguments.parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", default=list(FAMILIES))
+    parser.add_argument("--sharded", action="store_true", help="also models that FSDP2 shards over two ranks")
     parser.add_argument("--layers", type=int, default=80)
     parser.add_argument("--devices", type=int, default=64)
     parser.add_argument("--no-batch", action="store_true", help="do not look for the largest batch of the large model")
@@ -101,10 +177,15 @@ def main() -> None:
     chosen = arguments.parse(parser, models=["bert"], layers=1, no_batch=True)
     hf.logging.set_verbosity_error()
     rows = []
-    print(f"{'model':<14} {'plain peak':>12} {'estimate':>9} {'least budget':>13} {'estimate':>9}")
+    print(
+        f"{'model':<14} {'plain peak':>12} {'estimate':>9} {'least budget':>13} {'estimate':>9}  plans: least, half-way"
+    )
     with quiet():
         for name in chosen.models:
             rows.append(family_row(name, FAMILIES[name]))
+            print(described(rows[-1]), flush=True)
+        for layers, width in ((4, 32), (8, 64), (4, 128), (2, 256)) if chosen.sharded else ():
+            rows.append(sharded_row(layers, width))
             print(described(rows[-1]), flush=True)
     found = large(chosen.layers, chosen.devices, not chosen.no_batch) if chosen.layers else None
     write(chosen.json, {**machine(), "rows": rows, "large": found})

@@ -55,7 +55,7 @@ def sharded(profile: Profile, model: nn.Module, count: int) -> Profile:
     along = [units[stage.name] if stage.kind == BLOCK else _NONE for stage in profile.stages]
     return dataclasses.replace(
         profile,
-        stages=tuple(_stages(profile.stages, along)),
+        stages=tuple(_stages(profile.stages, along, profile.device == "cpu")),  # gloo takes another copy
         resident={name: size for name, size in resident.items() if size},
         gradient_bytes=_part_bytes(trained, count),
         optimizer_step_bytes=round(profile.optimizer_step_bytes * share),
@@ -81,43 +81,70 @@ def _part_bytes(parameters: Iterable[torch.Tensor], count: int) -> int:
     return total
 
 
-def _stages(stages: Sequence[StageMeasure], along: Sequence[_Unit]) -> Iterable[StageMeasure]:
+@dataclasses.dataclass(frozen=True)
+class _Gathered:
+    """Memory that FSDP2 adds to a stage's forward and backward, and the least rise of either, before it computes."""
+
+    forward: int
+    backward: int
+    least_forward: int
+    least_backward: int
+
+    @classmethod
+    def of(cls, before: _Unit, own: _Unit, behind: _Unit, twice: bool) -> _Gathered:
+        """For a stage between others.
+
+        A result of an all-gather stays until that of the next block has been copied, so a forward has its parameters
+        and their copy. A backward has its own parameters, those of the block before it, which are fetched early, and
+        the gradients of the block behind it, which are still being reduced.
+
+        twice: whether an all-gather takes another copy of its result while it runs.
+        """
+        kept = before if own is _NONE else own
+        copies = 2 if twice else 1
+        backward = own.whole_bytes + before.whole_bytes + behind.trained_bytes
+        return cls(
+            own.whole_bytes + kept.whole_bytes,
+            backward,
+            before.whole_bytes + copies * own.whole_bytes,
+            backward + (copies - 1) * before.whole_bytes,
+        )
+
+    def rises(self, measured: StageMeasure | OptionMeasure) -> dict[str, Any]:
+        """The rises of a stage or option.
+
+        The backward's rise is the same with accumulation: a block's gradients are made whole before they are added to
+        those that exist.
+        """
+        backward = max(measured.backward_rise_bytes + self.backward, self.least_backward)
+        return {
+            "forward_rise_bytes": max(measured.forward_rise_bytes + self.forward, self.least_forward),
+            "backward_rise_bytes": backward,
+            "accumulated_backward_rise_bytes": backward,
+        }
+
+
+def _stages(stages: Sequence[StageMeasure], along: Sequence[_Unit], twice: bool) -> Iterable[StageMeasure]:
     """The stages, each with the memory of parameters gathered while it runs; `along` has a unit for each stage."""
     for index, (stage, own) in enumerate(zip(stages, along, strict=True)):
         before = next((unit for unit in reversed(along[:index]) if unit is not _NONE), _NONE)
         behind = next((unit for unit in along[index + 1 :] if unit is not _NONE), _NONE)
-        forward = own.whole_bytes + behind.whole_bytes
-        backward = own.whole_bytes + before.whole_bytes + behind.trained_bytes
+        more = _Gathered.of(before, own, behind, twice)
         changed = dataclasses.replace(
             stage,
-            forward_only_rise_bytes=stage.forward_only_rise_bytes + forward,
-            between_forward_rise_bytes=_added(stage.between_forward_rise_bytes, forward),
-            between_backward_rise_bytes=_added(stage.between_backward_rise_bytes, backward),
-            accumulated_between_backward_rise_bytes=_added(stage.accumulated_between_backward_rise_bytes, backward),
-            options=[_risen(option, forward, backward) for option in stage.options],
-            **_rises(stage, forward, backward),
+            forward_only_rise_bytes=max(stage.forward_only_rise_bytes + more.forward, more.least_forward),
+            between_forward_rise_bytes=_added(stage.between_forward_rise_bytes, more.forward),
+            between_backward_rise_bytes=_added(stage.between_backward_rise_bytes, more.backward),
+            accumulated_between_backward_rise_bytes=_added(
+                stage.accumulated_between_backward_rise_bytes, more.backward
+            ),
+            options=[dataclasses.replace(option, **more.rises(option)) for option in stage.options],
+            **more.rises(stage),
         )
         if stage.kind == BLOCK:
             changed.weight_grad_bytes = min(stage.weight_grad_bytes, own.part_bytes)
             changed.accumulated_weight_grad_bytes = min(stage.accumulated_weight_grad_bytes, own.part_bytes)
         yield changed
-
-
-def _risen(option: OptionMeasure, forward: int, backward: int) -> OptionMeasure:
-    return dataclasses.replace(option, **_rises(option, forward, backward))
-
-
-def _rises(measured: StageMeasure | OptionMeasure, forward: int, backward: int) -> dict[str, Any]:
-    """The rises of a stage or option.
-
-    The backward's rise is the same with accumulation: a block's gradients are made whole before they are added to those
-    that exist.
-    """
-    return {
-        "forward_rise_bytes": measured.forward_rise_bytes + forward,
-        "backward_rise_bytes": measured.backward_rise_bytes + backward,
-        "accumulated_backward_rise_bytes": measured.backward_rise_bytes + backward,
-    }
 
 
 def _added(rise: int, more: int) -> int:

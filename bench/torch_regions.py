@@ -125,7 +125,7 @@ def planned(model: Gpt, ids: torch.Tensor, budget: int | str, name: str) -> Way:
     plan = made.report.regions
     assert isinstance(plan, RegionPlan)
     off = 100 * (plan.peak_bytes / (plan.measured_peak_bytes or 1) - 1)
-    enter = functools.partial(made.regions.follow, plan.levels)
+    enter = functools.partial(made.regions.set_levels, plan.levels)
     return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %")
 
 

@@ -140,7 +140,7 @@ def planned(shard: Callable[[Net], Net], **options: Any) -> list[str]:
 
 def compiled(shard: Callable[[Net], Net]) -> list[bool]:
     """Whether a sharded model of compiled blocks keeps to budgets, one plan, and the bits of plain training."""
-    region_code.MOST_OPTIONS = 3
+    region_code.MAX_OPTIONS = 3
     torch.manual_seed(0)
     model, plain = Net(), Net()
     plain.load_state_dict(model.state_dict())

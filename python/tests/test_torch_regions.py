@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 def few_options():
     """Each is compiled, which takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(region_code, "MOST_OPTIONS", 3)
+        patch.setattr(region_code, "MAX_OPTIONS", 3)
         yield
 
 

@@ -74,7 +74,7 @@ class RegionModel(CompiledModel):
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
-        with self.regions.off(), set_aside(self.model):
+        with self.regions.disabled(), set_aside(self.model):
             return self.step(self.model)
 
     def task(self, miss_bytes: int = 0, *, runs_once: bool = False, chosen: Sequence[int] = ()) -> Task:
@@ -155,7 +155,7 @@ class RegionModel(CompiledModel):
         """Make the model's steps follow a plan."""
         self.unplan()
         self._followed = plan, levels
-        self.regions.follow(levels)
+        self.regions.set_levels(levels)
         if not is_single_level(plan):
             self._handle = apply_by_shape(self.model, plan, None, "error")
         self._guard = ShapeGuard(self.model, plan.fingerprint["inputs"], self._plan_for)
@@ -185,7 +185,7 @@ class RegionModel(CompiledModel):
     def _profile(self, request: RegionRequest, reporter: Any) -> None:
         """Profiles the sample's step, without a plan."""
         self.unplan()
-        self.regions.follow({})
+        self.regions.set_levels({})
         try:
             self.profile = _profiled(self, request, reporter)
         except BaseException:
@@ -284,13 +284,13 @@ class RegionModel(CompiledModel):
 
     def _refuse_or_warn(self, found: Sequence[str], measured: StepResult) -> None:
         """Warn where torch's capture makes the difference, and raise where the plan does."""
-        levels = {name: region.code.level_of(region.option) for name, region in self.regions.all()}
+        levels = {name: region.code.level_of(region.option) for name, region in self.regions.items()}
         with set_aside(self.model):
-            self.regions.follow(dict.fromkeys(levels, UNPLANNED))
+            self.regions.set_levels(dict.fromkeys(levels, UNPLANNED))
             try:
                 reference = self.settled_step()
             finally:
-                self.regions.follow(levels)
+                self.regions.set_levels(levels)
         if differences(reference, measured):
             raise VerificationFailed(f"the step with compiled blocks is not that of the model: {'; '.join(found)}")
         if found:
@@ -363,7 +363,7 @@ def compile_regions(
     made.resident_bytes, made.request = resident_bytes, request
     try:
         reporter.begin("finding blocks")
-        regions.set_compiled_aside()
+        regions.disable_in_place_compilation()
         if plan is not None:
             regions.install(_named(model, plan.blocks))
             made.follow_plan(plan, request, reporter)
@@ -433,5 +433,7 @@ def _plain(made: RegionModel, plan: Plan, request: RegionRequest, reporter: Any)
 
 def _notes(regions: Regions) -> Sequence[str]:
     """Which graphs are cut as torch does, and why."""
-    uncut = dict.fromkeys(reason for code in regions.codes for backend in code.backends for reason in backend.uncut)
+    uncut = dict.fromkeys(
+        reason for code in regions.codes for backend in code.backends for reason in backend.not_planned
+    )
     return [f"a graph keeps all that torch saves: {reason}" for reason in uncut]

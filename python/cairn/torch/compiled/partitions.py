@@ -1,8 +1,8 @@
-"""The schedules by which graphs of blocks are cut, as data that a saved plan has.
+"""The schedules by which graphs of blocks are cut, as data that a saved plan stores.
 
-A graph is recognized by its structure: its operators, and what each of them reads. A schedule holds for every graph of
-one structure. Its memory depends on the sizes too, so an entry of the same sizes comes first. Sizes differ where they
-depend on data: other tokens reach an expert.
+A graph is identified by its structure: its operators, and what each of them reads. A schedule is valid for every graph
+of its structure. Its memory depends on the sizes too, so a schedule made for the same sizes is preferred. Sizes differ
+where they depend on data: other tokens reach an expert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .joint_graph import JointGraph
 
 @dataclasses.dataclass(frozen=True)
 class SavedPartition:
-    """A schedule of one graph at a level, both by their names; `sizes` are those that it was made for."""
+    """A schedule of one graph at a level. Sizes are those that it was made for.
+
+    `level` is a `level_text`; `graph` and `sizes` are digests of the structure and of the sizes.
+    """
 
     level: str
     graph: str
@@ -32,49 +35,49 @@ class SavedPartition:
 
 
 class Partitions:
-    """The schedules that a model's blocks have so far: those of a plan that was loaded, and those that were made.
+    """The schedules of the graphs of a model's blocks: those of a loaded plan, and those that were made since.
 
-    missed: how many schedules the loaded plan did not have.
+    missed: how many schedules were asked for and not there.
     """
 
     def __init__(self, loaded: Iterable[SavedPartition] = ()) -> None:
         self._known: dict[tuple[str, str, str], SavedPartition] = {}
         self._loaded: dict[tuple[str, str], SavedPartition] = {}
         self.missed = 0
-        for each in loaded:
-            self._known[each.level, each.graph, each.sizes] = each
-            self._loaded.setdefault((each.level, each.graph), each)
+        for partition in loaded:
+            self._known[partition.level, partition.graph, partition.sizes] = partition
+            self._loaded.setdefault((partition.level, partition.graph), partition)
 
     def ops(self, level: str, joint: JointGraph) -> Sequence[tuple[Any, ...]] | None:
         """The schedule of a graph at a level; None if there is none."""
-        graph, sizes = _names(joint)
-        found = self._known.get((level, graph, sizes)) or self._loaded.get((level, graph))
-        if found is None:
+        graph, sizes = _keys(joint)
+        partition = self._known.get((level, graph, sizes)) or self._loaded.get((level, graph))
+        if partition is None:
             self.missed += 1
-        return None if found is None else found.ops
+        return None if partition is None else partition.ops
 
     def add(self, level: str, joint: JointGraph, ops: Sequence[Sequence[Any]]) -> None:
-        """Store a schedule that was made."""
-        graph, sizes = _names(joint)
+        """Store a new schedule."""
+        graph, sizes = _keys(joint)
         self._known[level, graph, sizes] = SavedPartition(level, graph, sizes, tuple(map(tuple, ops)))
 
-    def of(self, levels: Iterable[str]) -> tuple[SavedPartition, ...]:
-        """The schedules at some levels."""
+    def at_levels(self, levels: Iterable[str]) -> tuple[SavedPartition, ...]:
+        """The stored schedules at these levels."""
         wanted = set(levels)
-        return tuple(each for each in self._known.values() if each.level in wanted)
+        return tuple(partition for partition in self._known.values() if partition.level in wanted)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether they are those of a plan that was loaded."""
+        """Whether schedules of a loaded plan are used for graphs of all sizes."""
         return bool(self._loaded)
 
     def forget_loaded(self) -> None:
-        """From now on, a schedule holds for graphs of its sizes alone."""
+        """From now on, use each schedule for graphs of its own sizes only."""
         self._loaded.clear()
 
 
-def _names(joint: JointGraph) -> tuple[str, str]:
-    """The names of a graph's structure and of its sizes."""
+def _keys(joint: JointGraph) -> tuple[str, str]:
+    """The digests of a graph's structure and of its sizes."""
     structure = [
         (str(result.call and result.call.target), result.deps, result.alias_of, result.is_backward, result.no_recompute)
         for result in joint.results

@@ -18,15 +18,15 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
-from .region_code import EVERYTHING, useful_levels, written
+from .region_code import EVERYTHING, level_text, useful_levels
 from .regions import Region, Regions
 
-#: Limits of the timing of one kind of block: seconds in all, and rounds; there are at least three rounds.
-ENOUGH_NS, MOST_ROUNDS, LEAST_ROUNDS = 1_000_000_000, 12, 3
+#: Limits of the timing of one kind of block: nanoseconds in all, and the most and fewest rounds.
+MAX_NS, MAX_ROUNDS, MIN_ROUNDS = 1_000_000_000, 12, 3
 
 
 class RegionPass(OptionPass):
-    """One forward of the model in which one block of each kind runs by all of its options."""
+    """One forward of the model in which one block of each kind is measured with all of its options."""
 
     def __init__(self, regions: Regions, *step: Any) -> None:
         super().__init__(*step)
@@ -41,7 +41,7 @@ class RegionPass(OptionPass):
         function: Callable[..., Any],
         arguments: isolated_block.Arguments,
     ) -> None:
-        region = self._regions.of(block.name)
+        region = self._regions.get(block.name)
         if region is None:
             stage.closed = "is not compiled"
             return
@@ -57,24 +57,24 @@ class RegionPass(OptionPass):
 
 
 class _Curve:
-    """The options of one kind of block, measured."""
+    """The measured options of one kind of block."""
 
     def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region) -> None:
         self._stage, code = stage, region.code
         curves = code.backends[0].curves
         levels = useful_levels(curves) if curves else [EVERYTHING]
-        numbers = [code.option_at(level) for level in levels]
-        times = _times(run, region, numbers)
+        numbers = [code.option_of(level) for level in levels]
+        all_times = _times(run, region, numbers)
         metered = []
         for number in numbers:
             region.option = number
             metered.append(Metered(run, lambda: isolated_block.SavedTensors(run.device)).stage)
         region.option = 0
-        found = []
-        for level, number, alone, took in zip(levels, numbers, metered, times, strict=True):
+        measured = []
+        for level, number, option_stage, option_times in zip(levels, numbers, metered, all_times, strict=True):
             repeats = f"{code.backends[number].recomputed} operators"
-            found.append(option_beside(stage, metered[0], alone, took, written(level), repeats))
-        self.options = pareto(found)
+            measured.append(option_beside(stage, metered[0], option_stage, option_times, level_text(level), repeats))
+        self.options = pareto(measured)
 
     def describe(self, stage: StageMeasure) -> None:
         """Store the measured options in a stage."""
@@ -86,38 +86,41 @@ class _Curve:
 
 
 def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTimes]:
-    """The extra time of forward and backward by each option over the first, at least 0.
+    """The extra time of forward and backward of each option over the first, at least 0.
 
-    The least of several times counts, since other programs can only add to a time.
+    The least of several times counts, since other programs can only add to it.
     """
     rounds: list[list[tuple[int, int]]] = []
-    began = clock.read()
-    most = LEAST_ROUNDS + 1 if ranks.several() else MOST_ROUNDS  # as many on each rank: they may wait for each other
-    while len(rounds) < most and (len(rounds) <= LEAST_ROUNDS or clock.read() - began < ENOUGH_NS):
+    start_ns = clock.read()
+    max_rounds = MIN_ROUNDS + 1 if ranks.several() else MAX_ROUNDS  # as many on each rank: they may wait for each other
+    while len(rounds) < max_rounds and (len(rounds) <= MIN_ROUNDS or clock.read() - start_ns < MAX_NS):
         rounds.append([])
         for number in numbers:
             region.option = number
             rounds[-1].append(_timed(run))
-        if len(rounds) == 1:  # which compiled them
-            began = clock.read()
-    least = [tuple(min(now[index][part] for now in rounds[1:]) for part in (0, 1)) for index in range(len(numbers))]
-    return [OptionTimes(max(0, forward - least[0][0]), max(0, backward - least[0][1])) for forward, backward in least]
+        if len(rounds) == 1:  # the first round compiled them
+            start_ns = clock.read()
+    least_ns = [tuple(min(now[index][part] for now in rounds[1:]) for part in (0, 1)) for index in range(len(numbers))]
+    return [
+        OptionTimes(max(0, forward - least_ns[0][0]), max(0, backward - least_ns[0][1]))
+        for forward, backward in least_ns
+    ]
 
 
 def _timed(run: BlockRuns) -> tuple[int, int]:
-    """Forward and backward of one run."""
+    """The times of forward and backward of one run, in ns."""
     run.rewind()
-    beside = SideOutputs(run.block.parts())
+    side_outputs = SideOutputs(run.block.parts())
     args, kwargs = run.arguments.source(isolated_block.Hooks())
     clock.wait_for(run.device)
-    began = clock.read()
+    start_ns = clock.read()
     result = run.arguments.run(run.function, args, kwargs)
     clock.wait_for(run.device)
-    forward_ns = clock.read() - began
+    forward_ns = clock.read() - start_ns
     del args, kwargs
-    made, grads = beside.root(result, run.arriving)
+    roots, grads = side_outputs.root(result, run.arriving)
     del result
-    began = clock.read()
-    run.backward(made, grads)
+    start_ns = clock.read()
+    run.backward(roots, grads)
     clock.wait_for(run.device)
-    return forward_ns, clock.read() - began
+    return forward_ns, clock.read() - start_ns

@@ -20,7 +20,7 @@ from ..planning.fingerprint import fingerprint_of
 from ..planning.plan import Plan, chain_of
 from ..planning.step_profile import Profile
 from .partitions import SavedPartition
-from .region_code import EVERYTHING, Level, level_of, written
+from .region_code import EVERYTHING, Level, level_of, level_text
 
 FORMAT, VERSION = "cairn-region-plan", 1
 
@@ -78,7 +78,7 @@ class RegionPlan:
 
     @property
     def least_budget_bytes(self) -> int:
-        """The least budget that works."""
+        """The least budget for which there is a plan."""
         return self.plan.least_budget_bytes
 
     @property
@@ -115,7 +115,7 @@ class RegionPlan:
         """As JSON values."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["plan"], fields["profile"] = self.plan.to_json(), self.profile.to_json()
-        fields["levels"] = {name: written(level) for name, level in self.levels.items()}
+        fields["levels"] = {name: level_text(level) for name, level in self.levels.items()}
         fields["partitions"] = [dataclasses.asdict(each) for each in self.partitions]
         return {"format": FORMAT, "version": VERSION, **fields}
 
@@ -200,15 +200,15 @@ def is_single_level(plan: Plan) -> bool:
 
 
 def chosen_options(plan: Plan) -> list[int]:
-    """The option of each stage by which it is saved last."""
+    """The option of each stage in its last saving forward."""
     saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
     return [saved_by.get(number, 0) for number in range(1, len(plan.stages) + 1)]
 
 
 def levels_of(plan: Plan, stages: Sequence[StageMeasure]) -> dict[str, Level]:
-    """The partition of each block that does not keep everything. A block that is called several times has one.
+    """The level of each block that does not keep everything. All calls of a block have the same level.
 
-    stages: what was measured of the plan's stages.
+    stages: the measurements of the plan's stages.
     """
     chosen: dict[str, list[Level]] = {}
     common: dict[str, list[Level]] = {}
@@ -216,12 +216,12 @@ def levels_of(plan: Plan, stages: Sequence[StageMeasure]) -> dict[str, Level]:
         levels = _levels(stage)
         chosen.setdefault(stage.name, []).append(levels[number])
         common[stage.name] = [level for level in common.get(stage.name, levels) if level in levels]
-    found = {name: _one_of(levels, common[name]) for name, levels in chosen.items()}
-    return {name: level for name, level in found.items() if level != EVERYTHING}
+    levels_by_block = {name: _common_level(levels, common[name]) for name, levels in chosen.items()}
+    return {name: level for name, level in levels_by_block.items() if level != EVERYTHING}
 
 
 def options_of(levels: Mapping[str, Level], stages: Sequence[StageMeasure]) -> list[int]:
-    """The options of stages by which their blocks have these partitions."""
+    """The number of each stage's option at the level of its block."""
     return [_levels(stage).index(levels.get(stage.name, EVERYTHING)) for stage in stages]
 
 
@@ -229,12 +229,12 @@ def _levels(stage: StageMeasure) -> list[Level]:
     return [EVERYTHING, *(level_of(option.decisions) for option in stage.options[1:])]
 
 
-def _one_of(chosen: Sequence[Level], common: Sequence[Level]) -> Level:
-    """The level that keeps least; where some calls of the block have no such option, the next below that all have."""
-    least = min(chosen, key=_order)
-    below = [level for level in common if _order(level) <= _order(least)]
-    return max(below, key=_order) if below else min(common, key=_order)
+def _common_level(chosen: Sequence[Level], common: Sequence[Level]) -> Level:
+    """The level that keeps least; if some calls of the block have no such option, the next lower one that all have."""
+    least = min(chosen, key=_sort_key)
+    below = [level for level in common if _sort_key(level) <= _sort_key(least)]
+    return max(below, key=_sort_key) if below else min(common, key=_sort_key)
 
 
-def _order(level: Level) -> tuple[float, float]:
+def _sort_key(level: Level) -> tuple[float, float]:
     return level.kept, level.peak

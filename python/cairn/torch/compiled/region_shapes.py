@@ -1,8 +1,8 @@
 """Inputs of other shapes for a model whose blocks are compiled one by one.
 
-Torch's guards compile a block anew for other shapes. A plan covers every step whose inputs are nowhere larger than
-those that it was made for. A `ShapeGuard` stands for the forward of the model; before a step whose inputs are larger,
-it asks for a plan for them.
+Dynamo compiles a block anew for other shapes. A plan covers every step whose inputs are nowhere larger than those that
+it was made for. A `ShapeGuard` replaces the forward of the model. Before a step with larger inputs, it asks for another
+plan.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..base.errors import PlanMismatch
 from ..base.patched_forward import PatchedForward
 from ..planning.shapes import described, is_covered, sized
 
-MOST_PLANS = 8  # for inputs that grow
+MAX_PLANS = 8  # of one model, for inputs that grow
 
 
 class ShapeGuard(PatchedForward):
-    """Stands for the forward of a model, and looks at the shapes of its inputs.
+    """Replaces the forward of a model: checks the shapes of its inputs before each step.
 
-    shapes: those that the plan was made for, in words. plan_for: makes a plan for other arguments.
+    shapes: descriptions of the inputs that the plan was made for. plan_for: makes a plan for larger arguments.
     """
 
     carries_out_a_plan = False
@@ -53,7 +53,7 @@ class ShapeGuard(PatchedForward):
 def refuse_growth(shapes: Sequence[str], planned: Sequence[str], plans: int) -> None:
     """Raises PlanMismatch where another plan for larger inputs must not be made."""
     why = ""
-    if plans >= MOST_PLANS:
+    if plans >= MAX_PLANS:
         why = f"{plans} plans were made for inputs that grew"
     elif ranks.several():
         why = "a plan is not made by one rank alone"

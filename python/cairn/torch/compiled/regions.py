@@ -19,50 +19,64 @@ from ..base import _compat
 from ..base.blocks import Block
 from ..base.patched_forward import PatchedForward
 from .partitions import Partitions, SavedPartition
-from .region_code import EVERYTHING, BlockCode, Level, called, written
+from .region_code import EVERYTHING, BlockCode, Level, call_module, level_text
 
 _IN_PLACE = "_compiled_call_impl"  # what Module.compile sets
 
 
 class Region(PatchedForward):
-    """Replaces the forward of a block; `option` is the number of one of its code's options."""
+    """Replaces the forward of a block by compiled code.
+
+    Attributes
+    ----------
+    code
+        The code of the block's class.
+    option
+        The number of the option that calls use.
+    is_enabled
+        If false, calls run the block's own forward.
+    """
 
     carries_out_a_plan = False
-    _torchdynamo_orig_callable = None  # torch's mark for compiled functions: nobody puts hooks inside of them
+    _torchdynamo_orig_callable = None  # torch's mark for compiled functions: no hooks are put inside of them
 
     def __init__(self, module: nn.Module, code: BlockCode, owner: object) -> None:
-        self.code, self.option, self.is_on = code, 0, True
+        self.code, self.option, self.is_enabled = code, 0, True
         compiled = _compat.compiled_inside(module)
-        self._called = weakref.ref(module if compiled is None else compiled)
-        super().__init__(module, _passed_on, owner)
+        self._called_module = weakref.ref(module if compiled is None else compiled)
+        super().__init__(module, _call_forward, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the block's forward."""
-        called = self._called()
+        call_module = self._called_module()
         if args and args[0] is self._module():
             args = args[1:]
-        if not self.is_on or self._handler is None:
+        if not self.is_enabled or self._handler is None:
             return self.plain()(*args, **kwargs)
         try:
-            return self.code.callables[self.option](called, *args, **kwargs)
+            return self.code.callables[self.option](call_module, *args, **kwargs)
         except _compat.capture_error():
-            if self.code.breaks:
+            if self.code.has_graph_breaks:
                 raise
-        self.code.allow_breaks()
-        return self.code.callables[self.option](called, *args, **kwargs)
+        self.code.allow_graph_breaks()
+        return self.code.callables[self.option](call_module, *args, **kwargs)
 
     def plain(self) -> Callable[..., Any]:
         """The block's own forward, not compiled."""
-        called = self._called()
-        return self.original() if called is None or called is self._module() else called
+        call_module = self._called_module()
+        return self.original() if call_module is None or call_module is self._module() else call_module
 
 
-def _passed_on(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_forward(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return forward(*args, **kwargs)
 
 
 class Regions:
-    """The regions of a model, by the names of blocks; `partitions` are the schedules of their graphs."""
+    """The regions of a model, by the names of blocks.
+
+    It has weak references to the model and the regions; each region owns it. `partitions` are the schedules of the
+    regions' graphs.
+    """
 
     def __init__(
         self, model: nn.Module, kernels: str, device: torch.device, loaded: Sequence[SavedPartition] = ()
@@ -70,11 +84,11 @@ class Regions:
         self._model, self._kernels, self._device = weakref.ref(model), kernels, device
         self.partitions = Partitions(loaded)
         self._codes: dict[Callable[..., Any], BlockCode] = {}
-        self._of: dict[str, weakref.ref[Region]] = {}
+        self._regions: dict[str, weakref.ref[Region]] = {}
         _compat.skip_tracing_of("cairn")
         self._in_place: list[tuple[weakref.ref[nn.Module], Any]] = []
 
-    def set_compiled_aside(self) -> None:
+    def disable_in_place_compilation(self) -> None:
         """Disable in-place compilation of submodules until regions are removed."""
         model = self._model()
         for part in model.modules() if model is not None else ():
@@ -87,16 +101,16 @@ class Regions:
         model = self._model()
         names = {} if model is None else {module: name for name, module in model.named_modules()}
         for module in modules:
-            self._of[names[module]] = weakref.ref(Region(module, self._code(module), self))
+            self._regions[names[module]] = weakref.ref(Region(module, self._code(module), self))
 
     def _code(self, module: nn.Module) -> BlockCode:
-        """The code of a block's class; of the module alone where its forward was replaced on the instance."""
+        """The code of a block's class; if the forward was replaced on the instance, code of its own."""
         compiled, key = _compat.compiled_inside(module), type(module).forward
         function: Callable[..., Any] = key
         if compiled is not None:
-            function, key = called, type(compiled).forward
+            function, key = call_module, type(compiled).forward
         elif "forward" in vars(module):
-            function = key = _bound(vars(module)["forward"])
+            function = key = _as_function(vars(module)["forward"])
         if key not in self._codes:
             self._codes[key] = BlockCode(function, self._kernels, self._device, self.partitions)
         return self._codes[key]
@@ -104,12 +118,12 @@ class Regions:
     @property
     def names(self) -> list[str]:
         """The blocks that are regions."""
-        return list(self._of)
+        return list(self._regions)
 
     @property
     def modules(self) -> list[nn.Module]:
         """The modules that are regions."""
-        return [module for _, region in self.all() if (module := region.module) is not None]
+        return [module for _, region in self.items() if (module := region.module) is not None]
 
     @property
     def codes(self) -> list[BlockCode]:
@@ -121,44 +135,44 @@ class Regions:
         """How many graphs were compiled so far."""
         return sum(backend.compilations for code in self.codes for backend in code.backends)
 
-    def of(self, name: str) -> Region | None:
-        """The region of a block; None if it has none."""
-        found = self._of.get(name)
-        return None if found is None else found()
+    def get(self, name: str) -> Region | None:
+        """The region of a block; None if there is none."""
+        reference = self._regions.get(name)
+        return None if reference is None else reference()
 
-    def all(self) -> Iterator[tuple[str, Region]]:
+    def items(self) -> Iterator[tuple[str, Region]]:
         """The regions that still exist, by name."""
-        for name in self._of:
-            region = self.of(name)
+        for name in self._regions:
+            region = self.get(name)
             if region is not None:
                 yield name, region
 
     def schedules(self, levels: Mapping[str, Level]) -> tuple[SavedPartition, ...]:
-        """The schedules of the graphs of regions at their levels, as a plan has them."""
-        return self.partitions.of(map(written, levels.values()))
+        """The schedules of the regions' graphs at these levels, for a plan to store."""
+        return self.partitions.at_levels(map(level_text, levels.values()))
 
-    def follow(self, levels: Mapping[str, Level]) -> None:
-        """Sets the option of each region; those that are not named keep everything."""
-        for name, region in self.all():
-            region.option = region.code.option_at(levels.get(name, EVERYTHING))
+    def set_levels(self, levels: Mapping[str, Level]) -> None:
+        """Sets the option of each region by its level. Regions that are not named keep everything."""
+        for name, region in self.items():
+            region.option = region.code.option_of(levels.get(name, EVERYTHING))
 
     @contextlib.contextmanager
-    def off(self) -> Iterator[None]:
-        """Without compiled code, for the body of a with statement."""
-        regions = [region for _, region in self.all()]
+    def disabled(self) -> Iterator[None]:
+        """Run the blocks' own forwards for the body of a with statement."""
+        regions = [region for _, region in self.items()]
         for region in regions:
-            region.is_on = False
+            region.is_enabled = False
         try:
             yield
         finally:
             for region in regions:
-                region.is_on = True
+                region.is_enabled = True
 
     def remove(self) -> None:
         """Restore the model."""
-        for _, region in list(self.all()):
+        for _, region in list(self.items()):
             region.remove()
-        self._of.clear()
+        self._regions.clear()
         for reference, impl in self._in_place:
             part = reference()
             if part is not None:
@@ -168,15 +182,15 @@ class Regions:
 
 def modules_of(blocks: Sequence[Block]) -> list[nn.Module]:
     """The modules that become regions: children of a Sequential that are one block become one region, or one each."""
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for block in blocks:
         whole = block.container if block.container is not None and len(block.modules) == len(block.container) else None
-        found += block.modules if whole is None else [whole]
-    return found
+        modules += block.modules if whole is None else [whole]
+    return modules
 
 
-def _bound(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward of an instance as a function of the module and its arguments."""
+def _as_function(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that was set on an instance, as a function of the module and its arguments."""
 
     def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)

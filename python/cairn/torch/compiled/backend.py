@@ -34,7 +34,7 @@ MAX_LARGER_SIZES = 8
 MAX_OVERPREDICTION = 0.03
 
 
-class Prepared(Exception):
+class GraphPrepared(Exception):
     """Raised instead of running a graph while `Backend.is_preparing`: the graph is planned and compiled then."""
 
 
@@ -53,7 +53,7 @@ class Backend:
         If true, the first call of a graph measures its forward and backward. If false, the caller measures the whole
         step.
     is_preparing
-        If true, calls plan and compile their graph and then raise `Prepared`.
+        If true, calls plan and compile their graph and then raise `GraphPrepared`.
     """
 
     def __init__(self, request: Request) -> None:
@@ -206,7 +206,7 @@ class _MeasuredGraph:
             elif self._planner.plan is not None:
                 self._use(self._planner.plan, self._compiled, args)
         if self._backend.is_preparing:
-            raise Prepared
+            raise GraphPrepared
         return self._compiled(*args)
 
     def _for_larger_sizes(self, args: Sequence[Any]) -> _MeasuredGraph:

@@ -20,7 +20,7 @@ from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.preserve import Buffers, Randomness
-from .backend import Backend, Prepared
+from .backend import Backend, GraphPrepared
 from .compiled_plan import CompiledPlan
 
 MAX_COMPILATIONS = 4  # steps of one model that may compile, before it is refused
@@ -142,7 +142,7 @@ class CompiledModel:
         with _compat.capture_settings():
             backend.is_preparing = True
             try:
-                with contextlib.suppress(Prepared):
+                with contextlib.suppress(GraphPrepared):
                     self.compiled_step(may_compile=True)
             finally:
                 backend.is_preparing = False

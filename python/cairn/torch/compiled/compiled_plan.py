@@ -20,7 +20,7 @@ _LARGEST = 6  # parts of a peak that a report names
 
 @dataclasses.dataclass(frozen=True)
 class CompiledPlan:
-    """A schedule of a step's joint graph, and what it takes. Sizes in bytes, times in nanoseconds.
+    """A schedule of a step's joint graph, its memory and its time. Sizes in bytes, times in nanoseconds.
 
     Attributes
     ----------
@@ -42,19 +42,19 @@ class CompiledPlan:
     step_ns, lower_bound_ns, gap :
         Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
     recomputed : int
-        Calls that the backward repeats.
+        The number of calls that the backward recomputes.
     problem, schedule : dict
         The joint graph as a `cairn-graph`, and its `cairn-schedule`.
     resident, at_peak : dict
         Memory that is resident during the whole step, and the parts of the peak, bytes by name.
     peak_at : str
-        The operator during which the peak is.
+        The operator during which memory has its peak.
     correction_bytes : int
         Part of the predicted peak: the excess of an earlier compilation of this step over its prediction.
     tier : str
         Where values are offloaded: "host" or "file:PATH".
     host_budget_bytes, host_bytes : int
-        What may be offloaded at a time (0: nothing), and what the plan needs of it.
+        The most that may be offloaded at a time (0: nothing), and what the plan needs of it.
     """
 
     model_name: str

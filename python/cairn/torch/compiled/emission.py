@@ -18,7 +18,7 @@ from torch import fx
 from ..base import _compat
 from .host_memory import ARRIVED, OFFLOAD, PREFETCH, TRANSFERS, WAIT_FOR, handle_like
 from .joint_graph import JointGraph, Result
-from .transfers import HostPlaces, Op, look_of, moved_bytes
+from .transfers import HostSlab, Op, layout_of, moved_bytes
 
 #: In a copy's metadata: the node of the joint graph that it is a copy of.
 ORIGIN = "cairn_origin"
@@ -109,7 +109,7 @@ class _Writer:
         self._handles: dict[int, fx.Node] = {}  # by result: the handle of its copy on the host
         self._arriving: dict[int, tuple[fx.Node, bool]] = {}  # by result: its prefetch, and whether it is the last
         self._forward_handles: set[fx.Node] = set()  # handles that the forward made
-        self._host = HostPlaces()
+        self._host = HostSlab()
         for node in joint.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._static[node] = self._graph.node_copy(node, self._argument)
@@ -163,7 +163,7 @@ class _Writer:
         node = self._node(index)
         arriving, is_last = self._arriving.pop(index)
         self._save_handle(arriving)
-        copy = self._transfer(ARRIVED, (arriving, is_last, *look_of(self._joint.values[node])), "arrived", node)
+        copy = self._transfer(ARRIVED, (arriving, is_last, *layout_of(self._joint.values[node])), "arrived", node)
         copy.meta = {**node.meta, ORIGIN: node}
         if self._in_backward:
             _compat.mark_backward(copy)

@@ -38,14 +38,16 @@ _TICKETS: weakref.WeakValueDictionary[int, _Ticket] = weakref.WeakValueDictionar
 
 
 class HostMemory:
-    """The tier of a compiled step; it is opened by the first step that offloads, and grows up to the host budget.
+    """The tier of a compiled step. The first step that offloads opens it. It grows up to the host budget.
 
     Attributes
     ----------
     to
-        Where values are offloaded, how much, and the speed of the link.
+        The tier, the host budget, and the rates of the link.
     number
-        By which graphs name it; they do not own it.
+        The number by which graphs refer to it. They do not own it.
+    transfers
+        The open tier and its copies; None before the first step.
     """
 
     def __init__(self, to: Destination, device: torch.device) -> None:
@@ -56,7 +58,7 @@ class HostMemory:
         _MEMORIES[self.number] = self
 
     def begin(self, slab_bytes: int) -> None:
-        """Begins the transfers of a step, which needs so many bytes, unless another step has copies on the host."""
+        """Begins the transfers of a step that needs a slab of this size, unless another step has copies on the host."""
         with self._lock:
             if self.transfers is None:
                 tier = open_tier(self.to.tier, slab_bytes, self.device, host_budget=self.to.machine.host_bytes)
@@ -66,20 +68,20 @@ class HostMemory:
                 self.transfers.begin_step()
 
     def offload(self, name: str, value: torch.Tensor) -> TensorGroup:
-        """Starts to copy a value to the first free place."""
+        """Starts the copy of a value to the first free range of the slab."""
         assert self.transfers is not None
         return self.transfers.offload_anywhere(name, [value])
 
 
 class _Ticket(ctypes.c_int64):
-    """The number that a handle shows; it owns the copy, and keeps the memory that it is in."""
+    """The memory of a handle: a number. It owns the copy on the host, and the `HostMemory` that the copy is in."""
 
     group: TensorGroup
     host: HostMemory
 
 
 def handle_like(value: torch.Tensor) -> torch.Tensor:
-    """A tensor like a handle; fake for a fake value."""
+    """A tensor like the handle of a value; a fake one if the value is fake."""
     return value.new_empty((1,), dtype=torch.int64, device="cpu")
 
 
@@ -87,7 +89,7 @@ def _handle(group: TensorGroup, host: HostMemory) -> torch.Tensor:
     ticket = _Ticket(next(_NUMBERS))
     ticket.group, ticket.host = group, host
     _TICKETS[ticket.value] = ticket
-    return torch.frombuffer(ticket, dtype=torch.int64)  # which keeps the ticket
+    return torch.frombuffer(ticket, dtype=torch.int64)  # the tensor owns the ticket
 
 
 def _group(handle: torch.Tensor) -> TensorGroup:
@@ -142,16 +144,16 @@ def _operator(schema: str, function: Any, fake: Any) -> Any:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-#: Of the first offload of a step, `slab_bytes` is the host memory that the step needs; 0 of the others.
+#: `slab_bytes` is the host memory that the step needs in the first offload of a step, and 0 in the others.
 OFFLOAD = _operator(
     "offload(Tensor value, str name, int memory, int slab_bytes) -> Tensor",
     _offload,
     lambda value, *_: handle_like(value),
 )
-#: A compiler may not write over the value before: it is an argument.
+#: The value is an argument so that a compiler does not reuse its memory before the copy has ended.
 WAIT_FOR = _operator("wait_for(Tensor(a) handle, Tensor value) -> Tensor(a)", _wait_for, lambda handle, _: handle)
 PREFETCH = _operator("prefetch(Tensor(a) handle) -> Tensor(a)", _prefetch, lambda handle: handle)
-#: The rest says what the value is like.
+#: The last four arguments are the layout of the value.
 ARRIVED = _operator(
     "arrived(Tensor arriving, bool last, int[] size, int[] stride, ScalarType dtype, Device device) -> Tensor",
     _arrived,

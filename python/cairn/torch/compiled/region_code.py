@@ -288,6 +288,7 @@ class BlockCode:
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a function with its own code object. Dynamo stores compiled code by code object."""
+    function = _compat.own_frame(function)
     if not isinstance(function, types.FunctionType):
         return function
     code, module_globals = function.__code__.replace(), function.__globals__

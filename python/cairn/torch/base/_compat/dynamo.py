@@ -46,6 +46,17 @@ def operator_capture_error() -> type[Exception]:
 
 
 @functools.lru_cache(maxsize=1)
+def own_frame(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile captures as it is.
+
+    Dynamo calls functions of torch's own modules from a frame of its own. The code of that frame would be the same for
+    all of them, and their compilations would count towards one limit.
+    """
+    from torch._dynamo import external_utils, trace_rules
+
+    return external_utils.wrap_inline(function) if trace_rules.check(function) else function
+
+
 def skip_tracing_of(package: str) -> None:
     """Keep Dynamo from tracing a package's functions, for the rest of the process.
 

@@ -25,6 +25,8 @@ from .problem import Costs, Surroundings
 #: A fused pointwise value stays in registers if computing it reads at most so many values from memory. The second limit
 #: is for a value that several kernels compute.
 MAX_READS, MAX_SHARED_READS = 12, 4
+#: The same for the operations of a kernel, by device.
+MAX_OPERATIONS_ON_CPU, MAX_OPERATIONS = 50, 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +83,17 @@ class Liveness:
         held = self._outputs if surroundings.holds_output else []
         held_beside = {name: size for name, size in self._forward.bytes_of(held).items() if name not in self._saved}
         held_bytes = sum(held_beside.values())
+        live_between = self._forward.bytes_of([*self._outputs, *self._kept])  # between forward and backward
+        between_bytes = sum(live_between.values())
         if code is None or code.forward is None or code.backward is None:
             first, last = self._forward.run(0), self._backward.run(held_bytes)
             copies_bytes = self._copies_bytes
         else:
-            first, last = self._forward.run_code(code.forward, 0), self._backward.run_code(code.backward, held_bytes)
-            copies_bytes = 0  # the code allocates them
-        live_between = self._forward.bytes_of([*self._outputs, *self._kept])  # between forward and backward
-        loss = Moment(sum(live_between.values()) + surroundings.loss_workspace_bytes, "loss", "loss", live_between)
+            first, end_bytes = self._forward.run_code(code.forward, 0)
+            copies_bytes = max(0, end_bytes - between_bytes)  # what the forward's code returns in place of its inputs
+            last, _ = self._backward.run_code(code.backward, held_bytes)
+            first = dataclasses.replace(first, peak_bytes=first.peak_bytes - copies_bytes)
+        loss = Moment(between_bytes + surroundings.loss_workspace_bytes, "loss", "loss", live_between)
         moment = max(first, loss, last, key=lambda one: one.peak_bytes)
         fixed_bytes = surroundings.fixed_bytes + copies_bytes + surroundings.correction_bytes
         return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
@@ -100,14 +105,29 @@ _COSTLY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
 
 @dataclasses.dataclass(frozen=True)
 class _Expression:
-    """A pointwise value as an expression of values in memory: how many it reads, and whether computing it is costly."""
+    """A pointwise value as an expression of values in memory: those that it reads, and the calls that compute it."""
 
-    reads: int
-    is_costly: bool
+    reads: frozenset[fx.Node]
+    calls: frozenset[fx.Node]
+    is_on_cpu: bool
 
     def is_stored(self, readers: int) -> bool:
         """Whether inductor stores the value, given how many kernels read it, instead of computing it in each."""
-        return self.reads > MAX_READS or (readers > 1 and (self.is_costly or self.reads > MAX_SHARED_READS))
+        most = MAX_OPERATIONS_ON_CPU if self.is_on_cpu else MAX_OPERATIONS
+        if len(self.reads) > MAX_READS or self._operations() > most:
+            return True
+        is_costly = self.is_on_cpu and any(_operator(call) in _COSTLY for call in self.calls)
+        return readers > 1 and (is_costly or len(self.reads) > MAX_SHARED_READS)
+
+    def _operations(self) -> int:
+        """About how many operations a kernel does for one element, loads and constants included."""
+        constants = sum(isinstance(arg, (int, float)) for call in self.calls for arg in call.args)
+        return len(self.reads) + len(self.calls) + constants
+
+
+def _reads_elements_often(call: fx.Node) -> bool:
+    """Whether a fused operator reads each element several times. Inductor stores its inputs."""
+    return any(part in _operator(call) for part in ("pool", "upsample"))
 
 
 def _operator(call: fx.Node) -> str:
@@ -167,8 +187,11 @@ class _Phase:
                 level -= live.pop(root, 0)
         return best
 
-    def run_code(self, events: Iterable[_compat.Event], other_bytes: int) -> Moment:
-        """The peak of the code that a compiler generated for the graph, with `other_bytes` resident all along."""
+    def run_code(self, events: Iterable[_compat.Event], other_bytes: int) -> tuple[Moment, int]:
+        """The peak of the code that a compiler generated for the graph, with `other_bytes` resident all along.
+
+        Also returns the bytes in use at its end.
+        """
         nodes = {node.name: node for node in self._nodes}
         root_of_input = {node.name: self._root[node].name for node in self._nodes
                          if node.op == "placeholder" and node in self._root}  # fmt: skip
@@ -184,24 +207,24 @@ class _Phase:
                 live[event.name] = event.nbytes
                 level += event.nbytes
             elif event.kind == "run":
-                workspace = self._workspace(nodes[event.node]) if event.node in nodes else 0
+                workspace = self._workspace(nodes[event.name]) if event.name in nodes else 0
             else:
                 name = root_of_input.get(event.name, event.name)
                 inputs_left[name] -= 1
                 if inputs_left[name] <= 0:
                     level -= live.pop(name, 0)
             if level + workspace > best[0]:
-                best = level + workspace, event.node or "kernel", dict(live)
+                best = level + workspace, event.node or event.name, dict(live)
         by_node: collections.Counter[str] = collections.Counter()
         for name, size in best[2].items():
             by_node[producer.get(name, name)] += size
-        return Moment(best[0], self._name, best[1], dict(by_node))
+        return Moment(best[0], self._name, best[1], dict(by_node)), level
 
     def _find_registers(self) -> set[fx.Node]:
         """The roots of values that are never in memory: pointwise ones, and products that are merged into sums."""
         in_memory = set(self._returned)
         for node in self._nodes:
-            if not self._is_view(node) and not self._is_fused(node):
+            if not self._is_view(node) and (not self._is_fused(node) or _reads_elements_often(node)):
                 in_memory.update(self._root[source] for source in node.all_input_nodes if source in self._root)
         in_registers: dict[fx.Node, _Expression] = {}
         readers = self._readers()
@@ -225,12 +248,15 @@ class _Phase:
     def _expression(self, root: fx.Node, in_registers: Mapping[fx.Node, _Expression]) -> _Expression:
         """The expression of a pointwise value. in_registers: the expressions of operands that stay in registers."""
         call = self._call(root)
-        reads, is_costly = 0, _operator(call) in _COSTLY and self._joint.values[root.meta[ORIGIN]].device.type == "cpu"
+        reads, calls = set[fx.Node](), {call}
         for source in call.all_input_nodes:
-            operand = in_registers.get(self._root.get(source, source))
-            reads += 1 if operand is None else operand.reads
-            is_costly |= operand is not None and operand.is_costly
-        return _Expression(reads, is_costly)
+            storage = self._root.get(source, source)
+            operand = in_registers.get(storage)
+            reads |= {storage} if operand is None else operand.reads
+            calls |= set() if operand is None else operand.calls
+        return _Expression(
+            frozenset(reads), frozenset(calls), self._joint.values[root.meta[ORIGIN]].device.type == "cpu"
+        )
 
     def _find_memory_reads(self) -> dict[fx.Node, set[fx.Node]]:
         """By root: the storage itself if it is in memory, else the storages in memory from which it is computed."""

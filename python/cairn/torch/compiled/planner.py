@@ -31,6 +31,8 @@ from .request import Request
 
 #: How often the solver is called for one graph, each time with another budget.
 MAX_SOLUTIONS = 3
+#: The same while no schedule's graphs have fitted the budget.
+MAX_ATTEMPTS = 8
 #: Planning ends when the generated graphs leave no more than this share of the non-resident budget unused.
 MAX_SLACK = 0.01
 #: Planning ends when the schedule is proved to be within this share of the fastest one.
@@ -185,7 +187,9 @@ class Planner:
         best: Candidate | None = None
         least: Candidate | None = None
         limit_ns = cairn.parse_duration(self.request.time_limit) // MAX_SOLUTIONS
-        for attempt in range(1, MAX_SOLUTIONS + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            if best is not None and attempt > MAX_SOLUTIONS:
+                break
             solution = self._solve(problem, target, limit_ns)
             if solution.schedule is not None:
                 candidate = self._generated(joint, costs, solution)

@@ -200,7 +200,8 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
 def _fusing_neighbours() -> Any:
     """Settings by which inductor fuses only kernels that are neighbours in the plan's order.
 
-    Fusing others would compute a result long before its place in the plan, or hold it long after.
+    Fusing others would compute a result long before its place in the plan, or hold it long after. Two kernels that only
+    read the same are fused if they read as many bytes together as the second one writes: these are allocated earlier.
     """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.virtualized import V
@@ -209,7 +210,7 @@ def _fusing_neighbours() -> Any:
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             may = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
-            return may and _are_neighbours(node1, node2)
+            return may and _are_neighbours(node1, node2) and shared_data_score >= _written_bytes(scheduler, node2)
 
         @staticmethod
         def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
@@ -217,6 +218,11 @@ def _fusing_neighbours() -> Any:
             return may and _are_neighbours(node1, node2)
 
     return V.set_choices_handler(Neighbours())
+
+
+def _written_bytes(scheduler: Any, node: Any) -> int:
+    """The bytes that one of inductor's kernels writes."""
+    return sum(scheduler.dep_size_hint(dep) for dep in node.read_writes.writes)
 
 
 def _are_neighbours(node1: Any, node2: Any) -> bool:

@@ -79,11 +79,13 @@ class _Reader:
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
-        self._storage: dict[str, str] = {}  # by variable
+        self._storages: dict[str, set[str]] = {}  # by variable: several for a tuple
         self._variables: dict[str, set[str]] = {}  # by storage
+        self._members: set[str] = set()  # variables that are taken out of tuples
 
     def events(self, lines: Sequence[Any]) -> Iterator[Event]:
         """The events of inductor's lines."""
+        self._members = {line.result_name for line in lines if type(line).__name__ == "MultiOutputLine"}
         for line in lines:
             read = getattr(self, f"_{type(line).__name__}", None)
             if read is not None:
@@ -93,15 +95,16 @@ class _Reader:
         yield from self._allocate(line.node)
 
     def _ExternKernelAllocLine(self, line: Any) -> Iterator[Event]:
-        yield Event("run", _origin(line.node))
         if _is_tensor(line.node):
             yield from self._allocate(line.node)
+        for member in getattr(line.node, "outputs", ()):
+            if hasattr(member, "get_name"):
+                owner = member if member.get_name() in self._members else line.node
+                yield from self._allocate(member, owner.get_name())
+        yield Event("run", _origin(line.node))
 
     def _ExternKernelOutLine(self, line: Any) -> Iterator[Event]:
         yield Event("run", _origin(line.node))
-
-    def _MultiOutputLine(self, line: Any) -> Iterator[Event]:
-        yield from self._allocate(self._graph.get_buffer(line.result_name))
 
     def _ReuseLine(self, line: Any) -> Iterator[Event]:
         self._show(line.reused_as.get_name(), line.node.get_name())
@@ -119,25 +122,28 @@ class _Reader:
     def _FreeLine(self, line: Any) -> Iterator[Event]:
         yield from self._forget(line.node.get_name())
 
-    def _allocate(self, buffer: Any) -> Iterator[Event]:
+    def _allocate(self, buffer: Any, owner: str = "") -> Iterator[Event]:
+        """A buffer's storage, of which `owner` is the variable; that of the buffer itself if it is not given."""
         name, shown = buffer.get_name(), _shown_by(buffer)
         if shown:
-            self._show(name, shown[0])
+            self._show(owner or name, shown[0])
             return
-        self._storage[name], self._variables[name] = name, {name}
+        self._storages.setdefault(owner or name, set()).add(name)
+        self._variables[name] = {owner or name}
         yield Event("allocate", name, _origin(buffer), self._bytes(buffer))
 
     def _show(self, name: str, shown: str) -> None:
-        storage = self._storage.setdefault(shown, shown)
-        self._storage[name] = storage
-        self._variables.setdefault(storage, {storage}).add(name)
+        """A variable shows the storage of another one, or of an input of the graph."""
+        for storage in self._storages.setdefault(shown, {shown}):
+            self._storages.setdefault(name, set()).add(storage)
+            self._variables.setdefault(storage, {storage}).add(name)
 
     def _forget(self, name: str) -> Iterator[Event]:
-        storage = self._storage.get(name, name)
-        variables = self._variables.setdefault(storage, {storage})
-        variables.discard(name)
-        if not variables:
-            yield Event("free", storage)
+        for storage in sorted(self._storages.get(name, {name})):
+            variables = self._variables.setdefault(storage, {storage})
+            variables.discard(name)
+            if not variables:
+                yield Event("free", storage)
 
     def _bytes(self, buffer: Any) -> int:
         count = getattr(buffer, "count", None)  # of a kernel's workspace
@@ -170,4 +176,8 @@ def _is_tensor(buffer: Any) -> bool:
 def _origin(buffer: Any) -> str:
     """The graph's node that a buffer is the result of; empty if there is none."""
     node = buffer.get_origin_node() if hasattr(buffer, "get_origin_node") else None
-    return node.name if isinstance(node, fx.Node) else ""
+    if isinstance(node, fx.Node):
+        return node.name
+    target = getattr(buffer, "op_overload", None)
+    calls = [node.name for node in getattr(buffer, "origins", ()) if target is not None and node.target is target]
+    return calls[0] if len(calls) == 1 else ""

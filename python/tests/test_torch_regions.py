@@ -10,6 +10,7 @@ import pytest
 import torch
 from cairn.torch.compiled import region_code
 from cairn.torch.compiled.compiled_model import known
+from cairn.torch.compiled.partitions import Partitions
 from torch import nn
 from torch.nn import functional as F
 
@@ -225,6 +226,21 @@ def test_options_of_blocks_of_torchs_own_classes_have_a_limit_of_compilations_ea
     for _ in range(torch._dynamo.config.recompile_limit + 1):
         function = region_code.with_own_code(nn.Sequential.forward)
         assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(block, x), block(x))
+
+
+def test_the_backward_takes_no_view_that_the_forward_has_taken(monkeypatch):
+    cuts = []
+    for name in ("cut", "cut_without_recomputation"):
+        original = getattr(region_code._compat, name)
+        monkeypatch.setattr(
+            region_code._compat, name, lambda *a, original=original, **k: cuts.append(original(*a, **k)) or cuts[-1]
+        )
+    for level in (region_code.EVERYTHING, region_code.UNPLANNED):
+        backend = region_code.OptionBackend(level, "eager", torch.device("cpu"), Partitions())
+        torch.compile(Block(8), backend=backend)(sample(1, 4, 8).requires_grad_()).sum().backward()
+        torch._dynamo.reset()
+    ours, torchs = (sum(node.op == "call_function" for node in backward.graph.nodes) for _, backward in cuts)
+    assert ours <= torchs + 1
 
 
 def test_a_compiled_model_is_freed():

@@ -49,7 +49,7 @@ class Emitted:
     host_bytes: int = 0
 
 
-def emit(joint: JointGraph, ops: Iterable[Sequence[Any]], memory: int = 0) -> Emitted:
+def emit(joint: JointGraph, ops: Iterable[Sequence[Any]], memory: int = 0, *, saves_views: bool = False) -> Emitted:
     """Write a schedule's computations and transfers as a joint graph.
 
     Parameters
@@ -59,8 +59,11 @@ def emit(joint: JointGraph, ops: Iterable[Sequence[Any]], memory: int = 0) -> Em
         returns. Drops need no code.
     memory
         The number of the `HostMemory` to which values are offloaded.
+    saves_views
+        Whether views that the forward has taken are saved for the backward. They take no memory. Otherwise their bases
+        are saved, and the backward takes the views again.
     """
-    writer = _Writer(joint, memory)
+    writer = _Writer(joint, memory, saves_views)
     for name, index in _with_forward_end_early(joint, [(str(op[0]), int(op[1])) for op in ops]):
         if name != "drop":
             getattr(writer, name)(index)
@@ -91,8 +94,9 @@ class _Writer:
         awaited where its first reader is written.
     """
 
-    def __init__(self, joint: JointGraph, memory: int) -> None:
-        self._joint, self._memory = joint, memory
+    def __init__(self, joint: JointGraph, memory: int, saves_views: bool) -> None:
+        self._joint, self._memory, self._saves_views = joint, memory, saves_views
+        self._forward_views: set[fx.Node] = set()
         self._graph = fx.Graph()
         self._static: dict[fx.Node, fx.Node] = {}  # copies of placeholders, constants, and their views
         self._current: dict[int, dict[fx.Node, fx.Node]] = {}  # by result: its latest copy, and views of it
@@ -248,10 +252,15 @@ class _Writer:
         index = self._joint.base.get(node)
         if index in self._arriving:
             self._await_prefetch(index)
-        self._save(node, index)
         copies = self._static if index is None else self._current[index]
+        if self._in_backward and copies.get(node) in self._forward_views:
+            self._saved.setdefault(copies[node])
+            return copies[node]
+        self._save(node, index)
         if node not in copies:
             copies[node] = self._copy(node)
+            if self._saves_views and not self._in_backward and not _is_size(self._joint.values.get(node)):
+                self._forward_views.add(copies[node])
         return copies[node]
 
     def _save(self, node: fx.Node, index: int | None) -> None:

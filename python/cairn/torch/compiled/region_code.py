@@ -206,7 +206,7 @@ class OptionBackend:
             curve = GraphCurve(joint, self._measured)
             if not self._partitions.is_loaded:
                 _ = curve.costs  # measured here, while torch compiles
-            emitted = emit(joint, self._schedule(curve))
+            emitted = emit(joint, self._schedule(curve), saves_views=self._kernels == "eager")
         except Unsupported as error:
             self.not_planned.append(str(error))
             return _compat.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)

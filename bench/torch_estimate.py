@@ -23,10 +23,10 @@ import cairn.torch as ct
 import torch
 import transformers as hf
 from support import arguments
+from support.region_models import Blocks, made
 from support.training import MIB, UNLIMITED, allocated_peak, machine, quiet, release, step_peak, write
-from support.two_ranks import on_two_ranks
+from support.two_ranks import local, on_two_ranks
 from torch_families import FAMILIES, Family
-from torch_regions import Gpt
 
 VOCABULARY, LENGTH = 128_256, 4096
 GIB = 2**30
@@ -72,8 +72,7 @@ def own_plans(profile: ct.Profile) -> list[ct.Plan]:
 
 def sharded_model(layers: int, width: int) -> tuple[torch.nn.Module, torch.Tensor]:
     """A GPT and its tokens."""
-    torch.manual_seed(0)
-    return Gpt(layers, width, 256), torch.randint(256, (2, 64))
+    return made("gpt", layers, width, 256), torch.randint(256, (2, 64))
 
 
 def rank_peaks(layers: int, width: int, data: dict[str, Any]) -> list[int]:
@@ -81,11 +80,11 @@ def rank_peaks(layers: int, width: int, data: dict[str, Any]) -> list[int]:
     from torch.distributed.fsdp import fully_shard
 
     model, ids = sharded_model(layers, width)
-    assert isinstance(model, Gpt)
+    assert isinstance(model, Blocks)
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    resident = sum(p.to_local().nbytes for p in model.parameters()) + ids.nbytes
+    resident = sum(local(p).nbytes for p in model.parameters()) + ids.nbytes
 
     def peak() -> int:
         found = []

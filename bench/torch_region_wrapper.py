@@ -21,10 +21,10 @@ from typing import Any
 import cairn.torch as ct
 import torch
 from support import arguments
+from support.region_models import Attending as Block
 from support.training import machine, quiet, write
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch_regions import Block
 
 
 class Codes:

@@ -1,6 +1,8 @@
 """Blocks that are compiled one by one: a plan for each budget against checkpointing whole compiled blocks.
 
-A GPT (blocks of attention, GELU and dropout) trains in one thread, with eager kernels. First k of its compiled blocks
+A model trains in one thread, with eager kernels: a GPT (blocks of attention, GELU and dropout), a mixture of experts
+whose blocks have graph breaks, an encoder-decoder with breaks between blocks, or the GPT with blocks that FSDP2 shards
+over two ranks (what the first rank sees; a peak is the larger of the two). First k of its compiled blocks
 are checkpointed as wholes by torch.utils.checkpoint; then `ct.compile(regions=True)` gets the peak that this takes as
 its budget. All ways take turns, each between two steps whose blocks are compiled and keep everything. Times are CPU
 times; extra time is the median of the ratios to the mean of the two. Peaks are those of the allocator, with parameters
@@ -11,8 +13,9 @@ compilation.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
+import io
 import statistics
 import time
 import warnings
@@ -22,60 +25,23 @@ from typing import Any, NamedTuple
 
 import cairn.torch as ct
 import torch
+from cairn.torch.base import ranks
 from cairn.torch.compiled.compiled_model import known
 from cairn.torch.compiled.region_plan import RegionPlan
 from cairn.torch.compiling_regions import RegionModel
-from support import arguments
+from support import arguments, region_models
+from support.region_models import Blocks
 from support.training import MIB, allocated_peak, machine, quiet, write
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from support.two_ranks import local, on_two_ranks
 
 NO_LIMIT = "1TiB"
-
-
-class Block(nn.Module):
-    """Attention over all positions, a GELU between two products, and dropout."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(1, width // 64)
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch, length, width] to the same."""
-        batch, length, width = x.shape
-        mixed = self.mix(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
-        x = x + F.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, width)), 0.1)
-        return x + F.dropout(self.down(F.gelu(self.up(self.second(x)), approximate="tanh")), 0.1)
-
-
-class Gpt(nn.Module):
-    """Blocks between an embedding and a head; `checkpointed` of them keep their inputs alone."""
-
-    def __init__(self, layers: int, width: int, vocabulary: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.checkpointed = 0
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The loss of predicting each token from those before it."""
-        x = self.embed(ids)
-        for index, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if index < self.checkpointed else block(x)
-        return F.cross_entropy(self.head(x[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 class Way(NamedTuple):
     """One way to run the step: `enter` prepares the model for it."""
 
     name: str
-    model: Gpt
+    model: Blocks
     enter: Callable[[], object]
     said: str = ""
 
@@ -103,19 +69,20 @@ def results(way: Way, ids: torch.Tensor) -> list[torch.Tensor]:
     torch.manual_seed(1)
     loss: torch.Tensor = way.model(ids)
     loss.backward()
-    found = [loss.detach(), *(p.grad.clone() for p in way.model.parameters() if p.grad is not None)]
+    found = [loss.detach(), *(local(p.grad).clone() for p in way.model.parameters() if p.grad is not None)]
     way.model.zero_grad()
     return found
 
 
 def peak_bytes(way: Way, ids: torch.Tensor) -> int:
-    """Peak of one step, parameters and inputs included."""
+    """Peak of one step, parameters and inputs included: the least of three, of the rank that takes most."""
     way.enter()
-    resident = sum(t.numel() * t.element_size() for t in (*way.model.parameters(), ids))
-    return resident + allocated_peak(lambda: run(way, ids))
+    resident = sum(local(t).nbytes for t in (*way.model.parameters(), ids))
+    peak = resident + min(allocated_peak(lambda: run(way, ids)) for _ in range(3))
+    return ranks.largest(peak, ranks.several())
 
 
-def planned(model: Gpt, ids: torch.Tensor, budget: int | str, name: str) -> Way:
+def planned(model: Blocks, ids: torch.Tensor, budget: int | str, name: str) -> Way:
     """`ct.compile` block by block within a budget."""
     ct.compile(
         model, ids, budget=budget, kernels="eager", regions=True, holds_output=False, prove=False, progress=False
@@ -129,21 +96,40 @@ def planned(model: Gpt, ids: torch.Tensor, budget: int | str, name: str) -> Way:
     return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %")
 
 
-def checkpointed(model: Gpt, count: int) -> Way:
+def checkpointed(model: Blocks, count: int) -> Way:
     """The first blocks checkpointed as wholes."""
     return Way(f"checkpoint {count} blocks", model, functools.partial(setattr, model, "checkpointed", count))
 
 
-def ways(model: Gpt, ids: torch.Tensor, options: Any) -> Iterator[tuple[Way, int]]:
+def made(options: Any) -> Blocks:
+    """The model; where it is sharded, by FSDP2, each block and the whole."""
+    model = region_models.made(options.model, options.layers, options.width, options.vocabulary)
+    if options.model == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return model
+
+
+def compiled_by_torch(options: Any) -> Blocks:
+    """The model with blocks that torch alone compiles; the hooks that gather parameters stay outside."""
+    model = made(options)
+    for block in model.blocks:
+        block.forward = torch.compile(block.forward, backend="aot_eager")
+    return model
+
+
+def ways(model: Blocks, ids: torch.Tensor, options: Any) -> Iterator[tuple[Way, int]]:
     """Each way and the peak of its step; the first keeps everything, and then each budget has two."""
-    other = copy.deepcopy(model)
-    for block in other.blocks:
-        block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    other = compiled_by_torch(options)
     everything = planned(model, ids, NO_LIMIT, "everything kept")
     yield everything, peak_bytes(everything, ids)
     for count in options.checkpointed:
         whole = checkpointed(other, count)
-        run(whole, ids)
+        for _ in range(2):  # the first one compiles
+            run(whole, ids)
         peak = peak_bytes(whole, ids)
         yield whole, peak
         try:
@@ -184,6 +170,7 @@ def compare(plain: Way, found: list[tuple[Way, int]], ids: torch.Tensor, count: 
 def main() -> None:
     """Measure and print; write JSON where a file is named."""
     command = arguments.parser(__doc__)
+    command.add_argument("--model", choices=region_models.NAMES, default="gpt")
     command.add_argument("--layers", type=int, default=12)
     command.add_argument("--width", type=int, default=256)
     command.add_argument("--length", type=int, default=128)
@@ -196,14 +183,32 @@ def main() -> None:
     small = {"layers": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 64, "rounds": 1, "checkpointed": [1]}
     options = arguments.parse(command, **small)
     warnings.simplefilter("ignore")
+    if options.model == "sharded":
+        print("".join(on_two_ranks(rank, options)[0]))
+    else:
+        measure(options)
+
+
+def rank(options: Any) -> list[str]:
+    """What one rank prints."""
+    lines = io.StringIO()
+    with contextlib.redirect_stdout(lines):
+        measure(options)
+    return lines.getvalue().splitlines(keepends=True)
+
+
+def measure(options: Any) -> None:
+    """The rows of one model."""
+    warnings.simplefilter("ignore")
     with quiet():
-        model = Gpt(options.layers, options.width, options.vocabulary)
+        model, untouched = made(options), made(options)
+        torch.manual_seed(1)
         ids = torch.randint(options.vocabulary, (options.batch, options.length))
-        untouched = copy.deepcopy(model)
         plain = Way("plain", untouched, lambda: None)
-        print(f"plain: {peak_bytes(plain, ids) / MIB:.1f} MiB; torch {torch.__version__}")
+        print(f"{options.model}: {peak_bytes(plain, ids) / MIB:.1f} MiB; torch {torch.__version__}")
         rows = compare(plain, list(ways(model, ids, options)), ids, options.rounds)
-        write(options.json, {"conditions": machine(), "rows": rows})
+        if not ranks.several():
+            write(options.json, {"conditions": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -35,15 +35,21 @@ def on_two_ranks(task: Callable[..., Any], *args: Any) -> list[Any]:
     return [found[rank] for rank in range(RANKS)]
 
 
+def local(tensor: Any) -> torch.Tensor:
+    """What this rank has of a tensor."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
 class _Failure(str):
     """What a rank that failed says."""
 
 
 def _rank(rank: int, folder: str, task: Callable[..., Any], args: tuple[Any, ...], results: Any) -> None:
     torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", RANKS)
     wait = datetime.timedelta(seconds=SECONDS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=wait)
+    meeting = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS, timeout=wait)
     try:
         found = task(*args)
     except BaseException as error:

@@ -102,8 +102,12 @@ class EncoderDecoder(Blocks):
     """Half of the blocks encode, the others decode; every block ends with a graph break of the model."""
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
-        """The decoder reads what the encoder made of the same tokens."""
-        half, start = len(self.blocks) // 2, x
+        """The decoder reads what the encoder made of the same tokens.
+
+        Each has a copy of them: a value that several blocks read more than once has its gradients added in another
+        order where blocks are compiled, by any backend.
+        """
+        half, start, x = len(self.blocks) // 2, x.clone(), x.clone()
         for index in range(half):
             x = self.run(index, x)
             torch._dynamo.graph_break()

@@ -192,16 +192,33 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
     patches: dict[str, Any] = {"custom_partitioner_fn": Partitioner(), "reorder_for_peak_memory": False}
     patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     functorch: Any = torch._functorch.config
-    with functorch.patch(enable_autograd_cache=False), _compiled_backward(), _fusing_neighbours():
+    with (
+        functorch.patch(enable_autograd_cache=False),
+        _compiled_backward(),
+        _fusing_neighbours(),
+        _one_function_per_kernel(),
+    ):
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
     return compiled
+
+
+def _one_function_per_kernel() -> contextlib.AbstractContextManager[Any]:
+    """Settings by which inductor generates a C++ function for each kernel.
+
+    By default one function has all kernels between two operators. Their results are allocated before the function runs,
+    and their inputs are freed after it.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    name = "MAX_FUSED_KERNEL_ARGS_NUM"
+    return mock.patch.object(CppScheduling, name, -1) if hasattr(CppScheduling, name) else contextlib.nullcontext()
 
 
 def _fusing_neighbours() -> Any:
     """Settings by which inductor fuses only kernels that are neighbours in the plan's order.
 
     Fusing others would compute a result long before its place in the plan, or hold it long after. Two kernels that only
-    read the same are fused if they read as many bytes together as the second one writes: these are allocated earlier.
+    read the same are fused if they read as many bytes together as each of them writes: fused, they write at once.
     """
     from torch._inductor.choices import InductorChoices
     from torch._inductor.virtualized import V
@@ -210,7 +227,8 @@ def _fusing_neighbours() -> Any:
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
             may = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
-            return may and _are_neighbours(node1, node2) and shared_data_score >= _written_bytes(scheduler, node2)
+            written_bytes = max(_written_bytes(scheduler, node) for node in (node1, node2))
+            return may and _are_neighbours(node1, node2) and shared_data_score >= written_bytes
 
         @staticmethod
         def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -170,8 +170,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def warn(text: str) -> None:
     """Warns at the line of the user's that led here: the first one that is neither torch's nor Cairn's."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _package_of(frame.f_globals) in _OURS:
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_back is not None and _package_of(frame.f_globals) in _OURS:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 

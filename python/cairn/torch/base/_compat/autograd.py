@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -134,7 +133,7 @@ def is_in_reentrant_checkpoint() -> bool:
     """Whether this runs in the forward of a torch.utils.checkpoint with use_reentrant=True, which records no graph."""
     if torch.is_grad_enabled():
         return False
-    frame: FrameType | None = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
         frame = frame.f_back
     return frame is not None

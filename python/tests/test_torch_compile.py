@@ -435,9 +435,15 @@ def test_plans_are_data(tmp_path, roomy):
     graph = cairn.Graph.from_json(json.dumps(plan.problem))
     schedule = cairn.Schedule.from_json(graph, json.dumps(plan.schedule))
     assert cairn.simulate(graph, schedule).peak_bytes <= plan.budget_bytes
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ct.PlanMismatch, match="cairn-compiled-plan"):
-        ct.CompiledPlan.load(tmp_path / "other.json")
+    lacking = {name: value for name, value in plan.to_json().items() if name != "schedule"}
+    for text, message in (
+        ("{}", "cairn-compiled-plan"),
+        ('{\n "format": ', "line 2, column 12"),
+        (json.dumps(lacking), "schedule"),
+    ):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(ct.PlanMismatch, match=message):
+            ct.CompiledPlan.load(tmp_path / "other.json")
 
 
 def test_a_saved_plan_is_followed_for_the_same_step_alone():

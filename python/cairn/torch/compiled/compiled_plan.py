@@ -13,6 +13,7 @@ import cairn
 from cairn import format_budget, format_bytes, format_ns
 
 from ..base.errors import PlanMismatch
+from ..base.plan_files import read_plan
 
 FORMAT, VERSION = "cairn-compiled-plan", 1
 _LARGEST = 6  # parts of a peak that a report names
@@ -117,15 +118,13 @@ class CompiledPlan:
         PlanMismatch
             The file is no plan of a compiled step, or of another version.
         """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise PlanMismatch(f"{path} is no {FORMAT}: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            raise PlanMismatch(f"{path} is no {FORMAT} of version {VERSION}")
+        data = read_plan(path, FORMAT, VERSION)
         names = {field.name for field in dataclasses.fields(cls)}
         values = {name: value for name, value in data.items() if name in names}
-        return cls(**{**values, "notes": tuple(data.get("notes", ()))})
+        try:
+            return cls(**{**values, "notes": tuple(data.get("notes", ()))})
+        except TypeError as error:
+            raise PlanMismatch(f"{path} has not the fields of {FORMAT} {VERSION}: {error}") from None
 
     def __str__(self) -> str:
         lines = [f"{self.model_name} on {self.device}: compiled step, {self.kernels} kernels (whole step)"]

@@ -15,6 +15,7 @@ from cairn import format_budget, format_bytes, format_ns
 from torch import nn
 
 from ..base.errors import PlanMismatch
+from ..base.plan_files import read_plan
 from ..base.stage_measure import StageMeasure
 from ..planning.fingerprint import fingerprint_of
 from ..planning.plan import Plan, chain_of
@@ -132,12 +133,7 @@ class RegionPlan:
         PlanMismatch
             The file is no plan of compiled blocks, or of another version, or was changed.
         """
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise PlanMismatch(f"{path} is no {FORMAT}: {error}") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-            raise PlanMismatch(f"{path} is no {FORMAT} of version {VERSION}")
+        data = read_plan(path, FORMAT, VERSION)
         try:
             return cls(
                 plan=Plan.from_json(data["plan"]),

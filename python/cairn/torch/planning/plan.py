@@ -15,6 +15,7 @@ import torch
 
 from ..base.choices import CREATED
 from ..base.errors import PlanMismatch, warn
+from ..base.plan_files import read_json
 from ..base.stages import StageRef
 from ..schedule.peak_parts import Moment, peak_moment
 from ..schedule.transfer_plan import TransferPlan, has_transfers, peak_with_transfers
@@ -239,12 +240,7 @@ class Plan:
             It is of another version, was changed, or is no plan.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_bytes()))
-        except json.JSONDecodeError as error:
-            where = f"line {error.lineno}, column {error.colno}"
-            raise PlanMismatch(f"{path} is no plan, or not a whole one: {where}: {error.msg}") from None
-        except UnicodeDecodeError as error:
-            raise PlanMismatch(f"{path} is no plan: byte {error.start} is not text") from None
+            return cls.from_json(read_json(path))
         except PlanMismatch as error:
             raise PlanMismatch(f"{path}: {error.message}") from None
 

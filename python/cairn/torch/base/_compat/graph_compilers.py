@@ -191,6 +191,9 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
 
     patches: dict[str, Any] = {"custom_partitioner_fn": Partitioner(), "reorder_for_peak_memory": False}
     patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    patches |= (
+        {"graph_partition": False} if hasattr(torch._inductor.config, "graph_partition") else {}
+    )  # for CUDA graphs
     functorch: Any = torch._functorch.config
     with (
         functorch.patch(enable_autograd_cache=False),

@@ -40,12 +40,18 @@ class GeneratedCode:
     Attributes
     ----------
     forward, backward
-        None for a graph that was not compiled, or whose lines could not be read.
+        None for a graph that was not compiled, whose lines could not be read, or whose code is in several pieces.
     """
 
     def __init__(self) -> None:
         self.forward: tuple[Event, ...] | None = None
         self.backward: tuple[Event, ...] | None = None
+        self._pieces = [0, 0]
+
+    def add(self, is_backward: bool, events: tuple[Event, ...] | None) -> None:
+        """The events of a piece of a graph's code."""
+        self._pieces[is_backward] += 1
+        setattr(self, "backward" if is_backward else "forward", events if self._pieces[is_backward] == 1 else None)
 
 
 @contextlib.contextmanager
@@ -67,7 +73,7 @@ def generated_code() -> Iterator[GeneratedCode]:
             events = tuple(_Reader(V.graph).events(wrapper.lines))
         except (AttributeError, KeyError, TypeError):
             events = None
-        setattr(code, "backward" if V.graph.is_backward else "forward", events)
+        code.add(bool(V.graph.is_backward), events)
         return result
 
     with mock.patch.object(PythonWrapperCodegen, "memory_plan_reuse", planned):

@@ -196,7 +196,8 @@ def test_the_model_is_left_as_it_was():
 
 def test_inductor_keeps_to_the_budget_and_the_least_that_it_names_works():
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(256, 32)
+    convolution = nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 16, 3, padding=1), nn.GELU(), nn.Flatten()
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), *convolution, nn.Linear(256, 8)), torch.randn(256, 32)
     budget = least_of(model, x, kernels="inductor")
     report = ct.report(compiled_with(model, x, budget, kernels="inductor"))
     assert report.measured_peak_bytes <= budget

@@ -87,6 +87,7 @@ class _Reader:
         self._graph = graph
         self._storages: dict[str, set[str]] = {}  # by variable: several for a tuple
         self._variables: dict[str, set[str]] = {}  # by storage
+        self._allocated: set[str] = set()  # storages that the code allocates
         self._members: set[str] = set()  # variables that are taken out of tuples
 
     def events(self, lines: Sequence[Any]) -> Iterator[Event]:
@@ -96,6 +97,7 @@ class _Reader:
             read = getattr(self, f"_{type(line).__name__}", None)
             if read is not None:
                 yield from read(line)
+        yield from self._forget_all_but(set(self._graph.get_output_names()))
 
     def _AllocateLine(self, line: Any) -> Iterator[Event]:
         yield from self._allocate(line.node)
@@ -136,6 +138,7 @@ class _Reader:
             return
         self._storages.setdefault(owner or name, set()).add(name)
         self._variables[name] = {owner or name}
+        self._allocated.add(name)
         yield Event("allocate", name, _origin(buffer), self._bytes(buffer))
 
     def _show(self, name: str, shown: str) -> None:
@@ -149,6 +152,12 @@ class _Reader:
             variables = self._variables.setdefault(storage, {storage})
             variables.discard(name)
             if not variables:
+                yield Event("free", storage)
+
+    def _forget_all_but(self, outputs: set[str]) -> Iterator[Event]:
+        """What the code's return frees: inductor leaves out the lines that would free it just before."""
+        for storage in sorted(self._allocated):
+            if self._variables[storage] and not self._variables[storage] & outputs:
                 yield Event("free", storage)
 
     def _bytes(self, buffer: Any) -> int:

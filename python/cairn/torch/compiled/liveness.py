@@ -86,16 +86,18 @@ class Liveness:
         live_between = self._forward.bytes_of([*self._outputs, *self._kept])  # between forward and backward
         between_bytes = sum(live_between.values())
         if code is None or code.forward is None or code.backward is None:
-            first, last = self._forward.run(0), self._backward.run(held_bytes)
             copies_bytes = self._copies_bytes
+            first, last = self._forward.run(copies_bytes), self._backward.run(held_bytes + copies_bytes)
         else:
             first, end_bytes = self._forward.run_code(code.forward, 0)
-            copies_bytes = max(0, end_bytes - between_bytes)  # what the forward's code returns in place of its inputs
-            last, _ = self._backward.run_code(code.backward, held_bytes)
-            first = dataclasses.replace(first, peak_bytes=first.peak_bytes - copies_bytes)
-        loss = Moment(between_bytes + surroundings.loss_workspace_bytes, "loss", "loss", live_between)
+            copies_bytes = max(
+                0, end_bytes - between_bytes
+            )  # of inputs: the forward's code returns them for the backward
+            last, _ = self._backward.run_code(code.backward, held_bytes + copies_bytes)
+        loss_bytes = between_bytes + copies_bytes + surroundings.loss_workspace_bytes
+        loss = Moment(loss_bytes, "loss", "loss", live_between)
         moment = max(first, loss, last, key=lambda one: one.peak_bytes)
-        fixed_bytes = surroundings.fixed_bytes + copies_bytes + surroundings.correction_bytes
+        fixed_bytes = surroundings.fixed_bytes + surroundings.correction_bytes
         return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
 
 

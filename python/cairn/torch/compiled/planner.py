@@ -160,12 +160,10 @@ class Planner:
         self.predicted_bytes = self._graphs_peak_bytes(self._liveness)
         self.plan = dataclasses.replace(
             plan,
-            peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
             measured_peak_bytes=None,
             recomputed=emitted.recomputed,
             resident=self.resident,
-            at_peak=_parts_by_operator(moment),
-            peak_at=str(moment),
+            **self._peak_fields(moment),
         )
         return forward, backward
 
@@ -204,7 +202,7 @@ class Planner:
             if fits and (fitting_target <= target + slack or _is_fastest(candidate.solution)):
                 remaining_ns = (MAX_SOLUTIONS - attempt) * limit_ns
                 improved = self._improved(joint, costs, problem, candidate, target, remaining_ns)
-                if improved.peak_bytes <= usable and improved.makespan_ns <= candidate.makespan_ns:
+                if improved.peak_bytes <= usable:
                     best = min(improved, best or improved, key=lambda one: one.makespan_ns)
                 break
             target = fitting_target
@@ -286,10 +284,8 @@ class Planner:
         moment = self._liveness.peak(surroundings, code)
         self.plan = dataclasses.replace(
             self.plan,
-            peak_bytes=max(moment.peak_bytes, self.request.optimizer_peak_bytes),
             correction_bytes=correction_bytes,
-            at_peak=_parts_by_operator(moment),
-            peak_at=str(moment),
+            **self._peak_fields(moment),
         )
 
     def _plan_of(
@@ -315,7 +311,6 @@ class Planner:
             budget_bytes=total,
             reserve_bytes=reserve,
             gradients=self.request.gradients,
-            peak_bytes=max(chosen.peak_bytes, self.request.optimizer_peak_bytes),
             measured_peak_bytes=None,
             plain_peak_bytes=store_all.store_all_bytes or 0,
             plain_ns=(store_all.store_all_ns or 0) - double_counted_ns,
@@ -329,8 +324,7 @@ class Planner:
             problem=json.loads(problem.to_json()),
             schedule=json.loads(solution.schedule.to_json()),
             resident=self.resident,
-            at_peak=_parts_by_operator(chosen.moment),
-            peak_at=str(chosen.moment),
+            **self._peak_fields(chosen.moment),
             correction_bytes=self._surroundings.correction_bytes,
             **self._offloading_fields(chosen.emitted),
         )
@@ -342,6 +336,14 @@ class Planner:
             return graph
         self._offloading = GraphOffloading(joint, self._groups, graph, host, host.to.machine)
         return self._offloading.graph
+
+    def _peak_fields(self, moment: Moment) -> dict[str, Any]:
+        """The fields of `CompiledPlan` about the predicted peak."""
+        return {
+            "peak_bytes": max(moment.peak_bytes, self.request.optimizer_peak_bytes),
+            "at_peak": _parts_by_operator(moment),
+            "peak_at": str(moment),
+        }
 
     def _offloading_fields(self, emitted: Emitted) -> dict[str, Any]:
         """The fields of `CompiledPlan` about offloading."""

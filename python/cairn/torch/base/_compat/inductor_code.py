@@ -1,4 +1,4 @@
-"""What the code that inductor generates allocates and frees: read from its lines before they are text."""
+"""The allocations and frees in the code that inductor generates, read from its lines before they become text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ class GeneratedCode:
 
 @contextlib.contextmanager
 def generated_code() -> Iterator[GeneratedCode]:
-    """Reads the code of the graphs that inductor compiles in the body. Another torch's lines may be other ones."""
+    """Read the code of the graphs that inductor compiles in the body.
+
+    Lines of inductor are private: in a torch where they differ, there are no events.
+    """
     code = GeneratedCode()
     try:
         from torch._inductor.codegen.wrapper import PythonWrapperCodegen
@@ -81,7 +84,7 @@ def generated_code() -> Iterator[GeneratedCode]:
 
 
 class _Reader:
-    """Follows variables to storages. A storage is freed with the last variable that shows it."""
+    """Tracks which variables of the code refer to which storage. A storage is freed with the last of them."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -97,7 +100,7 @@ class _Reader:
             read = getattr(self, f"_{type(line).__name__}", None)
             if read is not None:
                 yield from read(line)
-        yield from self._forget_all_but(set(self._graph.get_output_names()))
+        yield from self._delete_all_but(set(self._graph.get_output_names()))
 
     def _AllocateLine(self, line: Any) -> Iterator[Event]:
         yield from self._allocate(line.node)
@@ -115,47 +118,47 @@ class _Reader:
         yield Event("run", _origin(line.node))
 
     def _ReuseLine(self, line: Any) -> Iterator[Event]:
-        self._show(line.reused_as.get_name(), line.node.get_name())
+        self._alias(line.reused_as.get_name(), line.node.get_name())
         if line.delete_old:
-            yield from self._forget(line.node.get_name())
+            yield from self._delete(line.node.get_name())
 
     def _ReinterpretLine(self, line: Any) -> Iterator[Event]:
-        self._show(line.reused_as.get_name(), line.node.get_name())
+        self._alias(line.reused_as.get_name(), line.node.get_name())
         yield from ()
 
     def _FreeIfNotReusedLine(self, line: Any) -> Iterator[Event]:
         if not line.is_reused:
-            yield from self._forget(line.node.get_name())
+            yield from self._delete(line.node.get_name())
 
     def _FreeLine(self, line: Any) -> Iterator[Event]:
-        yield from self._forget(line.node.get_name())
+        yield from self._delete(line.node.get_name())
 
     def _allocate(self, buffer: Any, owner: str = "") -> Iterator[Event]:
-        """A buffer's storage, of which `owner` is the variable; that of the buffer itself if it is not given."""
-        name, shown = buffer.get_name(), _shown_by(buffer)
-        if shown:
-            self._show(owner or name, shown[0])
+        """Allocate a buffer's storage. owner: the variable that refers to it; by default the buffer's own."""
+        name, aliased = buffer.get_name(), _aliased_by(buffer)
+        if aliased:
+            self._alias(owner or name, aliased[0])
             return
         self._storages.setdefault(owner or name, set()).add(name)
         self._variables[name] = {owner or name}
         self._allocated.add(name)
         yield Event("allocate", name, _origin(buffer), self._bytes(buffer))
 
-    def _show(self, name: str, shown: str) -> None:
-        """A variable shows the storage of another one, or of an input of the graph."""
-        for storage in self._storages.setdefault(shown, {shown}):
+    def _alias(self, name: str, aliased: str) -> None:
+        """Let a variable refer to the storage of another one, or of an input of the graph."""
+        for storage in self._storages.setdefault(aliased, {aliased}):
             self._storages.setdefault(name, set()).add(storage)
             self._variables.setdefault(storage, {storage}).add(name)
 
-    def _forget(self, name: str) -> Iterator[Event]:
+    def _delete(self, name: str) -> Iterator[Event]:
         for storage in sorted(self._storages.get(name, {name})):
             variables = self._variables.setdefault(storage, {storage})
             variables.discard(name)
             if not variables:
                 yield Event("free", storage)
 
-    def _forget_all_but(self, outputs: set[str]) -> Iterator[Event]:
-        """What the code's return frees: inductor leaves out the lines that would free it just before."""
+    def _delete_all_but(self, outputs: set[str]) -> Iterator[Event]:
+        """Free what is no output when the code returns. Inductor omits the lines that would free it just before."""
         for storage in sorted(self._allocated):
             if self._variables[storage] and not self._variables[storage] & outputs:
                 yield Event("free", storage)
@@ -176,8 +179,8 @@ class _Reader:
         return int(sizes.size_hint(size, fallback=0))
 
 
-def _shown_by(buffer: Any) -> list[str]:
-    """The variables whose storage a buffer shows; none of a kernel's workspace."""
+def _aliased_by(buffer: Any) -> list[str]:
+    """The variables whose storage a buffer shares. A kernel's workspace shares none."""
     return list(buffer.get_inputs_that_alias_output()) if hasattr(buffer, "get_inputs_that_alias_output") else []
 
 

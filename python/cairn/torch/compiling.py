@@ -359,7 +359,7 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
             roots.append(value)
         return value
 
-    output = torch.utils._pytree.tree_map(as_leaf, output)
+    output = _compat.tree_map(as_leaf, output)
     meter = memory.meter_for(device)
     with memory.not_collecting(), meter:
         first, began = meter.mark(), clock.read()

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import gc
-import sys
 import threading
 import warnings
 import weakref
@@ -94,11 +92,7 @@ def give_back() -> None:
     """Gives memory that was freed back to the system, where the C library can: a heap that a metered step has left in
     pieces would grow with every step.
     """
-    if _trim is not None:
-        _trim(0)
-
-
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    _compat.trim_heap()
 
 
 # -- meters --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import _compat
 from .errors import PlanMismatch
 
 #: any operator: one overload of one function of torch.ops
@@ -72,7 +73,7 @@ _COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_a
 
 def is_higher_order(operator: Operator) -> bool:
     """Whether an operator runs functions that it is passed (cond, scan, ...); only the others have schemas."""
-    return getattr(operator, "_schema", None) is None
+    return _compat.schema_of(operator) is None
 
 
 def repeats(name: str, tensors: Iterable[torch.Tensor]) -> bool:
@@ -131,7 +132,7 @@ def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], where: int | str) 
 @functools.cache
 def facts_of(operator: Operator) -> Facts:
     """The facts about an operator."""
-    schema = operator._schema
+    schema = _compat.schema_of(operator)
     written = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
@@ -177,20 +178,20 @@ def parts_of(facts: Facts, args: Sequence[Any]) -> list[tuple[tuple[int, ...], t
 @functools.cache
 def out_of_place(operator: Operator) -> Operator | None:
     """The operator that computes what this one writes into its first argument, as a new tensor: add for add_."""
-    namespace, _, name = operator._schema.name.partition("::")
+    namespace, _, name = _compat.schema_of(operator).name.partition("::")
     if not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    functional = getattr(packet, operator._overloadname, None)
+    functional = getattr(packet, _compat.overload_of(operator), None)
     if functional is None or facts_of(functional).written:
         return None
-    names = [[argument.name for argument in each._schema.arguments] for each in (operator, functional)]
+    names = [[argument.name for argument in _compat.schema_of(each).arguments] for each in (operator, functional)]
     return functional if names[0] == names[1] else None
 
 
 def label(function: Callable[..., Any]) -> str:
     """The name of an operator for people: "addmm", "add_"."""
-    schema = getattr(function, "_schema", None)
+    schema = _compat.schema_of(function)
     return function.__name__ if schema is None else str(schema.name).rpartition("::")[2]
 
 

@@ -7,13 +7,12 @@ adds up by itself, and is waited for once.
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections.abc import Iterator
 
 import torch
 
-from . import memory
+from . import _compat, memory
 
 _PIECE_ELEMENTS = 2048  # of copies
 _SPREAD_ELEMENTS = 256
@@ -40,7 +39,7 @@ def spread(tensor: torch.Tensor) -> bytes | None:
         return fingerprint(tensor).to_bytes(8, "little")
     step = flat.numel() // _SPREAD_ELEMENTS | 1  # odd, not to come to the same columns again and again
     some = flat.view(-1)[::step].contiguous()
-    return ctypes.string_at(some.data_ptr(), some.nbytes)
+    return _compat.bytes_at(some.data_ptr(), some.nbytes)
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,7 +69,7 @@ def _checksum(tensor: torch.Tensor) -> int:
     value = 0
     for piece in _pieces(tensor, _PIECE_ELEMENTS):
         nbytes = piece.numel() * piece.element_size()
-        value = zlib.crc32((ctypes.c_char * nbytes).from_address(piece.data_ptr()), value)
+        value = zlib.crc32(_compat.reader_of(nbytes)(piece.data_ptr()), value)
     return value
 
 

@@ -325,7 +325,7 @@ def _loss_of(outputs: Any) -> torch.Tensor | None:
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
-    return [t for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+    return [t for t in _compat.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def _copies_bytes(joint: JointGraph, calls: Sequence[fx.Node]) -> int:
 def is_fused(call: fx.Node) -> bool:
     """Whether inductor fuses a call with its neighbours."""
     target = call.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _compat.OpOverload):
         return False
     if _POINTWISE in target.tags or _REDUCTION in target.tags or target.namespace in ("prims", "inductor_prims"):
         return True
@@ -97,7 +97,7 @@ def is_fused(call: fx.Node) -> bool:
 
 def _name(call: fx.Node) -> str:
     target = call.target
-    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+    return _compat.schema_of(target).name.partition("::")[2] if isinstance(target, _compat.OpOverload) else ""
 
 
 def _is_reduction(call: fx.Node) -> bool:

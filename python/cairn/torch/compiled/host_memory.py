@@ -14,7 +14,6 @@ whose backward never runs frees its host memory with its graph.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 import weakref
@@ -73,7 +72,7 @@ class HostMemory:
         return self.transfers.offload_anywhere(name, [value])
 
 
-class _Ticket(ctypes.c_int64):
+class _Ticket(_compat.OwnedNumber):
     """The memory of a handle: a number. It owns the copy on the host, and the `HostMemory` that the copy is in."""
 
     group: TensorGroup

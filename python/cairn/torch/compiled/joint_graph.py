@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..base import _compat
 from ..base.errors import Unsupported
@@ -383,7 +382,7 @@ def _roots(call: fx.Node) -> Iterator[fx.Node]:
 
 def is_view(node: fx.Node) -> bool:
     """Whether an operator's schema says that it returns a view of an argument."""
-    schema = getattr(node.target, "_schema", None)
+    schema = _compat.schema_of(node.target)
     if schema is None:
         return False
     aliases = [returned.alias_info for returned in schema.returns]
@@ -392,17 +391,17 @@ def is_view(node: fx.Node) -> bool:
 
 def _has_effects(node: fx.Node) -> bool:
     target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, _compat.HigherOrderOperator):
         return True
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _compat.OpOverload):
         return False
-    return target._schema.is_mutable or target.namespace in _compat.COLLECTIVE_NAMESPACES
+    return _compat.schema_of(target).is_mutable or target.namespace in _compat.COLLECTIVE_NAMESPACES
 
 
 def _must_run_once(node: fx.Node) -> bool:
     """Whether an operator must not be recomputed: it draws random numbers, or is a custom one that may have state."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _compat.OpOverload):
         return False
     return torch.Tag.nondeterministic_seeded in target.tags or target.namespace not in _compat.PURE_NAMESPACES
 
@@ -417,4 +416,4 @@ def cost_key(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> str:
         return repr(leaf)
 
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-    return f"{node.target} " + "; ".join(map(text, pytree.tree_leaves((args, kwargs))))
+    return f"{node.target} " + "; ".join(map(text, _compat.tree_leaves((args, kwargs))))

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from ..base import _compat, clock, memory
 from .joint_graph import JointGraph, cost_key
@@ -79,7 +78,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 def _can_be_called(call: fx.Node) -> bool:
     """Whether a call can be measured alone. Collectives wait for other ranks; higher-order operators need a graph."""
     target = call.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _compat.OpOverload):
         return False
     return target.namespace not in _compat.COLLECTIVE_NAMESPACES
 
@@ -97,13 +96,13 @@ def _measure(
 ) -> tuple[int, int]:
     inputs: dict[fx.Node, Any] = {}
     for source in call.all_input_nodes:
-        inputs[source] = pytree.tree_map(made_up, argument_of(call, joint.values[source]))
+        inputs[source] = _compat.tree_map(made_up, argument_of(call, joint.values[source]))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), inputs.__getitem__)
     with torch.no_grad():
         try:
             workspace_bytes = workspace(call.target, args, kwargs, device)
         except RuntimeError:  # fake tensors have other types than real ones: the statistics of a mixed layer norm
-            tensors = [value for value in pytree.tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
+            tensors = [value for value in _compat.tree_leaves(list(inputs.values())) if isinstance(value, torch.Tensor)]
             return sum(_time(torch.clone, [tensor], {}, device, caches) for tensor in tensors), 0
         return _time(call.target, args, kwargs, device, caches), workspace_bytes
 

@@ -133,7 +133,7 @@ def _reads_elements_often(call: fx.Node) -> bool:
 
 
 def _operator(call: fx.Node) -> str:
-    schema = getattr(call.target, "_schema", None)
+    schema = _compat.schema_of(call.target)
     return "" if schema is None else str(schema.name.partition("::")[2])
 
 

@@ -165,7 +165,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 @functools.cache
 def _is_view(function: Any) -> bool:
-    schema = getattr(function, "_schema", None)
+    schema = _compat.schema_of(function)
     if schema is None:
         return False
     aliases = [returned.alias_info for returned in schema.returns]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from ..base import _compat
 from ..base.errors import Unsupported
 from . import known_numbers
 
@@ -52,14 +52,15 @@ class Fakes:
 
     def _storage(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages:
+        key = _compat.storage_id(tensor)
+        if key not in self._storages:
             count = storage.nbytes() // tensor.element_size()
-            self._storages[storage._cdata] = torch.empty(count, dtype=tensor.dtype, device=SEEMING)
-        return self._storages[storage._cdata]
+            self._storages[key] = torch.empty(count, dtype=tensor.dtype, device=SEEMING)
+        return self._storages[key]
 
     def in_place_of(self, values: Any) -> Any:
         """Values with fakes in the place of their tensors."""
-        return pytree.tree_map_only(torch.Tensor, self.of, values)
+        return _compat.tree_map_only(torch.Tensor, self.of, values)
 
     @contextlib.contextmanager
     def standing_in(self, model: nn.Module) -> Iterator[None]:

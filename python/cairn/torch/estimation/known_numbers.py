@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..base import _compat
 
@@ -39,7 +38,7 @@ def computed(function: Any, args: Any, kwargs: Any) -> Any:
     if torch.Tag.nondeterministic_seeded in function.tags:
         return None
     try:
-        real_args, real_kwargs = pytree.tree_map_only(torch.Tensor, _numbers_of, (args, kwargs))
+        real_args, real_kwargs = _compat.tree_map_only(torch.Tensor, _numbers_of, (args, kwargs))
     except _Unknown:
         return None
     with _compat.without_dispatch_modes(), torch.no_grad():

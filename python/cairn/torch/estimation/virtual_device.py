@@ -70,7 +70,7 @@ class VirtualDevice(_compat.DispatchMode):
         given: set[int] | None = None
         for tensor in _stored((result,)):
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = _compat.storage_id(tensor)
             if key in self._sizes:
                 continue
             if given is None:

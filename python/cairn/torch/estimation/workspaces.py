@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..base import _compat, memory
 from ..base.errors import Unsupported
@@ -47,7 +46,8 @@ class Workspaces:
         self._measured = measured
 
     def __call__(self, function: Any, args: Any, kwargs: Any, result: Any) -> int:
-        name = function._schema.name if hasattr(function, "_schema") else ""
+        schema = _compat.schema_of(function)
+        name = "" if schema is None else schema.name
         if "rnn_layer" in name or name == "aten::_cudnn_rnn":
             raise Unsupported(
                 f"{name} saves a tensor whose size its kernel alone knows, so recurrent layers cannot be estimated: "
@@ -65,7 +65,7 @@ def _takes_some(function: Any, name: str) -> bool:
     if not name.startswith("aten::"):
         return False
     base = name.removeprefix("aten::").rstrip("_")
-    aliases = [returned.alias_info for returned in function._schema.returns]
+    aliases = [returned.alias_info for returned in _compat.schema_of(function).returns]
     return base not in _PLAIN and not any(aliases)
 
 
@@ -78,7 +78,7 @@ def _is_simple(function: Any, args: Any, result: Any) -> bool:
 
 
 def _kind(function: Any, args: Any, kwargs: Any) -> Any:
-    leaves, shape = pytree.tree_flatten((args, kwargs))
+    leaves, shape = _compat.tree_flatten((args, kwargs))
     return function, str(shape), tuple(_described(leaf) for leaf in leaves)
 
 
@@ -92,7 +92,7 @@ def _measured(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     token = memory.fake_meter.set(None)
     try:
         with _compat.without_dispatch_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            args, kwargs = pytree.tree_map_only(torch.Tensor, kernel_costs.made_up, (args, kwargs))
+            args, kwargs = _compat.tree_map_only(torch.Tensor, kernel_costs.made_up, (args, kwargs))
             return kernel_costs.workspace(function, args, kwargs, _CPU)
     except RuntimeError:  # a kernel that refuses made-up numbers
         return 0
@@ -101,4 +101,4 @@ def _measured(function: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in _compat.tree_leaves(values) if isinstance(leaf, torch.Tensor))

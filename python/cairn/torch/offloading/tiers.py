@@ -15,7 +15,6 @@ its contents are not memory of the process. The kernel caches it while there is 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import mmap
 import os
@@ -28,16 +27,11 @@ import cairn
 import torch
 from cairn import format_bytes
 
-from ..base import budgets
+from ..base import _compat, budgets
 from ..base.errors import TierUnavailable, Unsupported
 
 CHUNK_BYTES = 8 << 20  # copied at a time; a copy can be cancelled only between two chunks
 _FILE = "file:"
-
-_memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory_at.restype = ctypes.py_object
-_memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200  # PyBUF_WRITE
 
 
 class Tier:
@@ -103,12 +97,12 @@ class HostTier(Tier):
 
     def write(self, offset: int, address: int, count: int) -> None:
         for piece in self.spans(offset, count):
-            ctypes.memmove(piece.data_ptr(), address, piece.numel())
+            _compat.copy_memory(piece.data_ptr(), address, piece.numel())
             address += piece.numel()
 
     def read(self, offset: int, address: int, count: int) -> None:
         for piece in self.spans(offset, count):
-            ctypes.memmove(address, piece.data_ptr(), piece.numel())
+            _compat.copy_memory(address, piece.data_ptr(), piece.numel())
             address += piece.numel()
 
     def spans(self, offset: int, count: int) -> Iterator[torch.Tensor]:
@@ -194,14 +188,14 @@ class FileTier(Tier):
         self._file = _nameless_file(os.path.expanduser(path))
 
     def write(self, offset: int, address: int, count: int) -> None:
-        source = _memory_at(address, count, _WRITABLE)
+        source = _compat.memory_at(address, count)
         while source:
             done = os.pwrite(self._file, source[:CHUNK_BYTES], offset)
             self._require_progress(done, offset, "written")
             source, offset = source[done:], offset + done
 
     def read(self, offset: int, address: int, count: int) -> None:
-        target = _memory_at(address, count, _WRITABLE)
+        target = _compat.memory_at(address, count)
         while target:
             done = os.preadv(self._file, [target[:CHUNK_BYTES]], offset)
             self._require_progress(done, offset, "read")

@@ -34,7 +34,7 @@ def refuse_chosen_kernels(modules: Iterable[torch.nn.Module]) -> None:
 
 def _convolves(module: torch.nn.Module) -> bool:
     """Whether a module is a convolution with a weight on CUDA."""
-    is_known = isinstance(module, torch.nn.modules.conv._ConvNd)
+    is_known = _compat.is_convolution(module)
     return any(p.is_cuda and (is_known or p.dim() > 3) for p in module._parameters.values() if p is not None)
 
 

@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from ..base import _compat
-from ..base.dict_versions import DictVersions
 from ..base.patched_forward import names_but_handlers
 from .globals_and_closures import GlobalsAndClosures, names_of
 from .guards import ValueGuards, call, is_comparable, is_guarded, is_referred_to, items_of
@@ -51,8 +50,10 @@ class Constants:
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
         self._objects = [weakref.ref(value, self._gone.append) for value in objects]
-        self._witness: DictVersions | None = None  # changes in modules and objects
-        self._witness_of_all: DictVersions | None = None  # and in globals, which some scripts change in every step
+        self._witness: _compat.DictVersions | None = None  # changes in modules and objects
+        self._witness_of_all: _compat.DictVersions | None = (
+            None  # and in globals, which some scripts change in every step
+        )
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
         self._elsewhere = GlobalsAndClosures(modules, objects)
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # copies: another thread may add handlers to modules
@@ -97,9 +98,11 @@ class Constants:
             objects = list(map(call, self._objects))
             dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
             dicts += self._guards.flat_dicts([*attributes, *names_of(objects)])
-            self._witness = DictVersions.of([*modules, *objects], dicts)
+            self._witness = _compat.DictVersions.of([*modules, *objects], dicts)
             others = self._elsewhere.dicts_of_constants()
-            self._witness_of_all = None if others is None else DictVersions.of([*modules, *objects], [*dicts, *others])
+            self._witness_of_all = (
+                None if others is None else _compat.DictVersions.of([*modules, *objects], [*dicts, *others])
+            )
         return self._witness is not None
 
     def still_hold(self) -> bool:

@@ -166,7 +166,7 @@ class _Writes(_compat.DispatchMode):
         self._parameters, self._on_write = parameters, on_write
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(function, "_schema", None)
+        schema = _compat.schema_of(function)
         if schema is not None and schema.is_mutable:
             given = dict(zip((argument.name for argument in schema.arguments), args, strict=False), **(kwargs or {}))
             names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]

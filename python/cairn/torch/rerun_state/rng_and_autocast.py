@@ -6,11 +6,12 @@ Backend switches are recorded in the model's call (`backend_flags.py`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+
+from ..base import _compat
 
 # -- random state --------------------------------------------------------------------------------------------
 
@@ -54,9 +55,7 @@ def _states_of(devices: Iterable[torch.device]) -> list[tuple[torch.device, torc
     return [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
 
 
-#: Whether two pieces of memory differ; `torch.equal` takes several times as long, also where the first byte does.
-_differ = ctypes.PyDLL(None).memcmp
-_differ.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+_differ = _compat.compare_memory
 _STATE_BYTES = _generator.get_state().nbytes  # of the CPU's generator, always
 
 

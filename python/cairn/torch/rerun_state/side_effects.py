@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import _compat
 from ..base.patched_forward import TAKEN
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import fields_in_slots
@@ -140,7 +141,7 @@ def _history_of(value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return None
-    return type(value), value.grad_fn._sequence_nr(), value.output_nr
+    return type(value), _compat.sequence_number(value.grad_fn), value.output_nr
 
 
 def _text_of(number: Any) -> str | None:

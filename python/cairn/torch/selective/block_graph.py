@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ..base._compat import PLAIN_CLASSES
+from ..base import _compat
 from ..base.tree import Tree
 from .saved_tensors import View
 from .submodule_calls import Call
@@ -104,7 +104,7 @@ class Pack:
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of another run may correspond to this one."""
-        if tensor.shape != self.shape or tensor.dtype != self.dtype or type(tensor) not in PLAIN_CLASSES:
+        if tensor.shape != self.shape or tensor.dtype != self.dtype or type(tensor) not in _compat.PLAIN_CLASSES:
             return False
         if self.maker is not None and type(tensor.grad_fn) is not self.maker:
             return False
@@ -154,7 +154,7 @@ class BlockGraph:
 
 def short_name(func: Any) -> str:
     """The name of an operator without its namespace."""
-    return str(func._schema.name).rpartition(":")[2]
+    return str(_compat.schema_of(func).name).rpartition(":")[2]
 
 
 def is_dense(value: Value) -> bool:

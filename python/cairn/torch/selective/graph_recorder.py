@@ -376,11 +376,12 @@ def _has_generator(shape: Any) -> bool:
 
 def _written(func: Any, tree: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Which tensors of the arguments an operation writes, by its schema."""
-    if not func._schema.is_mutable:
+    schema = _compat.schema_of(func)
+    if not schema.is_mutable:
         return []
     positions = {id(t): i for i, t in enumerate(tree.leaves)}
     found = []
-    for number, argument in enumerate(func._schema.arguments):
+    for number, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)

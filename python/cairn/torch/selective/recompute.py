@@ -14,7 +14,6 @@ own. If an input is gone, the result is None, and the whole block is recomputed.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -361,7 +360,7 @@ class Sample:
 
     def __init__(self, first: int, second: int, length: int) -> None:
         self._first, self._second = first, second
-        self._read = (ctypes.c_char * length).from_address
+        self._read = _compat.reader_of(length)
 
     def of(self, tensor: torch.Tensor) -> tuple[bytes, bytes]:
         start = tensor.data_ptr()

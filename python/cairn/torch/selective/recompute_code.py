@@ -349,13 +349,13 @@ def _numbers_of(values: Sequence[int]) -> str:
 
 def _returns_one(op: Operation) -> bool:
     """Whether the result is a tensor, and no tuple or list of one."""
-    schema = getattr(op.function, "_schema", None)
+    schema = _compat.schema_of(op.function)
     return op.results == 1 and (schema is None or [str(result.type) for result in schema.returns] == ["Tensor"])
 
 
 def _returns_tensors(op: Operation) -> bool:
     """Whether the results are a tuple of tensors, none of them missing or in a list."""
-    schema = getattr(op.function, "_schema", None)
+    schema = _compat.schema_of(op.function)
     return (
         schema is not None
         and len(schema.returns) == op.results

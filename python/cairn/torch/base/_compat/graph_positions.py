@@ -15,6 +15,11 @@ def next_sequence_number(unknown: int = 0) -> int:
     return int(number()) if number is not None else unknown
 
 
+def sequence_number(node: Any) -> int:
+    """The number of one of autograd's functions."""
+    return int(node._sequence_nr())
+
+
 def history_mark() -> int:
     """For `is_made_since`: now."""
     return next_sequence_number(unknown=2**63)

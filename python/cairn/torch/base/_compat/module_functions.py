@@ -10,6 +10,11 @@ import torch
 import torch.nn.utils.parametrize
 
 
+def is_convolution(module: Any) -> bool:
+    """Whether a module is one of torch's own convolutions."""
+    return isinstance(module, torch.nn.modules.conv._ConvNd)
+
+
 def weights_are_cached() -> bool:
     """Whether `torch.nn.utils.parametrize.cached()` is in force; False where torch does not say."""
     return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", False))

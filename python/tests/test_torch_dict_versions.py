@@ -1,4 +1,4 @@
-"""Witnesses of dicts: they overlook no change, however it is made, and hold where there is none."""
+"""`DictVersions` notices every change of a dict, however it is made, and holds if there is none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cairn.torch.base import _compat, dict_versions
-from cairn.torch.base._compat import dict_contents
-from cairn.torch.base.dict_versions import DictVersions
+from cairn.torch.base import _compat
+from cairn.torch.base._compat import dict_contents, dict_versions
+from cairn.torch.base._compat.dict_versions import DictVersions
 from torch import nn
 
 pytestmark = pytest.mark.skipif(_compat.number_at() is None, reason="this interpreter gives dicts no numbers")

@@ -13,13 +13,10 @@ void crn_queue_clear(crn_queue *queue)
     crn_queue_init(queue, queue->allocator);
 }
 
-bool crn_queue_make_room(crn_queue *queue)
+bool crn_queue_reserve(crn_queue *queue, int32_t capacity)
 {
-    if (queue->count < queue->capacity)
+    if (capacity <= queue->capacity)
         return true;
-    if (queue->capacity > INT32_MAX / 2)
-        return false;
-    int32_t capacity = queue->capacity ? 2 * queue->capacity : CAPACITY_MIN;
     crn_queue_entry *entries =
         crn_realloc(&queue->allocator, queue->entries, (size_t)queue->capacity, (size_t)capacity, sizeof(*entries));
     if (!entries)
@@ -27,6 +24,15 @@ bool crn_queue_make_room(crn_queue *queue)
     queue->entries = entries;
     queue->capacity = capacity;
     return true;
+}
+
+bool crn_queue_make_room(crn_queue *queue)
+{
+    if (queue->count < queue->capacity)
+        return true;
+    if (queue->capacity > INT32_MAX / 2)
+        return false;
+    return crn_queue_reserve(queue, queue->capacity ? 2 * queue->capacity : CAPACITY_MIN);
 }
 
 static bool is_before(const crn_queue_entry *a, const crn_queue_entry *b)

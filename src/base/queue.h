@@ -19,6 +19,8 @@ typedef struct crn_queue {
 void crn_queue_init(crn_queue *queue, cairn_allocator allocator);
 /** Frees its memory; it is empty and usable again. */
 void crn_queue_clear(crn_queue *queue);
+/** Room for so many entries in all; false when memory fails, and then nothing has changed. */
+bool crn_queue_reserve(crn_queue *queue, int32_t capacity);
 /** Room for one more entry; false when memory fails, and then nothing has changed. */
 bool crn_queue_make_room(crn_queue *queue);
 /** Adds an entry, for which room has been made. */

@@ -275,6 +275,33 @@ static void chains_of_aliases_are_short(void **state)
     free(nodes);
 }
 
+/* A forward in a row, of which every value is a checkpoint's candidate: a square of their number takes half a minute. */
+static void a_long_row_takes_no_square(void **state)
+{
+    enum { FORWARD = TEST_ROUNDS(100000), SECONDS_MAX = 10 };
+    cairn_node *nodes = calloc(2 * FORWARD, sizeof(*nodes));
+    int32_t(*deps)[2] = calloc(2 * FORWARD, sizeof(*deps));
+    const cairn_graph graph = {2 * FORWARD, nodes, FORWARD};
+    cairn_problem *problem;
+    (void)state;
+    assert_true(nodes && deps);
+    for (int32_t v = 0; v < 2 * FORWARD; v++) {
+        deps[v][0] = 2 * FORWARD - 2 - v;
+        deps[v][1] = v - 1;
+        int32_t first = v <= FORWARD || v == 2 * FORWARD - 1;
+        nodes[v] = (cairn_node){
+            .cost_ns = 1, .bytes = 1, .deps = deps[v] + first, .dep_count = v == 0 ? 0 : 2 - first, .alias_of = -1};
+    }
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
+    clock_t begun = clock();
+    cairn_limits found = limits(problem, "griewank-log");
+    assert_true(clock() - begun < SECONDS_MAX * CLOCKS_PER_SEC);
+    assert_true(found.least_bytes < found.store_all_bytes / 100);
+    cairn_problem_free(problem);
+    free(deps);
+    free(nodes);
+}
+
 static void every_allocation_may_fail(void **state)
 {
     test_random random = test_random_seeded(2);
@@ -293,6 +320,7 @@ int main(void)
         cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
         cmocka_unit_test(long_times_do_not_overflow),       cmocka_unit_test(chains_of_aliases_are_short),
         cmocka_unit_test(every_allocation_may_fail),        cmocka_unit_test(brackets_of_large_graphs_are_narrow),
+        cmocka_unit_test(a_long_row_takes_no_square),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

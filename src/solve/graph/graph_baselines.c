@@ -13,15 +13,15 @@
  *           stay until their last reader. Outputs and what must not run twice always stay.
  * Turn      Where the backward begins: backward_begins_at, else the node at which storing everything peaks.
  * Cost      O(T + E) for one set of kept values; the greedy ones try up to BOUNDS_MAX bounds, griewank-log up to
- *           SLOTS_MAX slots with O(n) sweeps each. Memory O(T + E).
+ *           SLOTS_MAX slots in O(T log T + E) each. Memory O(T + E).
  * Optimal   In nothing; baselines. Each returns its fastest schedule within the budget.
  */
 #include <math.h>
 #include <string.h>
 
-#include "solve/graph/graph_replan.h"
+#include "solve/graph/graph_binomial.h"
 
-enum { BOUNDS_MAX = 64, SLOTS_MAX = 16, POLL_EVERY = 64 };
+enum { BOUNDS_MAX = 64, SLOTS_MAX = CRN_BINOMIAL_SLOTS_MAX };
 
 typedef enum baseline_rule { RULE_SQRT, RULE_GREEDY, RULE_LOG } baseline_rule;
 
@@ -33,6 +33,7 @@ typedef struct baseline {
     int32_t *candidates, candidate_count; /* storages of forward roots that may be kept, ascending */
     bool *kept;                           /* of a storage */
     crn_replan replan;
+    crn_binomial binomial;
     crn_sequence best, smallest;
     crn_sequence_eval eval;
     int64_t best_cost, smallest_peak_bytes, budget_bytes;
@@ -100,106 +101,7 @@ static void try_all_bounds(baseline *b)
         try_greedy(b, (int64_t)((crn_wide)total * (crn_wide)i / BOUNDS_MAX));
 }
 
-/* ---- binomial ---- */
-
-/* The number of steps that c slots reverse in r sweeps: C(c + r, c), cut off at limit. */
-static int64_t binomial(int32_t c, int32_t r, int64_t limit)
-{
-    int64_t value = 1;
-    for (int32_t i = 1; i <= c; i++) {
-        value = value * (r + i) / i;
-        if (value >= limit)
-            return limit;
-    }
-    return value;
-}
-
-/* How far the first checkpoint is best placed when n steps are to be reversed with c slots: a treeverse split. */
-static int32_t split(int32_t n, int32_t c)
-{
-    int32_t r = 1;
-    while (binomial(c, r, (int64_t)n + 1) < n)
-        r++;
-    int32_t at = (int32_t)crn_min(n - 1, binomial(c, r - 1, n));
-    return at < 1 ? 1 : at;
-}
-
-/* Sweeps from candidate `from` (-1 = the inputs), which is present, to just before `to`, leaving checkpoints on the way. */
-static bool sweep(baseline *b, int32_t from, int32_t to, int32_t slots)
-{
-    int32_t checkpoint = slots > 0 ? from + split(to - from, slots) : to;
-    for (int32_t i = from + 1; i < to; i++) {
-        int32_t s = b->candidates[i];
-        if (!b->replan.present[s] && !crn_replan_require(&b->replan, s))
-            return false;
-        if (i == checkpoint) {
-            slots--;
-            checkpoint = slots > 0 ? i + split(to - i, slots) : to;
-            b->kept[s] = true;
-        }
-    }
-    return true;
-}
-
-/* Forgets what a sweep made between checkpoints, but for the last one before the segment that the backward is in. */
-static void forget(baseline *b, int32_t last)
-{
-    for (int32_t s = 0; s < b->turn; s++)
-        if (s < (last >= 0 ? b->candidates[last] : 0) && !b->kept[s] && !crn_always_stays(b->model, s))
-            b->replan.present[s] = false;
-}
-
-/* The newest candidate that node v lacks or needs through what it lacks: the segment that the backward enters. */
-static int32_t segment_of(const baseline *b, int32_t v)
-{
-    int32_t newest = -1, found = -1;
-    for (int32_t i = b->model->dep_begin[v]; i < b->model->dep_begin[v + 1]; i++) {
-        int32_t s = b->model->root[b->model->dep[i]];
-        if (!b->replan.present[s] && s > newest)
-            newest = s;
-    }
-    for (int32_t i = 0; i < b->candidate_count && b->candidates[i] <= newest; i++)
-        found = i;
-    return newest < 0 ? -2 : found;
-}
-
-static int32_t newest_kept(const baseline *b, int32_t before, int32_t *used)
-{
-    int32_t newest = -1;
-    *used = 0;
-    for (int32_t i = 0; i < before; i++)
-        if (b->kept[b->candidates[i]]) {
-            newest = i;
-            ++*used;
-        }
-    return newest;
-}
-
-static void try_slots(baseline *b, int32_t slots)
-{
-    keep_none(b);
-    int32_t at = 0, used, left = slots;
-    while (left > 0 && b->candidate_count - at > 1) { /* the checkpoints of the first sweep */
-        at += split(b->candidate_count - at, left--);
-        b->kept[b->candidates[at - 1]] = true;
-    }
-    bool fits = crn_replan_forward(&b->replan, b->kept);
-    for (int32_t v = b->turn; fits && v < b->model->node_count; v++) {
-        if (v % POLL_EVERY == 0 && crn_should_stop(b->task, NULL))
-            return;
-        int32_t segment = segment_of(b, v);
-        if (segment >= 0) {
-            for (int32_t i = segment + 1; i < b->candidate_count; i++)
-                b->kept[b->candidates[i]] = false; /* the backward has left them */
-            int32_t from = newest_kept(b, segment, &used);
-            fits = sweep(b, from, segment, slots - used);
-            forget(b, segment - 1);
-        }
-        fits = fits && crn_replan_require(&b->replan, v);
-    }
-    if (fits)
-        judge(b);
-}
+/* ---- all of a rule ---- */
 
 static void try_all(baseline *b)
 {
@@ -212,7 +114,8 @@ static void try_all(baseline *b)
         return;
     case RULE_LOG:
         for (int32_t slots = 1; slots <= SLOTS_MAX && !crn_should_stop(b->task, NULL); slots++)
-            try_slots(b, slots);
+            if (crn_binomial_make(&b->binomial, b->task, slots))
+                judge(b);
         return;
     }
 }
@@ -318,6 +221,7 @@ static void baseline_close(const crn_task *task, void *session)
 {
     baseline *b = session;
     (void)task;
+    crn_binomial_clear(&b->binomial);
     crn_graph_model_free(b->model);
     crn_arena_clear(&b->arena);
 }
@@ -339,7 +243,9 @@ static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articu
         list_forward_values(b);
     else if (!list_articulation_points(b))
         return crn_no_memory(error);
-    return CAIRN_OK;
+    if (b->rule != RULE_LOG)
+        return CAIRN_OK;
+    return crn_binomial_new(&b->replan, b->candidates, b->candidate_count, &b->arena, &b->binomial, error);
 }
 
 static cairn_status baseline_open(const crn_task *task, baseline_rule rule, bool articulation, void **session,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -258,8 +259,10 @@ def measured(name: str, count: int, kernels: str) -> Row:
     for number in range(count):
         way = number / max(count - 1, 1)
         budget = int(least + way * (most - least) * 1.01) + 4096
+        begun = time.monotonic()
         report = compiled(budget)
         plan = report.plans[-1]
+        _tell(name, budget, report, time.monotonic() - begun)
         row.results = len(plan.problem["nodes"])
         row.largest_share = max(row.largest_share, 100 * report.measured_peak_bytes / budget)
         row.largest_error = max(row.largest_error, _error(plan.peak_bytes, report))
@@ -272,6 +275,18 @@ def measured(name: str, count: int, kernels: str) -> Row:
         row.largest_rise = max(row.largest_rise, 100 * ((1 + plan.overhead) / least_time - 1))
         least_time = min(least_time, 1 + plan.overhead)
     return row
+
+
+def _tell(name: str, budget: int, report: ct.CompiledReport, seconds: float) -> None:
+    """One budget of a model, as it is done, on stderr."""
+    plan = report.plans[-1]
+    print(
+        f"{name}: {budget / 2**20:.2f} MiB: measured {report.measured_peak_bytes / 2**20:.2f} MiB, predicted "
+        f"{plan.peak_bytes / 2**20:.2f} MiB (corrected by {plan.correction_bytes} bytes), time +{100 * plan.overhead:.2f} %, "
+        f"gap {100 * (plan.gap or 0.0):.2f} %, planned in {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _error(predicted_bytes: int, report: ct.CompiledReport) -> float:

@@ -151,7 +151,7 @@ class RegionModel(CompiledModel):
         """The least budget that works, with blocks that are recomputed as wholes."""
         return self.task().even_budgets(1)[0]
 
-    def _follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
+    def follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
         """Make the model's steps follow a plan."""
         self.unplan()
         self._followed = plan, levels
@@ -190,7 +190,7 @@ class RegionModel(CompiledModel):
             self.profile = _profiled(self, request, reporter)
         except BaseException:
             if self._followed is not None:
-                self._follow(*self._followed)
+                self.follow(*self._followed)
             raise
 
     def unplan(self) -> None:
@@ -213,7 +213,7 @@ class RegionModel(CompiledModel):
         except BaseException:
             self.request = before[0]
             if before[1] is not None:
-                self._follow(*before[1])
+                self.follow(*before[1])
             raise
 
     def _fit(self, request: RegionRequest, reporter: Any) -> None:
@@ -222,7 +222,7 @@ class RegionModel(CompiledModel):
             reporter.begin("planning, and measuring the step")
             plan, levels = self._plan(miss_bytes)
             self.optimizer_peak_bytes = plan.optimizer_peak_bytes
-            self._follow(plan, levels)
+            self.follow(plan, levels)
             measured, peak = self._measured()
             if peak <= plan.budget_bytes:
                 self._explain(plan, levels, measured, peak, request, reporter)
@@ -240,7 +240,7 @@ class RegionModel(CompiledModel):
         reporter.begin("compiling blocks by the plan, and measuring the step")
         self.request, self.profile = request, made.profile
         self.optimizer_peak_bytes = max(made.plan.optimizer_peak_bytes, request.optimizer_peak_bytes)
-        self._follow(made.plan, made.levels)
+        self.follow(made.plan, made.levels)
         measured, peak = self._measured()
         if missed := ranks.largest(self.regions.partitions.missed, self.is_shared):
             raise PlanMismatch(

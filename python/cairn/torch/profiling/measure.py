@@ -148,8 +148,9 @@ class MemoryPass(StepRecording):
         viewed = sum(
             bytes_in(run, run.viewed & self._left_by(run)) for run in before
         )  # passed on in addition to its own result
-        stage.output_bytes = made + viewed
         growth = self._growth(segment)
+        made = min(made, max(growth, 0))  # an input that was there before counts with the segment that made it
+        stage.output_bytes = made + viewed
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
         stage.saved_bytes = segment.saved_bytes + viewed

@@ -2,8 +2,8 @@
 
 The measurement makes sure of the budget. The compiled graph runs once, forward and backward, on the inputs that it was
 captured with. If its peak exceeds the budget, or is far below the prediction although the plan recomputes, the
-difference corrects the prediction and the graph is planned again. If the last plan still exceeds the budget,
-`BudgetExceeded` is raised.
+difference corrects the prediction and the graph is planned again. If no such plan fits, the plan of least memory is
+tried. If that exceeds the budget as well, `InfeasibleBudget` is raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .compiled_plan import CompiledPlan
 from .planner import Planner
 from .request import Request
 
-#: How often one graph is planned, each time with a corrected prediction.
+#: How often one graph is planned, each time with a corrected prediction, before the plan of least memory is tried.
 MAX_PLANS = 3
 #: How many plans one graph keeps for symbolic sizes larger than those at capture.
 MAX_LARGER_SIZES = 8
@@ -94,7 +94,13 @@ class Backend:
         return _MeasuredGraph(self, captured, planner, compiled, _symbolic_sizes(inputs))
 
     def plan_and_compile(
-        self, captured: Captured, inputs: Sequence[Any], device: torch.device, correction_bytes: int
+        self,
+        captured: Captured,
+        inputs: Sequence[Any],
+        device: torch.device,
+        correction_bytes: int,
+        *,
+        least: bool = False,
     ) -> tuple[Planner, Callable[..., Any]]:
         """Plan a graph and compile it.
 
@@ -106,6 +112,8 @@ class Backend:
         correction_bytes
             The excess of this graph's measured peak over its predicted one, from earlier plans; negative if it was
             below.
+        least
+            Whether to make the plan of least memory, whatever the budget.
 
         Returns
         -------
@@ -116,6 +124,7 @@ class Backend:
             self.request,
             correction_bytes=correction_bytes + self.request.correction_bytes,
             optimizer_peak_bytes=max(self.request.optimizer_peak_bytes, self._optimizer_peak(inputs, resident)),
+            least=least,
         )
         planner = Planner(request, device, resident, captured.read)
         try:
@@ -224,13 +233,19 @@ class _MeasuredGraph:
         """Measure the step, and plan again with a corrected prediction while that is needed.
 
         A plan is final if its measured peak fits the budget, unless the plan recomputes and its peak is far below the
-        prediction. A later plan that exceeds the budget is discarded in favour of an earlier one that fits.
+        prediction. A later plan that exceeds the budget is discarded in favour of an earlier one that fits. If none
+        fits, the last one is that of least memory.
         """
         planner, compiled, correction = self._planner, self._compiled, 0
         fitting: tuple[CompiledPlan, Callable[..., Any]] | None = None
-        for attempt in range(MAX_PLANS):
+        for attempt in range(MAX_PLANS + 1):
+            is_last = attempt == MAX_PLANS
+            if is_last and (fitting is not None or planner.request.plan is not None):
+                break
             if attempt:
-                planner, compiled = self._backend.plan_and_compile(self._captured, inputs, planner.device, correction)
+                planner, compiled = self._backend.plan_and_compile(
+                    self._captured, inputs, planner.device, correction, least=is_last
+                )
             assert planner.plan is not None
             peak_bytes = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=peak_bytes)

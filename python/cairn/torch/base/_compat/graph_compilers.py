@@ -200,6 +200,7 @@ def compiled_by_inductor(module: fx.GraphModule, inputs: Sequence[Any], partitio
         _compiled_backward(),
         _fusing_neighbours(),
         _one_function_per_kernel(),
+        _reusing_at_once(),
     ):
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
     return compiled
@@ -215,6 +216,21 @@ def _one_function_per_kernel() -> contextlib.AbstractContextManager[Any]:
 
     name = "MAX_FUSED_KERNEL_ARGS_NUM"
     return mock.patch.object(CppScheduling, name, -1) if hasattr(CppScheduling, name) else contextlib.nullcontext()
+
+
+def _reusing_at_once() -> contextlib.AbstractContextManager[Any]:
+    """Settings by which inductor reuses the memory of a buffer only for a kernel that runs just after its last reader.
+
+    By default a buffer without readers stays allocated until a later kernel reuses its memory, where inductor estimates
+    that this does not raise the peak. Its estimate does not know what else is in memory during the step.
+    """
+    from torch._inductor.codegen.wrapper import AllocateLine
+
+    def is_next(line: Any, free_line: Any, size: int) -> bool:
+        return bool(free_line.scheduler_node_index + 1 == line.scheduler_node_index)
+
+    name = "should_reuse_buffer"
+    return mock.patch.object(AllocateLine, name, is_next) if hasattr(AllocateLine, name) else contextlib.nullcontext()
 
 
 def _fusing_neighbours() -> Any:

@@ -279,11 +279,12 @@ def measured(name: str, count: int, kernels: str) -> Row:
 
 def _tell(name: str, budget: int, report: ct.CompiledReport, seconds: float) -> None:
     """One budget of a model, as it is done, on stderr."""
-    plan = report.plans[-1]
+    plan, peak_bytes = report.plans[-1], report.measured_peak_bytes
+    peaks = f"measured {peak_bytes / 2**20:.2f} MiB, predicted {plan.peak_bytes / 2**20:.2f} MiB"
+    time_and_gap = f"time +{100 * plan.overhead:.2f} %, gap {100 * (plan.gap or 0.0):.2f} %"
     print(
-        f"{name}: {budget / 2**20:.2f} MiB: measured {report.measured_peak_bytes / 2**20:.2f} MiB, predicted "
-        f"{plan.peak_bytes / 2**20:.2f} MiB (corrected by {plan.correction_bytes} bytes), time +{100 * plan.overhead:.2f} %, "
-        f"gap {100 * (plan.gap or 0.0):.2f} %, planned in {seconds:.0f} s",
+        f"{name}: {budget / 2**20:.2f} MiB: {peaks}, corrected by {plan.correction_bytes} bytes, {time_and_gap}, "
+        f"planned in {seconds:.0f} s",
         file=sys.stderr,
         flush=True,
     )

@@ -6,7 +6,8 @@ over two ranks (what the first rank sees; a peak is the larger of the two). Firs
 are checkpointed as wholes by torch.utils.checkpoint; then `ct.compile(regions=True)` gets the peak that this takes as
 its budget. All ways take turns, each between two steps whose blocks are compiled and keep everything. Times are CPU
 times; extra time is the median of the ratios to the mean of the two. Peaks are those of the allocator, with parameters
-and inputs. "exact" compares loss and gradients with those of the model without compilation, bit for bit. At the end:
+and inputs. "proved at least" is the lower bound of the time of any plan of these blocks and options within the budget.
+"exact" compares loss and gradients with those of the model without compilation, bit for bit. At the end:
 what compiling costs for each block, of a step whose compiled blocks keep everything beside the step without
 compilation.
 """
@@ -94,7 +95,9 @@ def planned(model: Blocks, ids: torch.Tensor, budget: int | str, name: str) -> W
     assert isinstance(plan, RegionPlan)
     off = 100 * (plan.peak_bytes / (plan.measured_peak_bytes or 1) - 1)
     enter = functools.partial(made.follow, plan.plan, plan.levels)  # what a later plan recomputes as a whole ends
-    return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %")
+    least = 100 * ((plan.plan.lower_bound_ns or 0) / plan.plan.plain_ns - 1)
+    proved = f", proved at least {least:+.1f} %" if plan.plan.lower_bound_ns else ""
+    return Way(name, model, enter, f"predicted {off:+.2f} %, time {100 * plan.overhead:+.1f} %{proved}")
 
 
 def checkpointed(model: Blocks, count: int) -> Way:

@@ -139,7 +139,10 @@ def planned(shard: Callable[[Net], Net], **options: Any) -> list[str]:
 
 
 def compiled(shard: Callable[[Net], Net]) -> list[bool]:
-    """Whether a sharded model of compiled blocks keeps to budgets, one plan, and the bits of plain training."""
+    """Whether a sharded model of compiled blocks keeps to budgets, one plan, and the bits of plain training.
+
+    The first: whether the plan counts what a rank has of the parameters.
+    """
     region_code.MAX_OPTIONS = 3
     torch.manual_seed(0)
     model, plain = Net(), Net()
@@ -152,6 +155,7 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
         return ct.report(model).regions
 
     top = plan("1GiB")
+    found.append(top.plan.resident["parameters"] == sum(p.to_local().nbytes for p in model.parameters()))
     for budget in (top.least_budget_bytes, (top.least_budget_bytes + top.plain_peak_bytes) // 2):
         made = plan(budget)
         found.append(made.measured_peak_bytes <= budget and not made.plan.is_plain)

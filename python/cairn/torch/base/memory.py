@@ -59,8 +59,24 @@ def can_be_offloaded(tensor: torch.Tensor) -> bool:
     return is_plain and has_storage(tensor)
 
 
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor: a rank's part of a tensor."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor: a DTensor's sizes are those of the whole."""
+    if not is_distributed(tensor):
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
+        return part
+
+
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the storage behind a tensor, as its allocator was asked for them."""
+    """Bytes of the storage behind a tensor on this rank, as its allocator was asked for them."""
+    tensor = of_this_rank(tensor)
     if not has_storage(tensor):
         return tensor.numel() * tensor.element_size()
     return tensor.untyped_storage().nbytes()
@@ -84,8 +100,8 @@ def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -
 
 
 def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of new tensors of the same shapes."""
-    return sum(t.numel() * t.element_size() for t in tensors)
+    """Bytes of new tensors of the same shapes on this rank."""
+    return sum(t.numel() * t.element_size() for t in map(of_this_rank, tensors))
 
 
 def give_back() -> None:

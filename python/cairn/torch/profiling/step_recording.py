@@ -28,6 +28,7 @@ from ..base.tree import tensors_in
 from ..rerun_state.kv_caches import refuse_learned_caches
 from ..rerun_state.module_state import LARGE_BYTES
 from ..rerun_state.preserve import Randomness
+from ..rerun_state.sharded import shard_bytes
 from . import isolated_block
 from .block_meter import BlockMeter, Created, parameters_of
 from .cast_copies import Copies
@@ -64,6 +65,7 @@ class StepRecording:
         self._meter = memory.meter_for(device)
         self._there = static_storages(sample)  # references, so that no new storage gets the identity of a freed one
         self._static = {ref.key for ref in self._there}
+        self._shards = shard_bytes(sample.model)
         self._runs: list[BlockRun] = []
         self._segments: list[Segment] = []
         self._calls: dict[int, int] = {}
@@ -282,7 +284,9 @@ class StepRecording:
     def _note_weight_grads(self, run: BlockRun, shared: Sequence[nn.Parameter], block: Block) -> None:
         """Counts the weight gradients that the block creates. A parameter that a later stage uses has one already."""
         stage, there = run.stage, {id(p) for p in shared}
-        for parameter, size in run.alone.weight_grads:
+        shards = self._shards_of(block)
+        for parameter, whole in run.alone.weight_grads:
+            size = min(whole, shards.get(id(parameter), whole))
             if id(parameter) not in there:
                 stage.weight_grad_bytes += size
                 run.accumulated_change += size if self._owners.is_shared(parameter) else 0
@@ -290,6 +294,15 @@ class StepRecording:
                 run.accumulated_change -= size
         got = {id(parameter) for parameter, _ in run.alone.weight_grads} - there
         run.unused = {id(p) for p in parameters_of(block)} - run.alone.leaves - got
+
+    def _shards_of(self, block: Block) -> dict[int, int]:
+        """By identity of each gathered parameter of a block: what a rank keeps of its gradient when it is reduced."""
+        return {
+            id(parameter): self._shards[part, name]
+            for part in (block.parts() if self._shards else ())
+            for name, parameter in part.named_parameters(recurse=False)
+            if (part, name) in self._shards
+        }
 
     def _remember_outputs(self, run: BlockRun, output: Any, arguments: isolated_block.Arguments) -> None:
         read = set(memory.storages(arguments.tensors))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import memory
 from ..base.blocks import Block
 from ..base.errors import Unsupported
 
@@ -29,10 +30,14 @@ def _kind() -> Any:
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
 
 
-def _is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor: a rank's part of a tensor."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
+def shard_bytes(model: nn.Module) -> dict[tuple[nn.Module, str], int]:
+    """By module and name, the bytes that this rank has of each parameter that is sharded now."""
+    return {
+        (module, name): memory.storage_bytes(parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if memory.is_distributed(parameter)
+    }
 
 
 def is_any(modules: Iterable[nn.Module]) -> bool:
@@ -81,7 +86,7 @@ def refuse_tensor_parallel(model: nn.Module) -> None:
         }
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            if _is_distributed(parameter) and not (id(module) in fully_sharded and _is_data_parallel(parameter)):
+            if memory.is_distributed(parameter) and not (id(module) in fully_sharded and _is_data_parallel(parameter)):
                 placements = ", ".join(map(str, _placements(parameter)))
                 raise Unsupported(
                     f"{name} is a DTensor ({placements}) that stays in parts while the {type(module).__name__} runs, "
@@ -119,7 +124,7 @@ def whole_units(model: nn.Module, modules: Iterable[nn.Module], named: bool) -> 
         if id(unit) in shared:
             together = ", ".join(f"'{each}'" for each in shared[id(unit)])
             refused = f"fully_shard shards {together} as one, of which '{part}' is to be a block: shard each by itself"
-        elif unit is not module and any(map(_is_distributed, module.parameters())):  # they are gone already
+        elif unit is not module and any(map(memory.is_distributed, module.parameters())):  # they are gone already
             if unit is model:
                 refused = (
                     f"fully_shard has taken the parameters of '{part}' away after the forward, with those of the whole "

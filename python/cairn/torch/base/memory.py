@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import gc
+import sys
 import threading
 import warnings
 import weakref

@@ -30,7 +30,7 @@ typedef struct run {
     const cairn_exec_callbacks *call;
     const cairn_op *ops;
     int64_t count;
-    timing *timings;     /* of the operations; NULL where nothing travels */
+    timing *timings;     /* of the operations; NULL without transfers */
     value_state *values; /* of a[0], A[0], a[1], A[1], ... */
     cairn_op *released;  /* on their way, in order; there is room for all of a value's two copies */
     int32_t stage_count, released_count;
@@ -198,18 +198,18 @@ static bool has_callback(const cairn_exec_callbacks *call, cairn_op op)
     }
 }
 
-static cairn_status check(const cairn_schedule *schedule, const cairn_exec_callbacks *call, bool *travels,
+static cairn_status check(const cairn_schedule *schedule, const cairn_exec_callbacks *call, bool *has_transfers,
                           cairn_error *error)
 {
     const cairn_op *ops = cairn_schedule_ops(schedule);
-    *travels = false;
+    *has_transfers = false;
     if (cairn_schedule_kind(schedule) != CAIRN_KIND_CHAIN)
         return crn_fail(error, CAIRN_BAD_ARGUMENT, "the schedule is a graph's; this executor runs chains");
     for (int64_t i = 0; i < cairn_schedule_count(schedule); i++) {
         if (!has_callback(call, ops[i]))
             return crn_fail_at(error, CAIRN_BAD_ARGUMENT, i, NULL, "operation %lld, %s, has no callback", (long long)i,
                                cairn_op_name((cairn_op_code)ops[i].code));
-        *travels |= ops[i].code == CAIRN_OP_OFFLOAD || ops[i].code == CAIRN_OP_PREFETCH;
+        *has_transfers |= ops[i].code == CAIRN_OP_OFFLOAD || ops[i].code == CAIRN_OP_PREFETCH;
     }
     return CAIRN_OK;
 }
@@ -245,7 +245,7 @@ static size_t value_count(const run *r)
 }
 
 /* Also after a failure, release_run frees what there is. */
-static cairn_status prepare(run *r, const cairn_env *env, const cairn_verified *verified, bool travels,
+static cairn_status prepare(run *r, const cairn_env *env, const cairn_verified *verified, bool has_transfers,
                             cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(env);
@@ -255,7 +255,7 @@ static cairn_status prepare(run *r, const cairn_env *env, const cairn_verified *
     if (!r->values)
         return crn_no_memory(error);
     state_of(r, 0, CAIRN_VALUE_OUTPUT)->resident = true;
-    if (!travels)
+    if (!has_transfers)
         return CAIRN_OK;
     r->released = crn_alloc(&allocator, 2 * value_count(r), sizeof(*r->released));
     r->timings = crn_alloc_zero(&allocator, (size_t)r->count, sizeof(*r->timings));
@@ -279,16 +279,16 @@ static void release_run(run *r, const cairn_env *env)
 cairn_status cairn_exec_run(const cairn_env *env, const cairn_verified *verified, const cairn_exec_callbacks *callbacks,
                             cairn_error *error)
 {
-    bool travels;
+    bool has_transfers;
     if (!verified)
         return crn_fail(error, CAIRN_BAD_ARGUMENT, "there is no verified schedule to run: is it valid?");
     const cairn_schedule *schedule = cairn_verified_schedule(verified);
-    CRN_TRY(check(schedule, callbacks, &travels, error));
+    CRN_TRY(check(schedule, callbacks, &has_transfers, error));
     run r = {.call = callbacks,
              .ops = cairn_schedule_ops(schedule),
              .count = cairn_schedule_count(schedule),
              .stage_count = cairn_problem_chain(cairn_verified_problem(verified))->stage_count};
-    cairn_status status = prepare(&r, env, verified, travels, error);
+    cairn_status status = prepare(&r, env, verified, has_transfers, error);
     if (status == CAIRN_OK)
         status = run_all(&r, error);
     release_run(&r, env);

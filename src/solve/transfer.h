@@ -1,9 +1,9 @@
 /*
- * Which values travel to the host and back, given the computations: the part that all solvers with a machine share.
+ * Which values are offloaded, given the computations: the part that all solvers with a machine share.
  *
  * A list of operations without transfers fixes what is computed and in which order: its *events*. Between two events that
  * read it a copy on the device only *waits*; a wait may be spent on the host instead. So a schedule with transfers is a
- * list without any, which may be over the budget, and a set of waits that travel. crn_transfer_schedule places their
+ * list without any, which may be over the budget, and a set of waits to offload. crn_transfer_schedule places their
  * transfers in time:
  *
  *   - offloads go as early as data and link allow, in the order in which their memory is wanted back;
@@ -33,7 +33,7 @@ typedef struct crn_event {
     int64_t ns;
     int64_t reserve_bytes; /* what it reserves beyond what is there when it starts */
     int64_t grow_bytes;    /* how much more there is after it than before it */
-    int64_t level_bytes;   /* memory while it runs, when nothing travels */
+    int64_t level_bytes;   /* memory while it runs, when nothing is offloaded */
     int32_t first_read, read_count;
     int32_t added;   /* the copy that it makes; CRN_NO_COPY for an alias */
     int32_t dropped; /* the first copy that is dropped after it; chained by crn_copy.next_dropped */
@@ -45,7 +45,7 @@ typedef struct crn_copy {
     int64_t bytes;
     int32_t birth, end; /* events; -1 = there from the start, event_count = never dropped */
     bool removed;       /* event end removes it; else it is dropped after it */
-    bool pinned;        /* never travels: the input, what a kept alias holds, aliases that cannot be computed again */
+    bool pinned;        /* never offloaded: the input, what a kept alias holds, aliases that cannot be computed again */
     int32_t last_read;
     int32_t next_dropped, first_alias;
 } crn_copy;
@@ -95,14 +95,14 @@ typedef struct crn_transfer {
  * Reads a list of operations without transfers, valid but for its peak, which may pass every budget. A graph's drops are
  * not read: storages are dropped after their last reader. Errors: NO_MEMORY; UNSUPPORTED when the list is not valid.
  */
-cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **travel,
+cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **transfer,
                               cairn_error *error);
-void crn_transfer_free(crn_transfer *travel);
+void crn_transfer_free(crn_transfer *transfer);
 /** An upper estimate of a model's memory for a list of count operations of the task's problem. */
 int64_t crn_transfer_memory(const crn_task *task, int64_t count);
 
-/** Memory while each event runs when the waits that travel are on the host all the time between their ends. */
-void crn_transfer_levels(const crn_transfer *travel, const bool *travels, int64_t *levels);
+/** Memory while each event runs when the waits that are offloaded are on the host all the time between their ends. */
+void crn_transfer_levels(const crn_transfer *transfer, const bool *offloaded, int64_t *levels);
 
 /**
  * Schedules the transfers under a budget (INT64_MAX = none). *makespan_ns = INT64_MAX when they cannot be: an event does
@@ -110,7 +110,7 @@ void crn_transfer_levels(const crn_transfer *travel, const bool *travels, int64_
  * is always the better one. builder NULL = only judge; else the operations are appended, and what was appended is to be
  * forgotten after an INT64_MAX. Errors: the builder's. Cost: O(events + reads + waits).
  */
-cairn_status crn_transfer_schedule(crn_transfer *travel, const bool *travels, int64_t budget_bytes, bool patient,
+cairn_status crn_transfer_schedule(crn_transfer *transfer, const bool *offloaded, int64_t budget_bytes, bool patient,
                                    cairn_builder *builder, int64_t *makespan_ns, cairn_error *error);
 
 #endif

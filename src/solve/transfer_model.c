@@ -7,7 +7,7 @@
 
 /* What is known while the list is read. */
 typedef struct reading {
-    crn_transfer *travel;
+    crn_transfer *transfer;
     crn_residency residency;
     const cairn_graph *graph;
     int32_t *copy_of;  /* of a storage of the residency: the copy in it */
@@ -84,10 +84,10 @@ static cairn_status reading_begin(reading *r, const crn_task *task, int64_t coun
     r->graph = cairn_problem_graph(task->problem);
     storages = (size_t)r->residency.storage_capacity;
     nodes = (size_t)r->residency.value_count;
-    r->copy_of = crn_arena_alloc(&r->travel->arena, storages, sizeof(*r->copy_of));
-    r->newest = crn_arena_alloc(&r->travel->arena, nodes, sizeof(*r->newest));
-    r->alias_of = crn_arena_alloc(&r->travel->arena, nodes, sizeof(*r->alias_of));
-    r->last_use = crn_arena_alloc(&r->travel->arena, (size_t)count + 1, sizeof(*r->last_use));
+    r->copy_of = crn_arena_alloc(&r->transfer->arena, storages, sizeof(*r->copy_of));
+    r->newest = crn_arena_alloc(&r->transfer->arena, nodes, sizeof(*r->newest));
+    r->alias_of = crn_arena_alloc(&r->transfer->arena, nodes, sizeof(*r->alias_of));
+    r->last_use = crn_arena_alloc(&r->transfer->arena, (size_t)count + 1, sizeof(*r->last_use));
     r->is_valid = true;
     if (!r->copy_of || !r->newest || !r->alias_of || !r->last_use) {
         crn_residency_free(&r->residency);
@@ -102,7 +102,7 @@ static cairn_status reading_begin(reading *r, const crn_task *task, int64_t coun
 
 static int32_t add_copy(reading *r, int32_t storage, cairn_op value, int64_t bytes, int32_t birth)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     int32_t made = t->copy_count++;
     t->copies[made] = (crn_copy){.value = value,
                                  .bytes = bytes,
@@ -119,7 +119,7 @@ static int32_t add_copy(reading *r, int32_t storage, cairn_op value, int64_t byt
 /* The event reads the copy: what lies between this use and the last one is a wait. */
 static void add_read(reading *r, int32_t copy, int32_t event)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     crn_copy *c = &t->copies[copy];
     if (c->last_read == event)
         return;
@@ -137,7 +137,7 @@ static void read_alias(reading *r, int32_t node, int32_t event)
 {
     int32_t record = r->alias_of[node];
     if (r->graph->nodes[node].alias_of >= 0 && record != CRN_NO_COPY)
-        r->travel->aliases[record].last_read = event;
+        r->transfer->aliases[record].last_read = event;
 }
 
 /* Whether all that the alias reads lies in its own storage, so that it can be computed again wherever that is. */
@@ -152,7 +152,7 @@ static bool stands_alone(const reading *r, int32_t node, int32_t storage)
 
 static void add_alias(reading *r, int32_t node, int32_t event)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     const cairn_node *n = &r->graph->nodes[node];
     int32_t storage = r->residency.places[node].device, copy = r->copy_of[storage], made = t->alias_count++;
     r->is_valid &= r->alias_of[node] == CRN_NO_COPY || t->copies[copy].birth > t->aliases[r->alias_of[node]].created;
@@ -199,7 +199,7 @@ static cairn_op value_of(const reading *r, cairn_op op)
 
 static void add_event(reading *r, cairn_op op, const crn_effect *effect)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     int32_t at = t->event_count - 1; /* begun before the operation was applied */
     crn_event *event = &t->events[at];
     event->ns = effect->compute_ns;
@@ -219,7 +219,7 @@ static void add_event(reading *r, cairn_op op, const crn_effect *effect)
 
 static void begin_event(reading *r, cairn_op op)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     int32_t at = t->event_count++;
     t->events[at] = (crn_event){.op = op, .first_read = t->read_count, .added = CRN_NO_COPY, .dropped = CRN_NO_COPY};
     if (r->graph)
@@ -236,7 +236,7 @@ static bool read_op(reading *r, cairn_op op)
     if (is_computation(op))
         add_event(r, op, &effect);
     else if (effect.released != CRN_NO_STORAGE)
-        r->travel->copies[r->copy_of[effect.released]].end = r->travel->event_count - 1;
+        r->transfer->copies[r->copy_of[effect.released]].end = r->transfer->event_count - 1;
     return op.code != CAIRN_OP_OFFLOAD && op.code != CAIRN_OP_PREFETCH && op.code != CAIRN_OP_DISCARD;
 }
 
@@ -251,7 +251,7 @@ static bool reads_node(const cairn_node *node, int32_t other)
 /* An alias that another one is made from is read as long as that one is. The list stands newest first. */
 static void extend_aliases(const reading *r, const crn_copy *copy)
 {
-    crn_alias *aliases = r->travel->aliases;
+    crn_alias *aliases = r->transfer->aliases;
     for (int32_t a = copy->first_alias; a != CRN_NO_COPY; a = aliases[a].next)
         for (int32_t b = aliases[a].next; b != CRN_NO_COPY; b = aliases[b].next)
             if (reads_node(&r->graph->nodes[aliases[a].node], aliases[b].node))
@@ -263,14 +263,14 @@ static void extend_aliases(const reading *r, const crn_copy *copy)
 static bool is_kept(const reading *r, const crn_copy *copy)
 {
     bool kept = r->graph->nodes[copy->value.index].keep;
-    for (int32_t a = copy->first_alias; a != CRN_NO_COPY; a = r->travel->aliases[a].next)
-        kept |= r->travel->aliases[a].is_kept;
+    for (int32_t a = copy->first_alias; a != CRN_NO_COPY; a = r->transfer->aliases[a].next)
+        kept |= r->transfer->aliases[a].is_kept;
     return kept;
 }
 
 static void close_copies(reading *r)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     for (int32_t i = 0; i < t->copy_count; i++) {
         crn_copy *copy = &t->copies[i];
         extend_aliases(r, copy);
@@ -352,7 +352,7 @@ static void close_waits(crn_transfer *t)
 
 static void add_input(reading *r)
 {
-    crn_transfer *t = r->travel;
+    crn_transfer *t = r->transfer;
     const cairn_chain *chain = r->residency.chain;
     t->start_bytes = cairn_problem_info_of(t->task->problem)->fixed_bytes;
     if (!chain)
@@ -372,19 +372,19 @@ static cairn_status read_list(reading *r, const cairn_op *ops, int64_t count, ca
     close_copies(r);
     if (!r->is_valid)
         return crn_fail(error, CAIRN_UNSUPPORTED, "a storage is computed anew while an alias holds the old one");
-    measure_levels(r->travel);
-    close_waits(r->travel);
-    link_waits(r->travel, r->last_use);
+    measure_levels(r->transfer);
+    close_waits(r->transfer);
+    link_waits(r->transfer, r->last_use);
     return CAIRN_OK;
 }
 
-cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **travel,
+cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t count, crn_transfer **transfer,
                               cairn_error *error)
 {
     crn_arena arena;
     int64_t events, reads;
     reading r = {.is_valid = true};
-    *travel = NULL;
+    *transfer = NULL;
     crn_arena_init(&arena, crn_allocator(task->env));
     crn_transfer *t = crn_arena_alloc_zero(&arena, 1, sizeof(*t));
     if (!t)
@@ -393,7 +393,7 @@ cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t
     t->task = task;
     t->machine = task->machine;
     count_ops(task->problem, ops, count, &events, &reads);
-    r.travel = t;
+    r.transfer = t;
     cairn_status status = make_arrays(t, events, reads) ? CAIRN_OK : crn_no_memory(error);
     if (status == CAIRN_OK)
         status = reading_begin(&r, task, count, error);
@@ -405,32 +405,32 @@ cairn_status crn_transfer_new(const crn_task *task, const cairn_op *ops, int64_t
         crn_transfer_free(t);
         return status;
     }
-    *travel = t;
+    *transfer = t;
     return CAIRN_OK;
 }
 
-void crn_transfer_free(crn_transfer *travel)
+void crn_transfer_free(crn_transfer *transfer)
 {
-    if (!travel)
+    if (!transfer)
         return;
-    crn_arena_clear(&travel->arena);
+    crn_arena_clear(&transfer->arena);
 }
 
-void crn_transfer_levels(const crn_transfer *travel, const bool *travels, int64_t *levels)
+void crn_transfer_levels(const crn_transfer *transfer, const bool *offloaded, int64_t *levels)
 {
     int64_t away = 0;
-    for (int32_t e = 0; e < travel->event_count; e++)
+    for (int32_t e = 0; e < transfer->event_count; e++)
         levels[e] = 0;
-    for (int32_t w = 0; w < travel->wait_count; w++) {
-        const crn_wait *wait = &travel->waits[w];
-        if (!travels[w])
+    for (int32_t w = 0; w < transfer->wait_count; w++) {
+        const crn_wait *wait = &transfer->waits[w];
+        if (!offloaded[w])
             continue;
-        levels[wait->from + 1] += travel->copies[wait->copy].bytes;
-        if (wait->to < travel->event_count)
-            levels[wait->to] -= travel->copies[wait->copy].bytes;
+        levels[wait->from + 1] += transfer->copies[wait->copy].bytes;
+        if (wait->to < transfer->event_count)
+            levels[wait->to] -= transfer->copies[wait->copy].bytes;
     }
-    for (int32_t e = 0; e < travel->event_count; e++) {
+    for (int32_t e = 0; e < transfer->event_count; e++) {
         away += levels[e];
-        levels[e] = travel->events[e].level_bytes - away;
+        levels[e] = transfer->events[e].level_bytes - away;
     }
 }

@@ -19,14 +19,14 @@ static bool returns(const crn_transfer *t, int32_t w)
 }
 
 /* Waits stand in the order of the events that they wait for, which is that of the prefetches. */
-static void make_queues(crn_transfer *t, const bool *travels, int32_t *out_count, int32_t *back_count)
+static void make_queues(crn_transfer *t, const bool *offloaded, int32_t *out_count, int32_t *back_count)
 {
     *out_count = *back_count = 0;
     for (int32_t w = 0; w < t->wait_count; w++) {
-        t->state[w] = travels[w] ? PLANNED : STAYS;
-        if (travels[w] && returns(t, w))
+        t->state[w] = offloaded[w] ? PLANNED : STAYS;
+        if (offloaded[w] && returns(t, w))
             t->back_queue[(*back_count)++] = w;
-        if (travels[t->by_from[w]])
+        if (offloaded[t->by_from[w]])
             t->out_queue[(*out_count)++] = t->by_from[w];
     }
 }
@@ -44,7 +44,7 @@ typedef struct rewind {
 } rewind;
 
 /* What must be on the device again when the event, seen backwards, begins. */
-static int64_t rewound_bytes(const rewind *r, int32_t e, const bool *travels, int64_t *since_ns)
+static int64_t rewound_bytes(const rewind *r, int32_t e, const bool *offloaded, int64_t *since_ns)
 {
     const crn_transfer *t = r->t;
     int64_t bytes = crn_max(0, t->events[e].reserve_bytes - t->events[e].grow_bytes);
@@ -52,7 +52,7 @@ static int64_t rewound_bytes(const rewind *r, int32_t e, const bool *travels, in
         bytes += t->copies[c].bytes;
     for (int32_t i = t->from_begin[e]; i < t->from_begin[e + 1]; i++) {
         int32_t w = t->by_from[i];
-        if (!travels[w])
+        if (!offloaded[w])
             continue;
         bytes += t->copies[t->waits[w].copy].bytes;
         if (returns(t, w))
@@ -93,7 +93,7 @@ static void rewind_past(rewind *r, int32_t e)
 }
 
 /* Finds release_at of every wait that returns. False when an event does not fit even with all of them away. */
-static bool place_prefetches(crn_transfer *t, const bool *travels, int32_t back_count, int64_t budget_bytes)
+static bool place_prefetches(crn_transfer *t, const bool *offloaded, int32_t back_count, int64_t budget_bytes)
 {
     rewind r = {.t = t,
                 .budget_bytes = budget_bytes,
@@ -103,9 +103,9 @@ static bool place_prefetches(crn_transfer *t, const bool *travels, int32_t back_
                 .next = back_count,
                 .end_ns = t->left_ns};
     for (int32_t i = t->wait_count - 1; i >= 0 && !returns(t, i); i--)
-        r.used_bytes -= travels[i] ? t->copies[t->waits[i].copy].bytes : 0;
+        r.used_bytes -= offloaded[i] ? t->copies[t->waits[i].copy].bytes : 0;
     for (int32_t e = t->event_count - 1; e >= 0; e--) {
-        int64_t start_ns = r.now_ns, bytes = rewound_bytes(&r, e, travels, &start_ns);
+        int64_t start_ns = r.now_ns, bytes = rewound_bytes(&r, e, offloaded, &start_ns);
         if (!rewind_wait(&r, bytes, &start_ns))
             return false;
         r.used_bytes += bytes - crn_max(0, t->events[e].reserve_bytes - t->events[e].grow_bytes);
@@ -132,7 +132,7 @@ typedef struct playing {
     int64_t now_ns, makespan_ns;
     int32_t event; /* the next one */
     int32_t out, out_count, back, back_count;
-    const bool *travels;
+    const bool *offloaded;
     bool patient; /* a prefetch lets a computation go first that it would hold up */
     bool failed;  /* overflow */
     cairn_builder *builder;
@@ -221,14 +221,14 @@ static bool occupy(playing *p, cairn_lane lane, int64_t start_ns, int64_t ns, in
 
 /* ---- releases ---- */
 
-/* Whether the copy's storage has this alias at an event, before which the waits that travel have broken it off. */
+/* Whether the copy's storage has this alias at an event, before which offloaded waits have broken it off. */
 static bool has_alias(const playing *p, int32_t copy, const crn_alias *alias, int32_t event)
 {
     const crn_transfer *t = p->t;
     if (alias->created > event)
         return false;
     for (int32_t w = 0; w < t->wait_count && t->waits[w].to <= event; w++)
-        if (t->waits[w].copy == copy && t->state[w] == BACK && p->travels[w] && t->waits[w].from >= alias->created &&
+        if (t->waits[w].copy == copy && t->state[w] == BACK && p->offloaded[w] && t->waits[w].from >= alias->created &&
             alias->last_read < t->waits[w].to)
             return false;
     return true;
@@ -345,8 +345,8 @@ static void play_offload(playing *p, int64_t start_ns)
         leave(p, w);
 }
 
-/* Whether the copy travels again: then its host copy stays. */
-static bool travels_again(const playing *p, int32_t w)
+/* Whether the copy is offloaded again: then its host copy stays. */
+static bool offloaded_again(const playing *p, int32_t w)
 {
     const crn_transfer *t = p->t;
     while ((w = t->next_wait[w]) != CRN_NO_COPY)
@@ -367,7 +367,7 @@ static void play_prefetch(playing *p, int64_t start_ns)
     t->ready_ns[copy] = t->busy_ns[copy] = end_ns;
     t->host_busy_ns[copy] = crn_max(t->host_busy_ns[copy], end_ns);
     emit(p, CAIRN_OP_PREFETCH, t->copies[copy].value);
-    if (travels_again(p, w))
+    if (offloaded_again(p, w))
         return;
     t->on_host[copy] = false;
     emit(p, CAIRN_OP_DISCARD, t->copies[copy].value);
@@ -468,21 +468,21 @@ static void play(playing *p)
     p->failed |= p->event < t->event_count;
 }
 
-cairn_status crn_transfer_schedule(crn_transfer *travel, const bool *travels, int64_t budget_bytes, bool patient,
+cairn_status crn_transfer_schedule(crn_transfer *transfer, const bool *offloaded, int64_t budget_bytes, bool patient,
                                    cairn_builder *builder, int64_t *makespan_ns, cairn_error *error)
 {
-    playing p = {.t = travel,
-                 .device_bytes = travel->start_bytes,
+    playing p = {.t = transfer,
+                 .device_bytes = transfer->start_bytes,
                  .budget_bytes = budget_bytes,
-                 .travels = travels,
+                 .offloaded = offloaded,
                  .patient = patient,
                  .builder = builder,
                  .error = error};
     *makespan_ns = NEVER;
-    if (travel->start_bytes > budget_bytes)
+    if (transfer->start_bytes > budget_bytes)
         return CAIRN_OK;
-    make_queues(travel, travels, &p.out_count, &p.back_count);
-    if (!place_prefetches(travel, travels, p.back_count, budget_bytes))
+    make_queues(transfer, offloaded, &p.out_count, &p.back_count);
+    if (!place_prefetches(transfer, offloaded, p.back_count, budget_bytes))
         return CAIRN_OK;
     play(&p);
     if (!p.failed && p.status == CAIRN_OK)

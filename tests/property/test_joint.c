@@ -1,5 +1,5 @@
 /*
- * Chains in which values stay, are computed again or travel: against exhaustive search on tiny ones, against every other
+ * Chains in which values stay, are recomputed or offloaded: against exhaustive search on tiny ones, against every other
  * solver on small and measured ones, and where the link or the host is of no use.
  */
 #include <setjmp.h>

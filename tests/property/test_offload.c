@@ -1,5 +1,5 @@
 /*
- * The solvers that let saved sets travel and compute nothing again: against the exact one and its bound, and at the ends
+ * The solvers that offload saved sets and recompute nothing: against the exact one and its bound, and at the ends
  * of what a link and a host can be.
  */
 #include <setjmp.h>
@@ -177,7 +177,7 @@ static void hosts_of_every_size(void **state)
     for (int i = 1; i < 3; i++) { /* vdnn sends equal stages all or none */
         cairn_machine machine = {0, 1000000000, 1000000000, 0, false};
         question q = {problem, solvers[i], 100, 0, &machine};
-        check(&q, ask_alone(&q).makespan_ns == 56); /* everything fits: nothing travels */
+        check(&q, ask_alone(&q).makespan_ns == 56); /* everything fits: nothing is offloaded */
         q.budget = 99;
         check(&q, ask_alone(&q).outcome == CAIRN_OUTCOME_INFEASIBLE);
         check(&q, ask_alone(&q).least_bytes == 100);

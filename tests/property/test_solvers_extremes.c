@@ -68,7 +68,7 @@ static cairn_problem *grown_to_the_end(cairn_problem *problem)
     return grown;
 }
 
-/* What is computed twice, or travels, may take more than 2^63 - 1 ns: then it is no answer, and others are. */
+/* What is computed twice, or offloaded, may take more than 2^63 - 1 ns: then it is no answer, and others are. */
 static void sums_near_the_end_of_the_range(void **state)
 {
     (void)state;

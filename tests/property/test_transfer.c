@@ -25,8 +25,8 @@ typedef struct subject {
     cairn_env env;
     crn_task task;
     cairn_schedule *base; /* without transfers; may be over the budget */
-    crn_transfer *travel;
-    bool *travels;
+    crn_transfer *transfer;
+    bool *offloaded;
     int64_t *levels;
 } subject;
 
@@ -86,29 +86,29 @@ static bool begin(subject *s, test_random *random, uint64_t seed)
                          .budget_max_bytes = CAIRN_NONE,
                          .deadline_ns = CAIRN_NONE};
     cairn_status status =
-        crn_transfer_new(&s->task, cairn_schedule_ops(s->base), cairn_schedule_count(s->base), &s->travel, NULL);
+        crn_transfer_new(&s->task, cairn_schedule_ops(s->base), cairn_schedule_count(s->base), &s->transfer, NULL);
     check(s, status == CAIRN_OK || status == CAIRN_UNSUPPORTED);
     if (status != CAIRN_OK)
         return false;
-    s->travels = must_allocate((size_t)s->travel->wait_count, sizeof(*s->travels));
-    s->levels = must_allocate((size_t)s->travel->event_count, sizeof(*s->levels));
+    s->offloaded = must_allocate((size_t)s->transfer->wait_count, sizeof(*s->offloaded));
+    s->levels = must_allocate((size_t)s->transfer->event_count, sizeof(*s->levels));
     return true;
 }
 
 static void end(subject *s)
 {
     free(s->levels);
-    free(s->travels);
-    crn_transfer_free(s->travel);
+    free(s->offloaded);
+    crn_transfer_free(s->transfer);
     cairn_schedule_free(s->base);
     cairn_problem_free(s->problem);
 }
 
 static int64_t highest(const subject *s)
 {
-    int64_t most = s->travel->start_bytes;
-    crn_transfer_levels(s->travel, s->travels, s->levels);
-    for (int32_t e = 0; e < s->travel->event_count; e++)
+    int64_t most = s->transfer->start_bytes;
+    crn_transfer_levels(s->transfer, s->offloaded, s->levels);
+    for (int32_t e = 0; e < s->transfer->event_count; e++)
         most = crn_max(most, s->levels[e]);
     return most;
 }
@@ -120,8 +120,8 @@ static int64_t schedule(subject *s, int64_t budget, bool patient)
     cairn_replay replay;
     int64_t makespan, again;
     assert_int_equal(cairn_builder_new(NULL, s->problem, &builder, NULL), CAIRN_OK);
-    check(s, crn_transfer_schedule(s->travel, s->travels, budget, patient, builder, &makespan, NULL) == CAIRN_OK);
-    check(s, crn_transfer_schedule(s->travel, s->travels, budget, patient, NULL, &again, NULL) == CAIRN_OK);
+    check(s, crn_transfer_schedule(s->transfer, s->offloaded, budget, patient, builder, &makespan, NULL) == CAIRN_OK);
+    check(s, crn_transfer_schedule(s->transfer, s->offloaded, budget, patient, NULL, &again, NULL) == CAIRN_OK);
     check(s, makespan == again);
     const cairn_op *ops = cairn_builder_ops(builder);
     int64_t count = cairn_builder_count(builder);
@@ -145,16 +145,16 @@ static int64_t schedule(subject *s, int64_t budget, bool patient)
 static int64_t host_needed(const subject *s)
 {
     int64_t bytes = 0;
-    for (int32_t w = 0; w < s->travel->wait_count; w++)
-        bytes += s->travels[w] ? s->travel->copies[s->travel->waits[w].copy].bytes : 0;
+    for (int32_t w = 0; w < s->transfer->wait_count; w++)
+        bytes += s->offloaded[w] ? s->transfer->copies[s->transfer->waits[w].copy].bytes : 0;
     return bytes;
 }
 
 static void try_sets(subject *s, test_random *random)
 {
     for (int percent = 0; percent <= 100; percent += 20) {
-        for (int32_t w = 0; w < s->travel->wait_count; w++)
-            s->travels[w] = test_random_chance(random, percent);
+        for (int32_t w = 0; w < s->transfer->wait_count; w++)
+            s->offloaded[w] = test_random_chance(random, percent);
         int64_t needed = highest(s);
         for (int patient = 0; patient < 2; patient++) {
             schedule(s, INT64_MAX, patient);
@@ -183,7 +183,7 @@ static void lists_are_valid_and_last_as_long_as_found(void **state)
 }
 
 /* Without transfers, the levels are the peak, and the time is that of the list as it was. */
-static void nothing_travels(void **state)
+static void nothing_is_offloaded(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(500); seed++) {
@@ -203,11 +203,11 @@ static void nothing_travels(void **state)
 static cairn_status make_once(const cairn_env *env, void *context)
 {
     subject s = *(subject *)context;
-    crn_transfer *travel;
+    crn_transfer *transfer;
     s.task.env = env;
     cairn_status status =
-        crn_transfer_new(&s.task, cairn_schedule_ops(s.base), cairn_schedule_count(s.base), &travel, NULL);
-    crn_transfer_free(travel);
+        crn_transfer_new(&s.task, cairn_schedule_ops(s.base), cairn_schedule_count(s.base), &transfer, NULL);
+    crn_transfer_free(transfer);
     return status;
 }
 
@@ -227,7 +227,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_are_valid_and_last_as_long_as_found),
-        cmocka_unit_test(nothing_travels),
+        cmocka_unit_test(nothing_is_offloaded),
         cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -293,7 +293,7 @@ static void transfers_overlap_as_simulated(void **state)
 {
     (void)state;
     static const char *const solvers[] = {"offload-greedy", "joint-chain"};
-    int travelled = 0;
+    int offloaded = 0;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(60); seed++)
         for (int i = 0; i < 2; i++) {
             cairn_problem *problem = test_random_chain_with_link(seed, STAGES_MAX);
@@ -303,12 +303,12 @@ static void transfers_overlap_as_simulated(void **state)
             cairn_verified *verified = solve(problem, solvers[i], budget, &schedule);
             if (verified)
                 run_on_lanes(problem, verified);
-            travelled += verified && cairn_verified_replay(verified)->host_peak_bytes > 0;
+            offloaded += verified && cairn_verified_replay(verified)->host_peak_bytes > 0;
             cairn_verified_free(verified);
             cairn_schedule_free(schedule);
             cairn_problem_free(problem);
         }
-    assert_true(travelled > TEST_ROUNDS(60) / 3);
+    assert_true(offloaded > TEST_ROUNDS(60) / 3);
 }
 
 /* Two stages on a machine; what transfers move is waited for before it is read, and only then. */

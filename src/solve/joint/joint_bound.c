@@ -37,7 +37,7 @@ static int64_t one_way_bytes(const cairn_problem *problem)
 }
 
 /* Whether so many bytes can leave, and come back where they must, in a time; in case of doubt they can. */
-static bool can_travel(const relaxation *r, int64_t bytes, int64_t ns)
+static bool can_offload(const relaxation *r, int64_t bytes, int64_t ns)
 {
     int64_t back = bytes > r->one_way_bytes ? bytes - r->one_way_bytes : 0;
     crn_wide out_ns = (crn_wide)bytes * 1000000000u / (crn_wide)r->machine->to_host_bytes_per_s;
@@ -50,7 +50,7 @@ static int64_t most_on_host(const relaxation *r, int64_t ns)
     int64_t low = 0, high = r->machine->host_bytes;
     while (low < high) {
         int64_t middle = high - (high - low) / 2;
-        if (can_travel(r, middle, ns))
+        if (can_offload(r, middle, ns))
             low = middle;
         else
             high = middle - 1;
@@ -79,7 +79,7 @@ static cairn_status bisect(const relaxation *r, int64_t *bound_ns, cairn_error *
         return CAIRN_OK;
     if (high == INT64_MAX) { /* nothing fits at all within this time: how long until enough has left? */
         for (low = crn_max(1, low); low <= INT64_MAX / 2; low *= 2)
-            if (can_travel(r, r->least_bytes - r->budget_bytes, low))
+            if (can_offload(r, r->least_bytes - r->budget_bytes, low))
                 break;
         high = low;
         low = *bound_ns;

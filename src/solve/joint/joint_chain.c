@@ -1,12 +1,12 @@
 /*
- * joint-chain: chains in which every value may stay, be computed again, or travel to the host and back.
+ * joint-chain: chains in which every value may stay, be recomputed, or be offloaded.
  *
  * Problem   A chain with options and its link to host memory. Least time within the device's budget and the host's.
  * Lists     What is computed, and when, comes from solvers that know no link, at budgets from the least one to that of
  *           storing everything: chain-exact, which leaves out what is cheapest to compute again; chain-dp on the same chain
  *           where options exist a second time, as ones that keep only the stage's output, at a price or for as many stages as
  *           the link can serve; storing everything; and computing everything twice.
- * Fit       Each list is made to fit the budget by letting copies travel, saved sets and outputs alike; the best lists are
+ * Fit       Each list is made to fit the budget by offloading copies, saved sets and outputs alike; the best lists are
  *           improved by ruin and recreate (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
  * Never     worse than any solver without transfers that auto asks, nor than one without recomputation: their answers are
  *           among the starting points.
@@ -21,8 +21,8 @@
 enum { GRID = 24, PRICED_GRID = 6, OFFERS = 6, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, PRICED_SLOTS = 150 };
 
 /*
- * On what terms stages may travel: at a price, in quarters of the time of the transfers; and all of them (0), or only as
- * many, evenly spread, as the link could serve if it were so many percent as fast as it is.
+ * On what terms stages may be offloaded: at a price, in quarters of the time of the transfers; and all of them (0), or
+ * only as many, evenly spread, as the link could serve if it were so many percent as fast as it is.
  */
 typedef struct offer {
     int64_t quarters, percent;
@@ -136,14 +136,14 @@ static cairn_status offer_alone(const crn_joint *s, crn_joint_search *search, in
     return crn_joint_ask_alone(search, "chain-exact", budgets, count, error);
 }
 
-/* ---- travelling as an option ---- */
+/* ---- offloading as an option ---- */
 
-/* The chain with every option twice: option k + K of a stage with K options is option k, travelling at a price. */
+/* The chain with every option twice: option k + K of a stage with K options is option k, offloaded at a price. */
 typedef struct priced {
     crn_joint_search *search;
     cairn_stage *stages;
     cairn_stage_option *options;
-    bool *travels; /* of a stage, from 0: the second half of its options travels */
+    bool *offloaded; /* of a stage, from 0: the second half of its options is offloaded */
     cairn_chain chain;
     cairn_problem *problem;
 } priced;
@@ -193,14 +193,14 @@ static void price_stages(priced *p, const cairn_chain *chain, const cairn_machin
         memcpy(next, stage->options, (size_t)stage->option_count * sizeof(*next));
         next += stage->option_count;
         memcpy(next, stage->options, (size_t)stage->option_count * sizeof(*next));
-        p->travels[i] = can_pay(machine, stage, terms->percent, &earned_ns);
+        p->offloaded[i] = can_pay(machine, stage, terms->percent, &earned_ns);
         for (int32_t k = 0; k < stage->option_count; k++, next++)
-            if (p->travels[i])
+            if (p->offloaded[i])
                 price_option(machine, stage, terms->quarters, next);
     }
 }
 
-/* The answer in terms of the chain as it is, and which computations make what travels. */
+/* The answer in terms of the chain as it is, and which computations make what is offloaded. */
 static cairn_status take_priced(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
     priced *p = context;
@@ -217,7 +217,7 @@ static cairn_status take_priced(void *context, int64_t budget_bytes, const crn_a
     for (int64_t i = 0; status == CAIRN_OK && i < count; i++) {
         cairn_op op = cairn_builder_ops(own->builder)[i];
         int32_t options = op.code == CAIRN_OP_FORWARD_SAVE ? chain->stages[op.index - 1].option_count : 1;
-        goes[events] = op.option >= options && p->travels[op.index - 1];
+        goes[events] = op.option >= options && p->offloaded[op.index - 1];
         op.option = (uint16_t)(op.option % options);
         events += op.code <= CAIRN_OP_BACKWARD;
         status = cairn_builder_add(builder, op, error);
@@ -267,13 +267,13 @@ static cairn_status offer_priced_lists(const crn_joint *s, crn_joint_search *sea
     }
     p.stages = crn_alloc(&search->allocator, stages, sizeof(*p.stages));
     p.options = crn_alloc(&search->allocator, options, sizeof(*p.options));
-    p.travels = crn_alloc(&search->allocator, stages, sizeof(*p.travels));
-    cairn_status status = p.stages && p.options && p.travels ? CAIRN_OK : crn_no_memory(error);
+    p.offloaded = crn_alloc(&search->allocator, stages, sizeof(*p.offloaded));
+    cairn_status status = p.stages && p.options && p.offloaded ? CAIRN_OK : crn_no_memory(error);
     for (int i = 0; status == CAIRN_OK && i < OFFERS && !crn_joint_is_done(search); i++)
         status = offer_on_terms(s, &p, &offers[i], error);
     crn_free(&search->allocator, p.stages, stages, sizeof(*p.stages));
     crn_free(&search->allocator, p.options, options, sizeof(*p.options));
-    crn_free(&search->allocator, p.travels, stages, sizeof(*p.travels));
+    crn_free(&search->allocator, p.offloaded, stages, sizeof(*p.offloaded));
     return status;
 }
 
@@ -321,19 +321,19 @@ static cairn_status least_of_others(const crn_task *task, crn_joint *s, cairn_er
     return CAIRN_OK;
 }
 
-/* With what computing everything twice fits when all that waits travels. */
+/* With what computing everything twice fits when all that waits is offloaded. */
 static cairn_status least_of_twice(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     cairn_builder *builder;
-    crn_transfer *travel = NULL;
+    crn_transfer *transfer = NULL;
     crn_fit *fit;
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     cairn_status status = list_twice(cairn_problem_chain(task->problem), builder, error);
     if (status == CAIRN_OK)
-        status = crn_transfer_new(task, cairn_builder_ops(builder), cairn_builder_count(builder), &travel, error);
+        status = crn_transfer_new(task, cairn_builder_ops(builder), cairn_builder_count(builder), &transfer, error);
     cairn_builder_free(builder);
     CRN_TRY(status);
-    CRN_TRY(crn_fit_new(travel, 1, &fit, error));
+    CRN_TRY(crn_fit_new(transfer, 1, &fit, error));
     s->least_bytes = crn_min(s->least_bytes, crn_fit_need(fit));
     crn_fit_free(fit);
     return CAIRN_OK;
@@ -399,7 +399,7 @@ const crn_solver crn_joint_chain_solver = {
              .needs_machine = true,
              .available = true,
              .optimal_in = "",
-             .summary = "values stay, are computed again or travel: never worse than either alone",
+             .summary = "values stay, are recomputed or offloaded: never worse than either alone",
              .source = "Cairn",
              .cost = "seconds at n = 100"},
     .options = "slots segments iterations seed",

@@ -11,11 +11,11 @@ static int32_t random_below(crn_fit *f, int32_t below)
     return (int32_t)crn_joint_random_below(&f->random, below);
 }
 
-cairn_status crn_fit_new(crn_transfer *travel, uint64_t seed, crn_fit **fit, cairn_error *error)
+cairn_status crn_fit_new(crn_transfer *transfer, uint64_t seed, crn_fit **fit, cairn_error *error)
 {
     crn_arena arena;
-    size_t waits = (size_t)travel->wait_count + 1, events = (size_t)travel->event_count + 2;
-    crn_arena_init(&arena, travel->arena.allocator);
+    size_t waits = (size_t)transfer->wait_count + 1, events = (size_t)transfer->event_count + 2;
+    crn_arena_init(&arena, transfer->arena.allocator);
     crn_fit *f = crn_arena_alloc_zero(&arena, 1, sizeof(*f));
     *fit = NULL;
     bool fits = f && (f->now = crn_arena_alloc_zero(&arena, waits, sizeof(bool))) &&
@@ -26,11 +26,11 @@ cairn_status crn_fit_new(crn_transfer *travel, uint64_t seed, crn_fit **fit, cai
                 (f->over_ns = crn_arena_alloc(&arena, events, sizeof(*f->over_ns)));
     if (!fits) {
         crn_arena_clear(&arena);
-        crn_transfer_free(travel);
+        crn_transfer_free(transfer);
         return crn_no_memory(error);
     }
     f->arena = arena;
-    f->travel = travel;
+    f->transfer = transfer;
     f->random = seed * UINT64_C(0x9E3779B97F4A7C15) + UINT64_C(0x2545F4914F6CDD1D);
     f->random |= f->random == 0;
     f->best_ns = f->now_ns = INT64_MAX;
@@ -42,7 +42,7 @@ void crn_fit_free(crn_fit *fit)
 {
     if (!fit)
         return;
-    crn_transfer_free(fit->travel);
+    crn_transfer_free(fit->transfer);
     crn_arena_clear(&fit->arena);
 }
 
@@ -52,7 +52,7 @@ static bool is_stopped(crn_fit *f, int64_t looked_at)
     f->looked_at += looked_at;
     if (f->looked_at >= POLL_AFTER && !f->stopped) {
         f->looked_at = 0;
-        f->stopped = crn_should_stop(f->travel->task, NULL);
+        f->stopped = crn_should_stop(f->transfer->task, NULL);
     }
     return f->stopped;
 }
@@ -61,13 +61,13 @@ static bool is_stopped(crn_fit *f, int64_t looked_at)
 
 static int64_t bytes_of(const crn_fit *f, int32_t w)
 {
-    return f->travel->copies[f->travel->waits[w].copy].bytes;
+    return f->transfer->copies[f->transfer->waits[w].copy].bytes;
 }
 
 static int64_t host_bytes_of_all(const crn_fit *f)
 {
     int64_t sum = 0;
-    for (int32_t w = 0; w < f->travel->wait_count; w++)
+    for (int32_t w = 0; w < f->transfer->wait_count; w++)
         if (!crn_add(sum, bytes_of(f, w), &sum))
             return INT64_MAX;
     return sum;
@@ -75,21 +75,21 @@ static int64_t host_bytes_of_all(const crn_fit *f)
 
 int64_t crn_fit_need(crn_fit *fit)
 {
-    int64_t most = fit->travel->start_bytes;
-    if (host_bytes_of_all(fit) > fit->travel->machine->host_bytes)
+    int64_t most = fit->transfer->start_bytes;
+    if (host_bytes_of_all(fit) > fit->transfer->machine->host_bytes)
         return INT64_MAX;
-    for (int32_t w = 0; w < fit->travel->wait_count; w++)
+    for (int32_t w = 0; w < fit->transfer->wait_count; w++)
         fit->now[w] = true;
-    crn_transfer_levels(fit->travel, fit->now, fit->over);
-    for (int32_t e = 0; e < fit->travel->event_count; e++)
+    crn_transfer_levels(fit->transfer, fit->now, fit->over);
+    for (int32_t e = 0; e < fit->transfer->event_count; e++)
         most = crn_max(most, fit->over[e]);
     return most;
 }
 
-/* over and away of what travels now. */
+/* over and away of what is offloaded now. */
 static void measure(crn_fit *f)
 {
-    const crn_transfer *t = f->travel;
+    const crn_transfer *t = f->transfer;
     int64_t away = 0;
     crn_transfer_levels(t, f->now, f->over);
     for (int32_t e = 0; e < t->event_count; e++) {
@@ -99,21 +99,21 @@ static void measure(crn_fit *f)
     }
 }
 
-static void change(crn_fit *f, int32_t w, bool travels)
+static void change(crn_fit *f, int32_t w, bool offloaded)
 {
-    const crn_wait *wait = &f->travel->waits[w];
-    int64_t bytes = travels ? bytes_of(f, w) : -bytes_of(f, w);
+    const crn_wait *wait = &f->transfer->waits[w];
+    int64_t bytes = offloaded ? bytes_of(f, w) : -bytes_of(f, w);
     for (int32_t e = wait->from + 1; e < wait->to; e++) {
         f->over[e] -= bytes;
         f->away[e] += bytes;
     }
-    f->now[w] = travels;
+    f->now[w] = offloaded;
 }
 
 static bool host_takes(const crn_fit *f, int32_t w)
 {
-    const crn_wait *wait = &f->travel->waits[w];
-    int64_t room = f->travel->machine->host_bytes - bytes_of(f, w);
+    const crn_wait *wait = &f->transfer->waits[w];
+    int64_t room = f->transfer->machine->host_bytes - bytes_of(f, w);
     for (int32_t e = wait->from + 1; f->host_is_scarce && e < wait->to; e++)
         if (f->away[e] > room)
             return false;
@@ -122,7 +122,7 @@ static bool host_takes(const crn_fit *f, int32_t w)
 
 static bool may_stay(const crn_fit *f, int32_t w)
 {
-    const crn_wait *wait = &f->travel->waits[w];
+    const crn_wait *wait = &f->transfer->waits[w];
     int64_t bytes = bytes_of(f, w);
     for (int32_t e = wait->from + 1; e < wait->to; e++)
         if (f->over[e] > -bytes)
@@ -135,7 +135,7 @@ static bool may_stay(const crn_fit *f, int32_t w)
 static int32_t worst_event(const crn_fit *f)
 {
     int32_t worst = 0;
-    for (int32_t e = 1; e < f->travel->event_count; e++)
+    for (int32_t e = 1; e < f->transfer->event_count; e++)
         if (f->over[e] > f->over[worst])
             worst = e;
     return worst;
@@ -143,7 +143,7 @@ static int32_t worst_event(const crn_fit *f)
 
 static void measure_over_ns(crn_fit *f)
 {
-    const crn_transfer *t = f->travel;
+    const crn_transfer *t = f->transfer;
     f->over_ns[0] = 0;
     for (int32_t e = 0; e < t->event_count; e++)
         f->over_ns[e + 1] = f->over_ns[e] + (f->over[e] > 0 ? 1 + (t->clock_ns[e + 1] - t->clock_ns[e]) : 0);
@@ -155,7 +155,7 @@ static void measure_over_ns(crn_fit *f)
  */
 static double worth(const crn_fit *f, int32_t w, int64_t wanted_bytes)
 {
-    const crn_transfer *t = f->travel;
+    const crn_transfer *t = f->transfer;
     const crn_wait *wait = &t->waits[w];
     bool returns = wait->to < t->event_count;
     double bytes = (double)crn_min(bytes_of(f, w), wanted_bytes);
@@ -167,12 +167,12 @@ static double worth(const crn_fit *f, int32_t w, int64_t wanted_bytes)
 }
 
 /*
- * The best wait across the event that does not travel yet, each worth up to `noise` percent more or less; -1 = none, or
- * stopped.
+ * The best wait across the event that is not offloaded yet, each worth up to `noise` percent more or less; -1 = none,
+ * or stopped.
  */
 static int32_t choose(crn_fit *f, int32_t e, int noise)
 {
-    const crn_transfer *t = f->travel;
+    const crn_transfer *t = f->transfer;
     int32_t best = -1;
     double best_worth = -1;
     for (int32_t w = 0; w < t->wait_count; w++) {
@@ -193,14 +193,14 @@ static int32_t choose(crn_fit *f, int32_t e, int noise)
     return best;
 }
 
-/* False where nothing that could travel is left, and when stopped. */
+/* False where nothing that could be offloaded is left, and when stopped. */
 static bool fit_all(crn_fit *f, int noise)
 {
     for (;;) {
         int32_t e = worst_event(f);
-        if (f->travel->event_count == 0 || f->over[e] <= 0)
+        if (f->transfer->event_count == 0 || f->over[e] <= 0)
             return true;
-        f->looked_at += (int64_t)f->travel->event_count + f->travel->wait_count;
+        f->looked_at += (int64_t)f->transfer->event_count + f->transfer->wait_count;
         measure_over_ns(f);
         int32_t w = choose(f, e, noise);
         if (w < 0)
@@ -213,32 +213,32 @@ static bool fit_all(crn_fit *f, int noise)
 static void prune(crn_fit *f, bool shuffled)
 {
     int32_t count = 0;
-    for (int32_t w = 0; w < f->travel->wait_count; w++)
+    for (int32_t w = 0; w < f->transfer->wait_count; w++)
         if (f->now[w])
             f->order[count++] = w;
     for (int32_t i = 0; i < count; i++) {
         int32_t place = i + (shuffled ? random_below(f, count - i) : 0), w = f->order[place];
         f->order[place] = f->order[i];
-        if (is_stopped(f, f->travel->waits[w].to - f->travel->waits[w].from))
+        if (is_stopped(f, f->transfer->waits[w].to - f->transfer->waits[w].from))
             return;
         if (may_stay(f, w))
             change(f, w, false);
     }
 }
 
-/* Judges what travels now, and takes it as the best where it is. */
+/* Judges what is offloaded now, and takes it as the best where it is. */
 static cairn_status judge(crn_fit *f, cairn_error *error)
 {
     f->now_ns = INT64_MAX;
     for (int patient = 0; patient < 2; patient++) {
         int64_t makespan_ns;
-        CRN_TRY(crn_transfer_schedule(f->travel, f->now, f->budget_bytes, patient, NULL, &makespan_ns, error));
+        CRN_TRY(crn_transfer_schedule(f->transfer, f->now, f->budget_bytes, patient, NULL, &makespan_ns, error));
         f->now_ns = crn_min(f->now_ns, makespan_ns);
         if (makespan_ns >= f->best_ns)
             continue;
         f->best_ns = makespan_ns;
         f->patient = patient;
-        memcpy(f->best, f->now, (size_t)f->travel->wait_count);
+        memcpy(f->best, f->now, (size_t)f->transfer->wait_count);
     }
     return CAIRN_OK;
 }
@@ -254,12 +254,12 @@ static cairn_status fit_once(crn_fit *f, int noise, cairn_error *error)
 
 cairn_status crn_fit_begin(crn_fit *fit, int64_t budget_bytes, const bool *first, cairn_error *error)
 {
-    size_t count = (size_t)fit->travel->wait_count;
-    int64_t most = fit->travel->start_bytes;
-    for (int32_t e = 0; e < fit->travel->event_count; e++)
-        most = crn_max(most, fit->travel->events[e].level_bytes);
+    size_t count = (size_t)fit->transfer->wait_count;
+    int64_t most = fit->transfer->start_bytes;
+    for (int32_t e = 0; e < fit->transfer->event_count; e++)
+        most = crn_max(most, fit->transfer->events[e].level_bytes);
     fit->budget_bytes = crn_min(budget_bytes, most); /* more changes nothing */
-    fit->host_is_scarce = host_bytes_of_all(fit) > fit->travel->machine->host_bytes;
+    fit->host_is_scarce = host_bytes_of_all(fit) > fit->transfer->machine->host_bytes;
     fit->best_ns = INT64_MAX;
     memset(fit->now, 0, count);
     if (first)
@@ -275,11 +275,11 @@ cairn_status crn_fit_begin(crn_fit *fit, int64_t budget_bytes, const bool *first
 
 static void ruin(crn_fit *f)
 {
-    int32_t count = f->travel->wait_count, changes = 1 + random_below(f, RUIN_MAX);
+    int32_t count = f->transfer->wait_count, changes = 1 + random_below(f, RUIN_MAX);
     for (int32_t i = 0; i < changes; i++) {
         int32_t w = random_below(f, count);
         for (int32_t tries = 0; !f->now[w] && i % 2 == 0 && tries < 8; tries++)
-            w = random_below(f, count); /* what travels is more often worth a change */
+            w = random_below(f, count); /* what is offloaded is more often worth a change */
         if (f->now[w] || host_takes(f, w))
             change(f, w, !f->now[w]);
     }
@@ -287,7 +287,7 @@ static void ruin(crn_fit *f)
 
 static cairn_status round_once(crn_fit *f, bool *before, cairn_error *error)
 {
-    size_t count = (size_t)f->travel->wait_count;
+    size_t count = (size_t)f->transfer->wait_count;
     int64_t before_ns = f->now_ns;
     memcpy(before, f->now, count);
     measure(f);
@@ -307,7 +307,7 @@ static cairn_status round_once(crn_fit *f, bool *before, cairn_error *error)
 
 cairn_status crn_fit_improve(crn_fit *fit, int64_t rounds, int64_t stop_ns, cairn_error *error)
 {
-    size_t count = (size_t)fit->travel->wait_count;
+    size_t count = (size_t)fit->transfer->wait_count;
     cairn_status status = CAIRN_OK;
     if (count == 0 || fit->best_ns == INT64_MAX)
         return CAIRN_OK;
@@ -325,5 +325,6 @@ cairn_status crn_fit_improve(crn_fit *fit, int64_t rounds, int64_t stop_ns, cair
 cairn_status crn_fit_emit(crn_fit *fit, cairn_builder *builder, cairn_error *error)
 {
     int64_t makespan_ns;
-    return crn_transfer_schedule(fit->travel, fit->best, fit->budget_bytes, fit->patient, builder, &makespan_ns, error);
+    return crn_transfer_schedule(fit->transfer, fit->best, fit->budget_bytes, fit->patient, builder, &makespan_ns,
+                                 error);
 }

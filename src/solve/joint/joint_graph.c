@@ -1,11 +1,11 @@
 /*
- * joint-graph: graphs in which every value may stay, be computed again, or travel to the host and back.
+ * joint-graph: graphs in which every value may stay, be recomputed, or be offloaded.
  *
  * Problem   A graph and its link to host memory. Least time within the device's budget and the host's.
  * Lists     What is computed, and when, comes from graph-search at budgets from its least one to that of storing everything,
  *           with a fraction of its rounds, and from storing everything: so an eviction is a drop in one list and a wait
- *           that may travel in another.
- * Fit       Each list is made to fit the budget by letting storages travel; a storage leaves and comes back with its base,
+ *           that may be offloaded in another.
+ * Fit       Each list is made to fit the budget by offloading storages; a storage leaves and comes back with its base,
  *           aliases are computed again, outputs need not come back. The best lists are improved by ruin and recreate
  *           (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
  * Never     worse than any solver without transfers that auto asks: their answers are among the starting points.
@@ -90,7 +90,7 @@ static cairn_status offer_first(crn_joint_search *search, int64_t budget_bytes, 
     return crn_joint_ask(&part, "graph-search", &budget_bytes, 1, take_search, search, NULL, &search->cut_short, error);
 }
 
-/* With what a list fits when all that waits travels. */
+/* With what a list fits when all that waits is offloaded. */
 typedef struct need {
     const crn_task *task;
     int64_t bytes;
@@ -99,16 +99,16 @@ typedef struct need {
 static cairn_status take_need(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
     need *n = context;
-    crn_transfer *travel;
+    crn_transfer *transfer;
     crn_fit *fit;
     (void)budget_bytes;
     cairn_status status =
-        crn_transfer_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &travel, NULL);
+        crn_transfer_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &transfer, NULL);
     if (status == CAIRN_UNSUPPORTED)
         return CAIRN_OK;
     if (status != CAIRN_OK)
         return crn_no_memory(error);
-    CRN_TRY(crn_fit_new(travel, 1, &fit, error));
+    CRN_TRY(crn_fit_new(transfer, 1, &fit, error));
     n->bytes = crn_fit_need(fit);
     crn_fit_free(fit);
     return CAIRN_OK;
@@ -182,7 +182,7 @@ const crn_solver crn_joint_graph_solver = {
              .needs_machine = true,
              .available = true,
              .optimal_in = "",
-             .summary = "values stay, are computed again or travel: never worse than recomputation alone",
+             .summary = "values stay, are recomputed or offloaded: never worse than recomputation alone",
              .source = "Cairn",
              .cost = "seconds at T = 400"},
     .options = "iterations seed",

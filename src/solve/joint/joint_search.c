@@ -99,9 +99,9 @@ static void keep(crn_joint_search *search, crn_joint_entry *entry)
 
 static cairn_status begin_fit(crn_fit *fit, int64_t budget_bytes, const bool *goes, cairn_error *error)
 {
-    const crn_transfer *travel = fit->travel;
-    for (int32_t w = 0; w < travel->wait_count; w++) {
-        int32_t birth = travel->copies[travel->waits[w].copy].birth;
+    const crn_transfer *transfer = fit->transfer;
+    for (int32_t w = 0; w < transfer->wait_count; w++) {
+        int32_t birth = transfer->copies[transfer->waits[w].copy].birth;
         fit->best[w] = goes && birth >= 0 && goes[birth];
     }
     return crn_fit_begin(fit, budget_bytes, fit->best, error);
@@ -111,14 +111,14 @@ static cairn_status begin_fit(crn_fit *fit, int64_t budget_bytes, const bool *go
 static cairn_status make_entry(crn_joint_search *search, const cairn_op *ops, int64_t count, const bool *goes,
                                crn_joint_entry *entry, cairn_error *error)
 {
-    crn_transfer *travel;
+    crn_transfer *transfer;
     *entry = (crn_joint_entry){0};
-    cairn_status status = crn_transfer_new(search->task, ops, count, &travel, NULL);
+    cairn_status status = crn_transfer_new(search->task, ops, count, &transfer, NULL);
     if (status == CAIRN_UNSUPPORTED)
         return CAIRN_OK;
     if (status != CAIRN_OK)
         return crn_no_memory(error);
-    CRN_TRY(crn_fit_new(travel, search->seed++, &entry->fit, error));
+    CRN_TRY(crn_fit_new(transfer, search->seed++, &entry->fit, error));
     entry->ops = crn_alloc(&search->allocator, (size_t)count, sizeof(*ops));
     entry->count = entry->ops ? count : 0;
     status = entry->ops ? begin_fit(entry->fit, search->budget_bytes, goes, error) : crn_no_memory(error);
@@ -284,7 +284,7 @@ static cairn_status polish(crn_joint_search *search, int64_t rounds, cairn_error
 
 static int64_t size_of(const crn_joint_entry *entry)
 {
-    return (int64_t)entry->fit->travel->event_count + entry->fit->travel->wait_count;
+    return (int64_t)entry->fit->transfer->event_count + entry->fit->transfer->wait_count;
 }
 
 static cairn_status improve_entry(crn_joint_search *search, int32_t at, int64_t rounds, cairn_error *error)

@@ -1,9 +1,9 @@
 /*
- * The best of many schedules in which values stay, are computed again or travel.
+ * The best of many schedules in which values stay, are recomputed or offloaded.
  *
  * A search is given complete schedules (answers of other solvers) and lists without transfers that may be over the budget
  * (answers of solvers that recompute, at larger budgets). The former are kept where they are the best so far; the latter
- * are made to fit by letting copies travel (joint_fit.h), and the best few of them are improved. So the answer is never
+ * are made to fit by offloading copies (joint_fit.h), and the best few of them are improved. So the answer is never
  * worse than any schedule that it was given.
  */
 #ifndef CRN_JOINT_SEARCH_H
@@ -13,7 +13,7 @@
 
 enum { CRN_JOINT_POOL = 6 };
 
-/** A list without transfers, and what travels of it. */
+/** A list without transfers, and what of it is offloaded. */
 typedef struct crn_joint_entry {
     crn_fit *fit;
     cairn_op *ops;
@@ -42,14 +42,14 @@ void crn_joint_end(crn_joint_search *search);
 cairn_status crn_joint_offer(crn_joint_search *search, const cairn_builder *builder, const char *from,
                              cairn_error *error);
 /**
- * A list without transfers. goes (NULL = none): by computation, whether what it makes travels to begin with. Lists to which
- * transfers cannot be added are passed over.
+ * A list without transfers. goes (NULL = none): by computation, whether what it makes is offloaded to begin with.
+ * Lists to which transfers cannot be added are passed over.
  */
 cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
                                   cairn_error *error);
 /**
- * Improves the best lists with this many rounds in all: mostly what travels of them, now and then, of a chain, the list itself,
- * by a random change that leaves it valid. Polls.
+ * Improves the best lists with this many rounds in all: mostly which of their copies are offloaded; now and then, of
+ * a chain, the list itself, by a random change that leaves it valid. Polls.
  */
 cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_answer *answer, cairn_error *error);
 /** Takes the best schedule into the answer. */

@@ -1,8 +1,8 @@
 /*
- * offload-dp: which saved sets travel, by a dynamic program over transfers that may be interrupted.
+ * offload-dp: which saved sets are offloaded, by a dynamic program over transfers that may be interrupted.
  *
  * Problem   A chain and its link to host memory; every stage saves once, with one of its options, and nothing is computed
- *           again. Each A[l] travels whole or not at all. Least time.
+ *           again. Each A[l] is offloaded whole or not at all. Least time.
  * Program   Beaumont, Eyraud-Dubois, Shilova: Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training, 2019,
  *           algorithm 1, with its misprints corrected (docs/explanation/solvers/offload.md). Transfers may be
  *           interrupted there, and memory comes back piece by piece. Then values leave in the order in which they are
@@ -34,7 +34,7 @@ typedef struct state {
     int64_t kept, last, out, back, host, ns;
     int32_t parent;
     uint16_t option; /* of the stage */
-    bool goes;       /* A of the stage before travels */
+    bool goes;       /* A of the stage before is offloaded */
 } state;
 
 typedef struct trace {
@@ -485,7 +485,8 @@ const crn_solver crn_offload_dp_solver = {
              .needs_machine = true,
              .available = true,
              .optimal_in = "",
-             .summary = "dynamic program over what travels, exact states with dominance; whole transfers in the answer",
+             .summary =
+                 "dynamic program over what is offloaded, exact states with dominance; whole transfers in the answer",
              .source = "Beaumont, Eyraud-Dubois, Shilova 2019, section 5",
              .cost = "O(n S^2), S at most 512 states"},
     .memory = dp_memory,

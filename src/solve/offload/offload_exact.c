@@ -1,18 +1,18 @@
 /*
  * offload-exact: the optimum of a small chain over all schedules with transfers and without recomputation.
  *
- * Problem   A chain and its link to host memory; every stage saves once. Which saved sets travel, in which order transfers
- *           and computations start: all of it. Least time.
+ * Problem   A chain and its link to host memory; every stage saves once. Which saved sets are offloaded, in which
+ *           order transfers and computations start: all of it. Least time.
  * Search    Branch and bound over lists of operations, the state of time being the simulator's own: three lanes, and when
  *           each copy can be read and freed. A step issues the next computation (with each option), an offload or a
  *           prefetch; copies are dropped and discarded as soon as they may be, for that only frees memory earlier. A copy
- *           may travel again and again.
+ *           may be offloaded again and again.
  * Bounds    A state's makespan is at least what its lanes still have to do. Of states in which the same copies are in the
  *           same places one that is nowhere later, and never has more memory still to come back, dominates: all that can
  *           follow the other can follow it, no later (docs/reference/formats/schedule.md: operations start as early as
  *           they can). The least bound is looked at first, so the first complete state is the optimum.
- * Start     The best ordered, no-wait schedule (transfer.h) of all sets that may travel and all combinations of options: an
- *           incumbent that the search has to beat.
+ * Start     The best ordered, no-wait schedule (transfer.h) of all sets that may be offloaded and all combinations of
+ *           options: an incumbent that the search has to beat.
  * Cost      Exponential. At most STAGES_MAX stages and COMBINATIONS_MAX combinations of options; at LABELS_MAX states the
  *           search gives up and the incumbent is the answer. This is the oracle of the tests of the others.
  */

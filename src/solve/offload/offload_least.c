@@ -103,17 +103,17 @@ static int32_t prune(packing *list, int32_t count)
 static int64_t need_after(const crn_offload_plan *plan, int32_t l, int64_t away_bytes)
 {
     int32_t forward = l + 1, backward = 2 * plan->n - l - 2;
-    const crn_event *events = plan->travel->events;
+    const crn_event *events = plan->transfer->events;
     return crn_max(events[forward].level_bytes, events[backward].level_bytes) - away_bytes;
 }
 
 /* The first two stages' operations, and all others with what goes before them. */
 static int64_t need_before(const crn_offload_plan *plan)
 {
-    int64_t most = plan->travel->start_bytes;
+    int64_t most = plan->transfer->start_bytes;
     for (int32_t l = 1; l <= 2 && l <= plan->n; l++)
-        most = crn_max(
-            most, crn_max(plan->travel->events[l - 1].level_bytes, plan->travel->events[2 * plan->n - l].level_bytes));
+        most = crn_max(most, crn_max(plan->transfer->events[l - 1].level_bytes,
+                                     plan->transfer->events[2 * plan->n - l].level_bytes));
     return most;
 }
 

@@ -1,5 +1,5 @@
 /*
- * The choice of options and of what travels with which a chain without recomputation needs the least device memory.
+ * The options, and the saved sets to offload, with which a chain without recomputation needs the least device memory.
  *
  * Where the host has room for everything, everything goes; then an operation needs what it makes beside the two saved sets
  * that it reads, and the options follow from a shortest path whose greatest step is least. Where the host is scarce, what

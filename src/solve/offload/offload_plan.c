@@ -17,14 +17,14 @@ static cairn_status add_all(const crn_offload_plan *plan, cairn_builder *builder
     return CAIRN_OK;
 }
 
-static cairn_status make_travel(crn_offload_plan *plan, cairn_error *error)
+static cairn_status make_transfer(crn_offload_plan *plan, cairn_error *error)
 {
     cairn_builder *builder;
     CRN_TRY(cairn_builder_new(plan->task.env, plan->task.problem, &builder, error));
     cairn_status status = add_all(plan, builder, error);
     if (status == CAIRN_OK)
-        status = crn_transfer_new(&plan->task, cairn_builder_ops(builder), cairn_builder_count(builder), &plan->travel,
-                                  error);
+        status = crn_transfer_new(&plan->task, cairn_builder_ops(builder), cairn_builder_count(builder),
+                                  &plan->transfer, error);
     cairn_builder_free(builder);
     return status;
 }
@@ -34,17 +34,17 @@ static cairn_status fill(crn_offload_plan *plan, const int32_t *option, cairn_er
     size_t count = (size_t)plan->n + 1;
     plan->option = crn_arena_alloc(&plan->arena, count, sizeof(*plan->option));
     plan->wait = crn_arena_alloc(&plan->arena, count, sizeof(*plan->wait));
-    plan->travels = crn_arena_alloc_zero(&plan->arena, 2 * count, sizeof(*plan->travels));
+    plan->offloaded = crn_arena_alloc_zero(&plan->arena, 2 * count, sizeof(*plan->offloaded));
     plan->levels = crn_arena_alloc(&plan->arena, 2 * count, sizeof(*plan->levels));
-    if (!plan->option || !plan->wait || !plan->travels || !plan->levels)
+    if (!plan->option || !plan->wait || !plan->offloaded || !plan->levels)
         return crn_no_memory(error);
     memcpy(plan->option, option, count * sizeof(*option));
     for (size_t l = 0; l < count; l++)
         plan->wait[l] = CRN_NO_COPY;
-    CRN_TRY(make_travel(plan, error));
-    const crn_transfer *travel = plan->travel;
-    for (int32_t w = 0; w < travel->wait_count; w++)
-        plan->wait[travel->copies[travel->waits[w].copy].value.index] = w;
+    CRN_TRY(make_transfer(plan, error));
+    const crn_transfer *transfer = plan->transfer;
+    for (int32_t w = 0; w < transfer->wait_count; w++)
+        plan->wait[transfer->copies[transfer->waits[w].copy].value.index] = w;
     return CAIRN_OK;
 }
 
@@ -73,7 +73,7 @@ void crn_offload_plan_free(crn_offload_plan *plan)
 {
     if (!plan)
         return;
-    crn_transfer_free(plan->travel);
+    crn_transfer_free(plan->transfer);
     crn_arena_clear(&plan->arena);
 }
 
@@ -150,23 +150,23 @@ int64_t crn_offload_bytes(const crn_offload_plan *plan, int32_t l)
     return cairn_problem_chain(plan->task.problem)->stages[l - 1].options[plan->option[l]].saved_bytes;
 }
 
-static void set_travels(const crn_offload_plan *plan, const bool *goes)
+static void set_offloaded(const crn_offload_plan *plan, const bool *goes)
 {
     for (int32_t l = 1; l <= plan->n; l++)
         if (crn_offload_may_go(plan, l))
-            plan->travels[plan->wait[l]] = goes[l];
+            plan->offloaded[plan->wait[l]] = goes[l];
 }
 
 int64_t crn_offload_need(const crn_offload_plan *plan, const bool *goes)
 {
-    int64_t host_bytes = 0, most = plan->travel->start_bytes;
-    set_travels(plan, goes);
+    int64_t host_bytes = 0, most = plan->transfer->start_bytes;
+    set_offloaded(plan, goes);
     for (int32_t l = 1; l <= plan->n; l++)
         host_bytes += goes[l] && crn_offload_may_go(plan, l) ? crn_offload_bytes(plan, l) : 0;
     if (host_bytes > plan->task.machine->host_bytes)
         return INT64_MAX;
-    crn_transfer_levels(plan->travel, plan->travels, plan->levels);
-    for (int32_t e = 0; e < plan->travel->event_count; e++)
+    crn_transfer_levels(plan->transfer, plan->offloaded, plan->levels);
+    for (int32_t e = 0; e < plan->transfer->event_count; e++)
         most = crn_max(most, plan->levels[e]);
     return most;
 }
@@ -174,10 +174,11 @@ int64_t crn_offload_need(const crn_offload_plan *plan, const bool *goes)
 cairn_status crn_offload_try(const crn_offload_plan *plan, const bool *goes, int64_t budget_bytes,
                              crn_offload_best *best, cairn_error *error)
 {
-    set_travels(plan, goes);
+    set_offloaded(plan, goes);
     for (int patient = 0; patient < 2; patient++) {
         int64_t makespan_ns;
-        CRN_TRY(crn_transfer_schedule(plan->travel, plan->travels, budget_bytes, patient, NULL, &makespan_ns, error));
+        CRN_TRY(
+            crn_transfer_schedule(plan->transfer, plan->offloaded, budget_bytes, patient, NULL, &makespan_ns, error));
         if (makespan_ns >= best->makespan_ns)
             continue;
         best->makespan_ns = makespan_ns;
@@ -194,9 +195,9 @@ cairn_status crn_offload_answer(const crn_offload_best *best, int64_t budget_byt
     int64_t makespan_ns;
     if (best->makespan_ns == INT64_MAX)
         return CAIRN_OK;
-    set_travels(best->plan, best->goes);
+    set_offloaded(best->plan, best->goes);
     answer->found = true;
     crn_offload_explain(&best->plan->task, budget_bytes, answer);
-    return crn_transfer_schedule(best->plan->travel, best->plan->travels, budget_bytes, best->patient, answer->builder,
-                                 &makespan_ns, error);
+    return crn_transfer_schedule(best->plan->transfer, best->plan->offloaded, budget_bytes, best->patient,
+                                 answer->builder, &makespan_ns, error);
 }

@@ -1,5 +1,5 @@
 /*
- * A chain without recomputation: every stage saves with one of its options, and some of what is saved travels.
+ * A chain without recomputation: every stage saves with one of its options, and some of what is saved is offloaded.
  *
  * A[l] is read by the next forward and then not before backward l + 1, so it has one wait, from forward l + 1 to backward
  * l + 1; between forward n and backward n nothing runs, so only A[1..n-2] have one. A plan is a choice of options with the
@@ -18,9 +18,9 @@ typedef struct crn_offload_plan {
     int32_t n;
     int32_t *option; /* of a stage */
     int32_t *wait;   /* of a stage: its wait, or CRN_NO_COPY */
-    bool *travels;   /* scratch: of a wait */
+    bool *offloaded; /* scratch: of a wait */
     int64_t *levels; /* scratch: of an event */
-    crn_transfer *travel;
+    crn_transfer *transfer;
     crn_arena arena;
 } crn_offload_plan;
 
@@ -61,7 +61,7 @@ void crn_offload_explain(const crn_task *task, int64_t budget_bytes, crn_answer 
 cairn_status crn_offload_answer(const crn_offload_best *best, int64_t budget_bytes, crn_answer *answer,
                                 cairn_error *error);
 
-/** INT64_MAX for "none", as the travel model wants it. */
+/** INT64_MAX for "none", as the transfer model wants it. */
 static inline int64_t crn_offload_budget(int64_t budget_bytes)
 {
     return budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;

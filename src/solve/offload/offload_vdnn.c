@@ -1,5 +1,5 @@
 /*
- * offload-vdnn: what travels is chosen by how long its forward runs for its size.
+ * offload-vdnn: what is offloaded is chosen by how long its forward runs for its size.
  *
  * Problem   As offload-greedy.
  * Rule      A forward that takes long and reads little hides the transfer of its input well. For every threshold: the
@@ -205,7 +205,8 @@ const crn_solver crn_offload_vdnn_solver = {
              .needs_machine = true,
              .available = true,
              .optimal_in = "",
-             .summary = "saved sets travel whose next forward is long for their size; the best of all thresholds",
+             .summary =
+                 "saved sets are offloaded whose next forward is long for their size; the best of all thresholds",
              .source = "vDNN++, Shriram et al. 2019, as in Beaumont et al. 2019, section 6",
              .cost = "at most 6,000 schedules of O(n)"},
     .memory = vdnn_memory,

@@ -25,6 +25,7 @@ from cairn.torch.evaluation.comparison import Comparison, Steps
 from cairn.torch.handle import SuspendablePlan
 from cairn.torch.profiling.sample import Sample
 from support import arguments
+from support.models import Layers
 from support.training import MIB, UNLIMITED, as_it_is, following, machine, quiet, succeeded, write
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,23 +37,8 @@ def convolution(before: int, after: int) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, padding=1)
 
 
-class Transformer(nn.Module):
-    def __init__(self, width: int = 256, depth: int = 6) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth))
-        self.inward = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
-        self.outward = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
-        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for i in range(len(self.up)):
-            heads = self.inward[i](self.norms[2 * i](x)).unflatten(-1, (3, 8, -1)).permute(2, 0, 3, 1, 4)
-            q, k, v = heads.unbind()
-            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + F.dropout(self.outward[i](seen.transpose(1, 2).flatten(2)), 0.1)
-            x = x + F.dropout(self.down[i](F.gelu(self.up[i](self.norms[2 * i + 1](x)))), 0.1)
-        return x
+def transformer() -> Layers:
+    return Layers(width=256, depth=6, heads=8)
 
 
 class Convolutions(nn.Module):
@@ -111,7 +97,7 @@ class Autoencoder(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "transformer": (Transformer, (4, 256, 256), "*.*"),
+    "transformer": (transformer, (4, 256, 256), "*.*"),
     "convolutions": (Convolutions, (8, 3, 64, 64), "*.*"),
     "u-net": (UNet, (8, 3, 64, 64), "*"),
     "perceptron": (Perceptron, (1024, 512), "*.*"),

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 
+from plain_models import Layers
 from torch_models import ALL, Bottleneck, Step, classification
 
-__all__ = ["LARGE", "MODELS", "Step", "gpt2_small", "mlp", "resnet50", "vgg16", "vit_small"]
+__all__ = ["LARGE", "MODELS", "Layers", "Step", "gpt2_small", "mlp", "resnet50", "vgg16", "vit_small"]
 
 
 class _Head(nn.Module):

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import _structs
 from ._calls import Call, ProgressCallback
 from ._library import lib, number_of, text_of
 from ._machine import Machine
-from ._option_set import OptionValue, chosen_options, warn_of_unused
+from ._option_set import OptionSet, OptionValue, chosen_options, warn_of_unused
 from ._problem import Problem, problem_pointer
 from ._units import Size, integer
+
+
+def _called(
+    progress: ProgressCallback | None,
+    function: Callable[..., int],
+    problem: Problem,
+    chosen: OptionSet,
+    result: ctypes.Structure,
+    *inputs: int,
+) -> Call:
+    """Calls a function of the library that fills `result`. The caller finishes the call."""
+    call = Call(progress)
+    call.run(function, problem_pointer(problem), chosen.pointer, *inputs, ctypes.byref(result))
+    return call
 
 
 @dataclass(frozen=True)
@@ -80,9 +95,7 @@ def limits(
         raise TypeError("limits takes no budget: it tells the least one, and the one from which on all is stored")
     chosen = chosen_options(solver, machine, options)
     limits = _structs.Limits()
-    call = Call(progress)
-    call.run(lib.cairn_limits_of, problem_pointer(problem), chosen.pointer, ctypes.byref(limits))
-    call.finish()
+    _called(progress, lib.cairn_limits_of, problem, chosen, limits).finish()
     warn_of_unused(solver, options)
     return Limits(
         number_of(limits.least_bytes),
@@ -148,9 +161,7 @@ def bound(
     chosen = chosen_options("auto", machine, options)
     chosen.set_budget(budget)
     result = _structs.Bound()
-    call = Call(progress)
-    call.run(lib.cairn_bound_of, problem_pointer(problem), chosen.pointer, ctypes.byref(result))
-    call.finish()
+    _called(progress, lib.cairn_bound_of, problem, chosen, result).finish()
     return Bound(number_of(result.lower_bound_ns), text_of(result.method), number_of(result.least_lower_bytes))
 
 
@@ -248,8 +259,7 @@ def max_batch(
     chosen.set_budget(budget)
     measured = integer(batch, "batch", least=1)
     result = _structs.MaxBatch()
-    call = Call(progress)
-    call.run(lib.cairn_max_batch_of, problem_pointer(problem), chosen.pointer, measured, ctypes.byref(result))
+    call = _called(progress, lib.cairn_max_batch_of, problem, chosen, result, measured)
     made = MaxBatch(
         number_of(result.batch),
         number_of(result.refuted_batch),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, Union
 
 from ._errors import Error
@@ -92,6 +92,12 @@ def file_read(path: FilePath) -> bytes:
     """A file's bytes; one more than the library's limit where it is larger, which the library then refuses."""
     with open(os.fspath(path), "rb") as file:  # an int would be somebody's open file
         return file.read(FILE_BYTES_MAX + 1)
+
+
+def loaded(path: FilePath, read: Callable[[bytes], D]) -> D:
+    """What `read` makes of the text of a file. Its errors have the file's name."""
+    with naming(path):
+        return read(file_read(path))
 
 
 def file_write(path: FilePath, text: str) -> None:

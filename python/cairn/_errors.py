@@ -68,7 +68,7 @@ class Error(Exception):
 
 
 def _rebuild(cls: type[Error], args: tuple[Any, ...], state: dict[str, Any]) -> Error:
-    """Unpickles an exception whose constructor takes keywords (errors travel between processes)."""
+    """Unpickles an exception whose constructor takes keywords (errors are passed between processes)."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import _structs
-from ._document import Document, FilePath, file_read, naming, written
+from ._document import Document, FilePath, loaded, written
 from ._errors import BadInput
 from ._library import Handle, lib, text_of
 from ._machine import Machine, machine_of, machine_struct
@@ -145,8 +145,7 @@ class Problem(Document):
         Error
             As from_json, with the file in the error.
         """
-        with naming(path):
-            return cls.from_json(file_read(path))
+        return loaded(path, cls.from_json)
 
 
 class Chain(Problem):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _structs
-from ._document import Document, FilePath, file_read, naming, written
+from ._document import Document, FilePath, loaded, written
 from ._library import Handle, lib, number_of, text_of
 from ._machine import Machine, machine_of, machine_struct
 from ._ops import Op, op_struct, op_tuple
@@ -194,5 +195,4 @@ class Schedule(Document):
         Error
             As from_json, with the file in the error.
         """
-        with naming(path):
-            return cls.from_json(problem, file_read(path))
+        return loaded(path, functools.partial(cls.from_json, problem))

@@ -116,8 +116,9 @@ def branches() -> Step:
 class Layers(nn.Module):
     """A transformer as it is written by hand: lists of layers, and functions between them."""
 
-    def __init__(self, width: int = 64, depth: int = 3) -> None:
+    def __init__(self, width: int = 64, depth: int = 3, heads: int = 4) -> None:
         super().__init__()
+        self.heads = heads
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth))
         self.inward = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
         self.outward = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
@@ -126,7 +127,7 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, inward in enumerate(self.inward):
-            parts = inward(self.norms[2 * layer](x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+            parts = inward(self.norms[2 * layer](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
             seen = F.scaled_dot_product_attention(*parts.unbind(), is_causal=True)
             x = x + F.dropout(self.outward[layer](seen.transpose(1, 2).flatten(2)), 0.1, self.training)
             x = x + F.dropout(
